@@ -72,7 +72,7 @@ TESTED_THROUGH = {
     "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_state remote/core/engine_target",
     "remote/core/test_device_leases.py": "remote/core/engine_backends",
     "remote/core/test_many.py": "remote/ray/calls",
-    "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",
+    "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/change_log remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",
     "remote/http/test_client.py": "remote/http/wire",
     "remote/http/test_kind.py": "remote/engine_process remote/http/clock remote/sglang/server_link",
     "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.change_log import HealthChange
 from stepprof.run.manifest_writer import describe_error
 from stepprof.state_machine import EngineTargetMachine
 
@@ -18,34 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from stepprof.remote.base import Clock, EngineDriver, EngineWindow, Health
+    from stepprof.remote.core.change_log import ChangeLog
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.run.model import Window
 
-__all__ = ["EngineState", "HealthChange", "Observer"]
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChange:
-    """A change of an engine's health, for the log."""
-
-    label: str
-    name: str
-    before: Health
-    after: Health
-    reason: str | None
+__all__ = ["EngineState", "Observer"]
 
 
 class Observer(Protocol):
-    """Receives changes of an engine's state and health: the registry."""
+    """Receives changes of an engine: the registry."""
 
-    def changed(self) -> None:
-        """Note that the state or the health has changed."""
-
-    def tell_transition(self, line: dict[str, object]) -> None:
-        """Log a transition."""
-
-    def tell_health(self, change: HealthChange) -> None:
-        """Log a change of the health."""
+    @property
+    def changes(self) -> ChangeLog:
+        """Return what publishes and logs changes of the state and the health."""
 
     def unused(self, target: Any, window: EngineWindow) -> None:
         """Remove a folder that was made for nothing, unless the engine uses it again by then."""
@@ -66,7 +51,7 @@ class EngineState:
         self.role = role
         self.replica = replica
         self.label = f"{role}/{replica}"
-        self.machine = EngineTargetMachine(self.label, observer.tell_transition)
+        self.machine = EngineTargetMachine(self.label, observer.changes.add_transition)
         self.health: Health = "ok"
         self.clock: Clock | None = None
         self.armed: EngineWindow | None = None
@@ -95,7 +80,7 @@ class EngineState:
             backend=self.driver.kind,
             reason=reason,
         )
-        self._observer.changed()
+        self._observer.changes.changed()
 
     def rest(self, reason: str) -> None:
         """Go back to idle, from whatever state."""
@@ -168,8 +153,8 @@ class EngineState:
             recovered = self.driver.recovered()
             if recovered is not None:
                 self._recovering = asyncio.ensure_future(self._recover(recovered))
-        self._observer.tell_health(HealthChange(self.label, self.driver.name, before, health, reason))
-        self._observer.changed()
+        self._observer.changes.add_health(HealthChange(self.label, self.driver.name, before, health, reason))
+        self._observer.changes.changed()
 
     async def _recover(self, recovered: Awaitable[None]) -> None:
         """Wait until an engine that was unreachable answers again, or is dead."""

@@ -62,7 +62,7 @@ class EngineTarget(EngineState):
         """Which of its own ranks are asked for; None: all."""
         self._acting = asyncio.Lock()
         self._turn = Turn()
-        self.awaiting = Awaiting(self.label, fleet.changed)
+        self.awaiting = Awaiting(self.label, fleet.changes.changed)
 
     @property
     def is_rank(self) -> bool:
@@ -126,7 +126,7 @@ class EngineTarget(EngineState):
         """Finish a capture: the next window may have the engine."""
         self.recording = None
         recording.finish()
-        self._observer.changed()
+        self._observer.changes.changed()
 
     async def _record(self, recording: Recording, window: EngineWindow) -> None:
         if self.armed is not window:

@@ -6,13 +6,13 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from stepprof.errors import StateError
 from stepprof.log import logger
 from stepprof.remote.core.announcer import Announcer
 from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
+from stepprof.remote.core.change_log import ChangeLog
 from stepprof.remote.core.manifest_entries import remove_folder
 from stepprof.remote.core.window_group import Bracket
 from stepprof.remote.loop import in_thread, remote_loop
@@ -22,7 +22,6 @@ from stepprof.run.model import Window
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.core.engine_state import HealthChange
     from stepprof.remote.core.engine_target import EngineTarget
     from stepprof.remote.core.manifest_entries import Entries
     from stepprof.remote.engine import Engine
@@ -38,11 +37,8 @@ TELL_SECONDS = 0.5
 SLACK_SECONDS = 0.2
 """How much longer the end of the run waits than the bounds that hold on stepprof's loop."""
 
-SHOW_SECONDS = 0.01
-"""For how long changes are gathered before they are shown: a thousand engines answer one after the other."""
-
 TOLD = 8
-"""Engines that get a line of their own when they fall ill together; more are one line."""
+"""Engines that are named in the line about a shutdown that waits."""
 
 
 class Fleet:
@@ -62,7 +58,7 @@ class Fleet:
     ) -> None:
         self.origin = origin
         self.post = post
-        self._publish = changed
+        self.changes = ChangeLog(post, changed)
         self.placing = asyncio.Lock()
         """Held while a window's folders are made: an arming and a start of the same window share them."""
         self.own_loop = OwnLoop()
@@ -74,11 +70,7 @@ class Fleet:
         """Why a window that another thread enters now is stopped at once."""
         self.over = False
         """The run has ended: nothing is armed any more."""
-        self._publishing = False
-        self._version = object()
         self._statuses: tuple[object, dict[str, str], tuple[str, ...]] = None, {}, ()
-        self._lines: list[dict[str, object]] = []
-        self._health: list[HealthChange] = []
         self._announcer = Announcer()
         self.engines: tuple[Engine, ...] = ()
         self._brackets: set[Bracket] = set()
@@ -134,8 +126,8 @@ class Fleet:
 
     def _known(self) -> tuple[dict[str, str], tuple[str, ...]]:
         version, statuses, awaited = self._statuses
-        if version is not self._version:
-            version = self._version
+        if version is not self.changes.version:
+            version = self.changes.version
             targets = [target for engine in self.engines for target in engine.targets]
             statuses = {
                 target.label: target.machine.state if target.health == "ok" else target.health
@@ -176,35 +168,7 @@ class Fleet:
     def regrouped(self) -> None:
         """The targets of an attachment have changed."""
         self._announcer.look(self.engines)
-        self.changed()
-
-    def changed(self) -> None:
-        """Something that ``stepprof.state`` shows has changed: shown soon, once for all that changes together."""
-        self._version = object()
-        if not self._publishing:
-            self._publishing = True
-            remote_loop().call(self._show_soon)
-
-    def _show_soon(self) -> None:
-        asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
-
-    def tell_transition(self, line: dict[str, object]) -> None:
-        """A transition: its line is written soon, on another thread, since a thousand of them would hold up the calls that they tell of."""
-        self._lines.append(line)
-
-    def tell_health(self, change: HealthChange) -> None:
-        """An engine's health has changed: told soon, together with others of the same."""
-        self._health.append(change)
-
-    def _show(self) -> None:
-        self._publishing = False
-        self._publish()
-        lines, self._lines = self._lines, []
-        if lines:
-            self.post(partial(_tell_transitions, lines))
-        changes, self._health = self._health, []
-        for health in dict.fromkeys(change.after for change in changes):
-            _tell([change for change in changes if change.after == health])
+        self.changes.changed()
 
     def unused(self, target: EngineTarget, window: EngineWindow) -> None:
         """A folder was made for a window that never used it: it is removed soon, with others."""
@@ -279,7 +243,7 @@ class Fleet:
         except BaseException:
             bracket.send_stops(None, partial="interrupted while the window came in")
             raise
-        self._publish()
+        self.changes.publish()
         return bracket
 
     def _refuse_those_on(self, loop: asyncio.AbstractEventLoop | None, role: str | None) -> None:
@@ -305,7 +269,7 @@ class Fleet:
     def forget(self, bracket: Bracket) -> None:
         """Its last answer has come."""
         self._brackets.discard(bracket)
-        self.changed()
+        self.changes.changed()
 
     def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
         """Stop at the end what records, and keep it as partial. ``loop``: the event loop that the caller blocks meanwhile."""
@@ -348,7 +312,7 @@ class Fleet:
         # what was still being gathered
         for entries in list(self.unsaved):
             entries.save()
-        self._show()
+        self.changes.show()
 
     async def _end_all(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
         began = time.monotonic()
@@ -370,37 +334,6 @@ class Fleet:
 def _remove_folders(windows: Iterable[EngineWindow]) -> None:
     for window in windows:
         remove_folder(window)
-
-
-def _tell_transitions(lines: list[dict[str, object]]) -> None:
-    for line in lines:
-        logger.info("state.changed", **line)
-
-
-def _tell(changes: list[HealthChange]) -> None:
-    """One line for each of a few engines, one line for many."""
-    first = changes[0]
-    if len(changes) > TOLD:
-        labels = ", ".join(change.label for change in changes[:TOLD])
-        lines = [
-            {"count": len(changes), "target": f"{labels}, …", "health": first.after, "reason": first.reason}
-        ]
-    else:
-        lines = [
-            {
-                "target": each.label,
-                "name": each.name,
-                "before": each.before,
-                "health": each.after,
-                "reason": each.reason,
-            }
-            for each in changes
-        ]
-    for line in lines:
-        if first.after == "ok":
-            logger.info("engine.healthy", **line)
-        else:
-            logger.warning("engine.unhealthy", **line)
 
 
 async def _leave(

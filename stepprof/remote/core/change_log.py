@@ -1,0 +1,111 @@
+"""Gather the changes of a session's engines, publish them and log them together: a thousand engines answer one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stepprof.log import logger
+from stepprof.remote.loop import remote_loop
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import Health
+
+__all__ = ["ChangeLog", "HealthChange"]
+
+GATHER_SECONDS = 0.01
+
+TOLD = 8
+"""Up to so many engines whose health changes alike get a log line each; more get one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """A change of an engine's health."""
+
+    label: str
+    name: str
+    before: Health
+    after: Health
+    reason: str | None
+
+
+class ChangeLog:
+    """The changes of all engines of a session.
+
+    Args:
+        post: runs a job on another thread than stepprof's loop.
+        publish: updates what ``stepprof.state`` returns.
+    """
+
+    def __init__(self, post: Callable[[Callable[[], object]], None], publish: Callable[[], object]) -> None:
+        self.publish = publish
+        self.version = object()
+        """Another object after each change."""
+        self._post = post
+        self._gathering = False
+        self._transitions: list[dict[str, object]] = []
+        self._health: list[HealthChange] = []
+
+    def changed(self) -> None:
+        """Note that the result of ``stepprof.state`` has changed: it is published soon, once for many changes."""
+        self.version = object()
+        if not self._gathering:
+            self._gathering = True
+            remote_loop().call(self._show_soon)
+
+    def add_transition(self, line: dict[str, object]) -> None:
+        """Have a transition logged soon, on another thread: a thousand lines would hold up the calls."""
+        self._transitions.append(line)
+
+    def add_health(self, change: HealthChange) -> None:
+        """Have a change of an engine's health logged soon, together with others of the same kind."""
+        self._health.append(change)
+
+    def _show_soon(self) -> None:
+        asyncio.get_running_loop().call_later(GATHER_SECONDS, self.show)
+
+    def show(self) -> None:
+        """Publish and log what has been gathered."""
+        self._gathering = False
+        self.publish()
+        lines, self._transitions = self._transitions, []
+        if lines:
+            self._post(partial(_log_transitions, lines))
+        changes, self._health = self._health, []
+        for health in dict.fromkeys(change.after for change in changes):
+            _log_health([change for change in changes if change.after == health])
+
+
+def _log_transitions(lines: list[dict[str, object]]) -> None:
+    for line in lines:
+        logger.info("state.changed", **line)
+
+
+def _log_health(changes: list[HealthChange]) -> None:
+    """Log one line for each of a few engines, one line for many."""
+    first = changes[0]
+    if len(changes) > TOLD:
+        labels = ", ".join(change.label for change in changes[:TOLD])
+        lines = [
+            {"count": len(changes), "target": f"{labels}, …", "health": first.after, "reason": first.reason}
+        ]
+    else:
+        lines = [
+            {
+                "target": each.label,
+                "name": each.name,
+                "before": each.before,
+                "health": each.after,
+                "reason": each.reason,
+            }
+            for each in changes
+        ]
+    for line in lines:
+        if first.after == "ok":
+            logger.info("engine.healthy", **line)
+        else:
+            logger.warning("engine.unhealthy", **line)
