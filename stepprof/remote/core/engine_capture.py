@@ -67,27 +67,27 @@ class Recording:
         """Has the entry written, soon."""
         self.step = step
         self.capped_by: str | None = None
-        """What ended it before its window did."""
+        """What ended it before its window ended."""
         self.window: EngineWindow | None = None
-        """Its folder, once there is one."""
+        """The window with its folder, once there is one."""
         self.stop = asyncio.Event()
-        """The window is over, or no window waits for the start any longer."""
+        """Set when the window has ended, or when no window waits for the start any longer."""
         self.started = Gate()
         """Open when the start has succeeded or failed."""
         self.finished = Gate()
         """Open when nothing is left to do."""
         self.late: str | None = None
-        """Why what was captured is not all of the window."""
+        """Why the capture is not the whole window."""
         self.answered_at: float | None = None
-        """When the start was answered well, by the loop's clock."""
+        """When the start succeeded, by the loop's clock."""
         self.begun_ns: int | None = None
         """When its window began without it, since the Unix epoch."""
         self.ended_ns: int | None = None
         """When its last window ended: a start that is answered later is stopped later."""
         self.closing = False
-        """The window that opened it is going out, or was given up while it came in."""
+        """Whether the window that opened it is ending, or was abandoned while it began."""
         self.timed_out = False
-        """A start or stop was not answered in time: no window waits for it any longer, and a late answer is still worked off."""
+        """Whether a start or stop timed out: no window waits for it any longer, and a late answer is still handled."""
         self.task: asyncio.Task[None] | None = None
         self._open = 1
         self._joined: list[tuple[EngineEntry, Callable[[], object]]] = []
@@ -99,7 +99,7 @@ class Recording:
 
     @property
     def answered(self) -> bool:
-        """Whether the engine records or stops: its start has been answered well."""
+        """Whether the engine records or stops: its start has succeeded."""
         return self.state in ("recording", "stopping")
 
     @property
@@ -114,12 +114,12 @@ class Recording:
 
     @property
     def awaited(self) -> Gate:
-        """What comes before another window can join it, or have the engine to itself."""
+        """The event after which another window can join it, or can have the engine."""
         return self.finished if self.ending else self.started
 
     @property
     def unanswered(self) -> str:
-        """Which call of it is under way."""
+        """Which call is pending, for a message."""
         if self.state == "aborting":
             return f"its start of step {self.step} has failed, and the stop that this needs has not been answered"
         return f"its {'stop' if self.answered else 'start'} of step {self.step} has not been answered"

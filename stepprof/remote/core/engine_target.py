@@ -40,11 +40,11 @@ class EngineTarget(EngineState):
     """One attached engine.
 
     Args:
-        driver: speaks to it.
-        role: whose windows it follows.
+        driver: calls the engine.
+        role: the role whose windows it follows.
         replica: its number among the role's engines.
         fleet: receives each change of the state or the health.
-        trace_dir: a folder that the engine's host and this one share.
+        trace_dir: a folder that the engine's host shares with this host; None: none is named.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EngineTarget(EngineState):
         super().__init__(driver, role, replica, fleet)
         self.trace_dir = trace_dir
         self.workers: frozenset[int] | None = None
-        """Which of its own ranks are asked for; None: all."""
+        """The selected ranks of the engine; None: all."""
         self._acting = asyncio.Lock()
         self._turn = Turn()
         self.awaiting = Awaiting(self.label, fleet.changes.changed)
@@ -71,7 +71,7 @@ class EngineTarget(EngineState):
 
     @property
     def width(self) -> int:
-        """How many ranks of its own it has, as far as its driver says (``workers``): one otherwise."""
+        """The number of its ranks, if its driver knows it (``workers``); else one."""
         return self.driver.workers or 1
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class EngineTarget(EngineState):
     # -- recording
 
     async def record(self, recording: Recording, window: EngineWindow) -> None:
-        """Take part in a window, from its start to the last answer; `recording` is the one it was claimed with. Never raises."""
+        """Take part in a window, from its start to the last answer. `recording` is the capture that it was claimed with. Never raises."""
         try:
             async with self._acting:
                 await self._record(recording, window)
@@ -131,12 +131,12 @@ class EngineTarget(EngineState):
     async def _record(self, recording: Recording, window: EngineWindow) -> None:
         if self.armed is not window:
             await self._arm(window)
-        # what an actor or a server is, some know only now
+        # some drivers know the kind of an actor or a server only now
         if window.metadata.get("engine") != self.driver.kind:
             window = replace(window, metadata={**window.metadata, "engine": self.driver.kind})
             recording.window = window
         recording.entry.update(kind=self.driver.kind, host=self.driver.host, boot_id=self.boot_id)
-        # a rank's own session takes its own turn
+        # a rank's own session takes the leases itself
         refused = None if self.is_rank else await self._turn.take(recording, window, self.label)
         if refused is not None:
             self.disarm(refused)
@@ -179,7 +179,7 @@ class EngineTarget(EngineState):
         self.commit("stop", window, reason=capped_by)
         recording.send_stop()
         recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
-        recording.save()  # that its window has closed is known whatever becomes of the stop
+        recording.save()  # the end of the window is known, whatever the stop brings
         began = time.perf_counter()
         try:
             stopped = await self.driver.stop(window)
@@ -212,10 +212,10 @@ class EngineTarget(EngineState):
         self.commit("done", window)
 
     async def _start_failed(self, recording: Recording, error: BaseException) -> None:
-        """Let the window begin at once; then stop the engine, where the start may have arrived all the same."""
+        """Let the window begin at once; then stop the engine if the start may have arrived."""
         self._fail(recording, error)
         recording.start_failed()
-        # what says nothing of the engine does not say that it has not begun either
+        # an unknown exception does not say that the engine has not started
         if not isinstance(error, EngineFailure) or error.owes_stop:
             await self._stop_for_sure(recording)
 
@@ -293,12 +293,12 @@ class EngineTarget(EngineState):
     # -- state and health
 
     def _where(self) -> str:
-        """Return where the files of a capture come to that nothing may bring into the run; nothing, if its driver does not tell."""
+        """Return where the engine writes its files, for a capture whose files may never be moved to the run; empty: its driver does not know."""
         place = self.driver.writes_to
         return "" if place is None else f"; what it writes comes to {place}"
 
     async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
-        """Have the entry of a capture that failed name the files that it left, or the place that they come to."""
+        """Add the files that a failed capture left to its entry, or the place that they are written to."""
         entry, where = recording.entry, self._where()
         if entry.status in ("failed", "lost"):
             entry.error = await naming(str(entry.error), window, where)

@@ -106,7 +106,7 @@ class Members:
         """The window is over, or was given up while it began."""
 
     async def targets(self, bound: float | None = None) -> list[EngineTarget]:
-        """The selected targets, as those who were attached as a list or a callable say now."""
+        """Return the selected targets; lists and callables are asked who the engines are now."""
         role = self._window.role
         engines = [engine for engine in self._fleet.engines if engine.follows(role)]
         asked = {asyncio.ensure_future(engine.ask_again()): engine for engine in engines if engine.changes}
@@ -128,7 +128,7 @@ class Members:
         return self._fleet.selected(role, self._policy)
 
     async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
-        """Where each one's files belong: the folder that it is armed for, or being armed for; else a new one."""
+        """Return where the files of each target belong: the folder that it is armed for, or being armed for; else a new one."""
         async with self._fleet.placing:
             places = [target.prepared_for(self._window) for target in targets]
             without = [target for target, place in zip(targets, places, strict=True) if place is None]
@@ -149,7 +149,7 @@ class Members:
                 self._claim(target)
 
     def _may_start(self, target: EngineTarget) -> bool:
-        """Whether it may be started at all; if not, the manifest says why."""
+        """Return whether a target may be started at all; if not, the manifest says why."""
         if target.driver.inside:
             reason = "its worker is this very process: its work is in this process's own capture"
             self.entries.add(target, status="joined", code=ReasonCode.SAME_PROCESS, error=reason)
@@ -157,7 +157,7 @@ class Members:
         return True
 
     async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
-        """Those that this process drives: an engine that several processes attach is driven by one of them."""
+        """Return the targets that this process drives: of several processes that attach an engine, one drives it."""
         world = self._fleet.origin.world_size
         if world is None or world < 2:
             return targets
@@ -181,14 +181,14 @@ class Members:
         return mine
 
     def _claim(self, target: EngineTarget) -> None:
-        """From here on the engine is this window's: one that comes in at the same time finds it taken."""
+        """Reserve the engine for this window: another window that begins at the same time finds it taken."""
         recording = Recording(self.entries.add(target), self.entries.save_later, self._window.step)
         recording.closing = self.closing
         target.recording = recording
         self.recordings.append((target, recording))
 
     async def _is_free(self, target: EngineTarget, deadline: float) -> bool:
-        """Whether it can record. It joins what runs and waits for a start or stop under way; else it is skipped, and the manifest says why."""
+        """Return whether a target can record. It joins what runs and waits for a pending start or stop; else it is skipped, and the manifest says why."""
         blocked = lives_on(target, self._blocked)
         if not blocked:
             await self._settled(target, deadline)

@@ -80,7 +80,7 @@ class Fleet:
     # -- what is attached
 
     def follows(self, role: str | None) -> bool:
-        """Whether a window of this role reaches an engine or a rank elsewhere."""
+        """Return whether a window of this role reaches an engine or a rank elsewhere."""
         return any(engine.follows(role) for engine in self.engines)
 
     def shares(self, role: str | None, other: str | None) -> bool:
@@ -88,7 +88,7 @@ class Fleet:
         return any(engine.follows(role) and engine.follows(other) for engine in self.engines)
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
-        """The targets that the configuration asks for in a window of this role; notes which of their workers."""
+        """Return the targets that the configuration selects in a window of this role; note which of their workers."""
         found = []
         following = [
             (target, engine)
@@ -117,11 +117,11 @@ class Fleet:
         return not self._armed and not self._announcer.listeners
 
     def statuses(self) -> dict[str, str]:
-        """For each engine its state, or its health where that is what is worth knowing. Not to be changed: it is kept until one changes."""
+        """Return the state of each engine, or its health if it is not well. Not to be changed: it is cached until a state changes."""
         return self._known()[0]
 
     def awaited(self) -> tuple[str, ...]:
-        """What engines' windows still wait for."""
+        """Return the pending reports of engines."""
         return self._known()[1]
 
     def _known(self) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -138,7 +138,7 @@ class Fleet:
         return statuses, awaited
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """For each engine what it is, where, and how it is: JSON-able."""
+        """Return the kind, name, host, state and health of each engine, JSON-able."""
         return {
             target.label: {
                 "kind": target.driver.kind,
@@ -166,12 +166,12 @@ class Fleet:
         leaving.add_done_callback(lambda done: self._leaving.pop(done, None))
 
     def regrouped(self) -> None:
-        """The targets of an attachment have changed."""
+        """Note that the targets of an attachment have changed."""
         self._announcer.look(self.engines)
         self.changes.changed()
 
     def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """A folder was made for a window that never used it: it is removed soon, with others."""
+        """Have a folder removed soon that was made for a window that never used it."""
         self._unused.append((target, window))
         if len(self._unused) == 1:
             remote_loop().submit(self._remove_unused())
@@ -200,7 +200,7 @@ class Fleet:
     def pass_by(
         self, step: int, role: str | None, *, is_recorded: bool
     ) -> Sequence[concurrent.futures.Future[None]]:
-        """A window opens: announce it to the engines that listen, and disarm engines that were armed for an earlier step.
+        """Announce a window to the engines that listen, and disarm engines that were armed for an earlier step.
 
         Returns:
             The announcements that are still under way; a recorded window waits for them for a moment.
@@ -212,7 +212,7 @@ class Fleet:
         return self._announcer.announce((step, role), is_recorded=is_recorded)
 
     def left(self) -> None:
-        """A window has ended: announce that to the engines that listen."""
+        """Announce the end of a window to the engines that listen."""
         self._announcer.announce(None)
 
     def _disarm(self, role: str | None, step: int) -> None:
@@ -267,7 +267,7 @@ class Fleet:
         return bracket
 
     def forget(self, bracket: Bracket) -> None:
-        """Its last answer has come."""
+        """Forget a window whose last answer has come."""
         self._brackets.discard(bracket)
         self.changes.changed()
 
@@ -278,7 +278,7 @@ class Fleet:
             bracket.send_stops(None, partial=reason, blocked=loop)
 
     def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
-        """After `send_stops`: wait for the answers, and forget what is armed.
+        """Wait for the answers to `send_stops`, and forget what is armed.
 
         Args:
             reason: why a capture that still runs is partial.

@@ -17,7 +17,7 @@ __all__ = ["Inner", "entered", "exit_all", "is_inner"]
 
 
 def is_inner(window: Window, outer: Window) -> bool:
-    """Whether a window with a role is inside one of the same step that has none."""
+    """Return whether a window with a role is inside one of the same step that has none."""
     return window.step == outer.step and outer.role is None and window.role is not None
 
 

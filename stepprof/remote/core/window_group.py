@@ -75,7 +75,7 @@ class Bracket:
             remote_loop().call(self._begin_without, time.monotonic())
 
     async def started(self) -> None:
-        """`wait_started` for a coroutine."""
+        """Wait as `wait_started`, in a coroutine."""
         if not await awaited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
             remote_loop().call(self._begin_without, time.monotonic())
 
@@ -110,11 +110,11 @@ class Bracket:
         waited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def stopped(self) -> None:
-        """`wait_stopped` for a coroutine."""
+        """Wait as `wait_stopped`, in a coroutine."""
         await awaited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def ended(self, timeout: float, blocked: asyncio.AbstractEventLoop | None) -> None:
-        """`stopped` at the end of the run, for ``timeout`` seconds at most; engines on the loop that the caller blocks cannot answer."""
+        """Wait as `stopped` at the end of the run, for ``timeout`` seconds at most; engines on the loop that the caller blocks are not waited for."""
         bound = min(timeout, self._policy.engine_stop_timeout_seconds)
         recordings = self._members.recordings
         others = [recording.finished for target, recording in recordings if not lives_on(target, blocked)]
@@ -175,7 +175,7 @@ class Bracket:
         await entered(self._members.inner, deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
-        """The caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
+        """Note that the caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
         self._body_began = True
         for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:
@@ -231,7 +231,7 @@ class Bracket:
         self._forget_if_over()
 
     def _stop_later(self, unable: list[tuple[EngineTarget, Recording]]) -> None:
-        """The stops of engines on the loop that the caller blocks are answered once it is free: their time begins now all the same."""
+        """Start the time limit of stops to engines on the loop that the caller blocks: they are answered once it is free."""
         bound = self._policy.engine_stop_timeout_seconds
         for target, recording in unable:
             recording.late = recording.late or STOPPED_LATE
@@ -257,14 +257,14 @@ class Bracket:
         self._forget_if_over()
 
     def _forget_if_over(self) -> None:
-        """It is over when its window has ended and every engine has given its last answer."""
+        """Forget the window once it has ended and every engine has given its last answer."""
         if self._stopped is not None and not self._unanswered:
             if self._cap is not None:
                 self._cap.cancel()
             self._fleet.forget(self)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """The training loop goes on whatever happens here: a folder that cannot be made, a callable that raises."""
+        """Run work so that no failure reaches the training loop: a folder that cannot be made, a callable that raises."""
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable

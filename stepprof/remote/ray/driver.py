@@ -119,7 +119,7 @@ class ActorDriver(EngineDriver):
             await in_thread(unmark, marker)
 
     async def start(self, window: EngineWindow) -> None:
-        """Begin; an actor whose process is another one than was armed is armed first."""
+        """Start the capture; an actor whose process was restarted after it was armed is armed first."""
         self._fragment = None
         try:
             self._fragment = await self._ask("start", window)
@@ -129,7 +129,7 @@ class ActorDriver(EngineDriver):
             self._fragment = await self._ask("start", window)
 
     async def stop(self, window: EngineWindow) -> Stopped:
-        """End; files on another node's disk are brought, those of a rank after its export and without being waited for."""
+        """Stop the capture. Files on another node's disk are fetched; those of a rank after its export, without waiting for them."""
         facts = self._known()
         try:
             report: Report = await self._ask("stop", window)
@@ -149,7 +149,7 @@ class ActorDriver(EngineDriver):
         return await self._brought(facts, report.stopped, source, window)
 
     async def _brought(self, facts: Facts, stopped: Stopped, source: Path, window: EngineWindow) -> Stopped:
-        """An engine's files, where they belong."""
+        """Return the result of a stop with an engine's files moved to the run."""
         if facts.visible:
             return stopped
         if window.trace_dir is not None:
@@ -169,7 +169,7 @@ class ActorDriver(EngineDriver):
         await self._listening.tell(number, windows)
 
     def announce_now(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
-        """The same by one call that is sent at once, where the session is known to be there."""
+        """Announce by one call that is sent at once, where the session is known to exist."""
         return self._listening.tell_now(number, windows)
 
     def _hear(
@@ -198,7 +198,7 @@ class ActorDriver(EngineDriver):
         await self._ask("abort")
 
     async def clock(self) -> Clock | None:
-        """The actor's clock; on the machine of this process it is ours."""
+        """Return the actor's clock; on the machine of this process it is the same."""
         facts = self._facts
         if facts is None:
             return None
@@ -271,7 +271,7 @@ class ActorDriver(EngineDriver):
     # -- the way there
 
     async def _ask(self, verb: str, *arguments: object, answer_seconds: float | None = None) -> Any:
-        """One verb in the actor. Where it must not be held up, its answer is asked for until it is there, each time for ``answer_seconds`` at most."""
+        """Call one verb in the actor. If the actor must not be held up, its answer is polled, each time for ``answer_seconds`` at most."""
         owes_stop = verb == "start"
         self._asked = self._asked or verb in _MAKE_SESSIONS
         self.waiting = _why_waiting(self._facts)
@@ -387,7 +387,7 @@ class ActorDriver(EngineDriver):
 
 
 def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], ...]:
-    """What was asked for of this window while the job runs."""
+    """Return the requests of the running job that concern this window."""
     return tuple(
         request.to_dict()
         for request in session.selector.requests

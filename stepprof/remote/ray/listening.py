@@ -87,7 +87,7 @@ class Listening:
         self._catch_up()  # with what is open by now
 
     def reset(self) -> None:
-        """The session there has ended, or will soon."""
+        """Note that the session there has ended, or will soon."""
         self._joined = False
 
     def _catch_up(self) -> None:
@@ -110,7 +110,7 @@ class Listening:
             return self._pending
 
     def _answered(self, answer: concurrent.futures.Future[Any]) -> None:
-        """On a thread of Ray."""
+        """Take the answer of a call, on a thread of Ray."""
         left = self._count(-1)
         if answer.cancelled() or answer.exception() is not None or answer.result().value is not True:
             self._joined = False

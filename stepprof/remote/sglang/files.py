@@ -72,15 +72,15 @@ class Found:
     """``prefill`` or ``decode``; None: all stages."""
 
     def rank(self, facts: Facts) -> int:
-        """The rank within its replica."""
+        """Return the rank within its replica."""
         return self.pp * facts.tp + self.tp
 
     def worker(self, facts: Facts) -> int:
-        """The rank within the engine."""
+        """Return the rank within the engine."""
         return (self.dp or 0) * facts.ranks * (facts.replicas > 1) + self.rank(facts)
 
     def name(self, facts: Facts) -> str:
-        """What it is called in the run, without a suffix."""
+        """Return its name in the run, without a suffix."""
         replica = "" if self.dp is None else f"dp-{self.dp}-"
         stage = "" if self.stage is None else f".{self.stage}"
         return f"{replica}rank-{self.rank(facts)}{stage}"
@@ -169,8 +169,10 @@ def _files(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
 
 
 def _ascend_folders(folder: Path, users: frozenset[int] | None) -> Iterator[Found]:
-    """torch_npu's: one folder for each process and capture, with its rank in the name of one of its files; in the order of time, a
-    second one of a rank is the second stage."""
+    """Yield the traces of torch_npu: one folder for each process and capture, with the rank in the name of one of its files.
+
+    In the order of time, the second folder of a rank is the second stage.
+    """
     by_rank: dict[int, list[Path]] = {}
     traces = [path for path in folder.glob(_ASCEND) if _is_in_own_folders(path, users)]
     for number, trace in enumerate(sorted(traces, key=lambda path: path.lstat().st_mtime_ns)):

@@ -77,8 +77,10 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def cut_apart(events: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The events of each stage. What happens between two forward steps belongs to the first of them, what a device runs to the step that
-    launched it; what has no time (the names of threads) is in both."""
+    """Return the events of each stage.
+
+    An event between two forward steps belongs to the first of them, a device event to the step that launched it. Events without a time (the names of threads) are in both.
+    """
     steps = sorted(
         (float(event["ts"]), event["name"].startswith(_DECODE))
         for event in events

@@ -127,7 +127,7 @@ class Guest:
         return self._facts()
 
     def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
-        """These windows are open now; return whether there is a session to hear of them. Waits for no other call."""
+        """Note which windows are open now; return whether there is a session to note it. Waits for no other call."""
         follower = self._follower
         return follower is not None and not self._closed and follower.hear(number, windows)
 
@@ -139,13 +139,13 @@ class Guest:
             self._follower.close(reason)
 
     def leave(self, timeout: float) -> list[str]:
-        """After `close`: wait for exports, end the session. Returns the files of spans that the other process does not see."""
+        """Wait for exports after `close`, and end the session. Returns the span files that the other process does not see."""
         follower, self._follower = self._follower, None
         spans = [] if follower is None else follower.leave(timeout)
         return [] if self._visible else spans
 
     def close_and_leave(self, timeout: float) -> list[str]:
-        """Both, where any thread will do."""
+        """Call `close` and `leave`, where any thread will do."""
         self.close()
         return self.leave(timeout)
 
@@ -165,7 +165,7 @@ class Guest:
         return self._follower is not None
 
     def driver_is_gone(self) -> bool:
-        """Whether the process that drives this one has surely ended."""
+        """Return whether the process that drives this one has surely ended."""
         lease = None if self.attachment is None else self.attachment.lease
         return lease is not None and lease.is_over
 
@@ -174,7 +174,7 @@ class Guest:
         return self._recording is not None or (follower is not None and follower.is_open)
 
     def end_with_driver(self, *, waits: bool = False) -> None:
-        """The driver has ended: keep what is recorded as partial, end a session that was made for it, and be free. Raises nothing.
+        """Keep what is recorded as partial after the driver has ended, and end a session that was made for it. Raises nothing.
 
         Args:
             waits: the main thread of a plain actor waits meanwhile. A synchronous engine whose event loop no other thread runs is
@@ -217,7 +217,7 @@ class Guest:
         return self._engine
 
     def _find_engine(self, actor: object, attachment: Attachment) -> None:
-        """The engine as it is now: it may have been made anew since the last window."""
+        """Return the engine as it is now: it may have been rebuilt since the last window."""
         find = only_engine(actor) if attachment.find is None else attachment.find
         target = locate(actor, find)
         if self._engine is None or not (target is self._target or same_url(target, self._target)):
@@ -237,7 +237,7 @@ class Guest:
             )
 
     def _local(self, window: EngineWindow, *, make: bool = False) -> EngineWindow:
-        """The window with the folder that this host sees."""
+        """Return the window with the folder that this host sees."""
         if self._visible:
             return window
         local = replace(window, folder=self._run / step_folder(window.window.step), trace_dir=None)
@@ -257,7 +257,7 @@ class Guest:
         return remote_loop().submit(call(*arguments)).result()
 
     def waits(self, verb: str, attachment: Attachment | None) -> float | None:
-        """How long a plain actor is held up by a call, while another thread does the work; None: it does the work itself, since a session's capture may be bound to its thread."""
+        """Return how long a call may hold up a plain actor while another thread works; None: the call does the work itself, since a session's capture may be bound to its thread."""
         known = attachment or self.attachment
         if known is None or known.kind != "engine" or verb not in ("arm", "start", "stop", "abort"):
             return None

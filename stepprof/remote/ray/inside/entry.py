@@ -72,7 +72,7 @@ def _elsewhere(
 
 
 def now(actor: object) -> tuple[int, str]:
-    """The wall clock of this process, and which machine's it is."""
+    """Return the wall clock of this process, and its machine."""
     return time.time_ns(), boot_id()
 
 
@@ -91,7 +91,7 @@ def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> 
 
 
 def _leave(token: str, timeout: float) -> Answer:
-    """The end of an attachment. An engine that hangs keeps it from nothing: only a session has something to hand over.
+    """End an attachment. An engine that hangs does not delay it: only a session has exports.
 
     Exports are waited for on another thread: while the caller asks for the answer, it sees that this process lives.
     """
@@ -117,5 +117,5 @@ def _answer(ticket: int) -> Answer:
 
 
 def _on_main_thread() -> bool:
-    """Whether calls run one after the other on the main thread, as in a plain actor."""
+    """Return whether calls run one after the other on the main thread, as in a plain actor."""
     return threading.current_thread() is threading.main_thread()

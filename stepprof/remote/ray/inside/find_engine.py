@@ -16,7 +16,7 @@ __all__ = ["locate", "only_engine", "same_url", "shown"]
 
 
 def locate(actor: object, find: object) -> object:
-    """The engine in an actor: by a path of attributes, or by what a callable finds."""
+    """Return the engine in an actor: by a path of attributes, or by a callable."""
     if callable(find):
         try:
             found = find(actor)
@@ -48,7 +48,7 @@ def _missing(path: str, owner: object, name: str, error: Exception) -> str:
 
 
 def only_engine(actor: object) -> str:
-    """The one attribute of the actor that is an engine; anything else has to be said."""
+    """Return the only attribute of the actor that is an engine. Raises EngineFailure: there is none, or several."""
     from stepprof.remote.kinds import recognise
 
     found: list[str] = []
@@ -73,10 +73,10 @@ def _class_of(actor: object) -> str:
 
 
 def same_url(one: object, other: object) -> bool:
-    """Whether both are the same URL: of those, unlike of engines, equal ones are the same."""
+    """Return whether both are the same URL: URLs are compared by value, engines by identity."""
     return isinstance(one, str) and one == other
 
 
 def shown(find: object) -> str:
-    """What was given as ``find``, for a message."""
+    """Return the value of ``find`` for a message."""
     return f'"{find}"' if isinstance(find, str) else str(getattr(find, "__name__", repr(find)))

@@ -83,7 +83,7 @@ class Follower:
         session.approach(window.window.step, window.window.role)
 
     def start(self, window: EngineWindow) -> str | None:
-        """The window begins: entered on this thread, as by the actor's own code. Returns the path of the fragment that tells of it."""
+        """Enter the window on this thread, as the actor's own code would. Returns the path of its manifest."""
         session = self._here()
         key = _key(window)
         if key in self._open:
@@ -107,7 +107,7 @@ class Follower:
         return _fragment_path(ticket)
 
     def enter(self, window: EngineWindow) -> None:
-        """A role's window inside the one that is recorded begins: regions from here on are the role's."""
+        """Enter a role's window inside the one that is recorded: regions from here on are the role's."""
         self._here()
         key = _key(window)
         if key not in self._open:
@@ -116,12 +116,12 @@ class Follower:
             self._open[key] = inner.__enter__()
 
     def exit(self, window: EngineWindow) -> None:
-        """It ends; one that is not open is none."""
+        """Exit the role's window, if it is open."""
         if _key(window) in self._open:
             self._close(_key(window))
 
     def stop(self, window: EngineWindow) -> tuple[str | None, str | None]:
-        """The window ends. Returns the path of the fragment that tells of it, and what capped its capture."""
+        """Exit the window. Returns the path of its manifest, and what capped its capture."""
         self._here()
         key = _key(window)
         if key not in self._open:
@@ -135,12 +135,12 @@ class Follower:
         return _fragment_path(ticket), record.capped_by
 
     def abort(self, reason: str) -> None:
-        """Nothing of ours stays open; what was recorded is kept as partial."""
+        """Close every window of this driver; what was recorded is kept as partial."""
         for key in list(self._open):
             self._close(key, LeftOpen(reason))
 
     def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
-        """These windows are open in the other process: regions without a window of their own carry the last one's step and role.
+        """Note which windows are open in the other process: regions without a window of their own carry the last one's step and role.
 
         Returns:
             Whether there is a session here to hear of them.
@@ -170,7 +170,7 @@ class Follower:
             session.local.abort(reason, CLOSE_SECONDS)
 
     def leave(self, timeout: float) -> list[str]:
-        """After `close`: wait for the exports, and end the session if it was made for this. Returns its files of spans."""
+        """Wait for the exports after `close`, and end the session if it was made for this attachment. Returns its span files."""
         session, self._session = self._session, None
         if session is None or session.path is None:
             return []
@@ -190,7 +190,7 @@ class Follower:
     # -- the session
 
     def _ensure(self, attachment: Attachment, run: Path) -> Session:
-        """The session of this process, made if there is none."""
+        """Return the session of this process, made if there is none."""
         with _making:
             session = current_session()
             if session is None:
@@ -220,7 +220,7 @@ class Follower:
 
     @staticmethod
     def _ask(session: Session, attachment: Attachment) -> None:
-        """What was asked for while the job runs holds here as in the process that this one follows."""
+        """Apply the requests of the process that this one follows."""
         for table in attachment.requests:
             try:
                 session.selector.request(Request.read(table))
@@ -275,7 +275,7 @@ class Follower:
 
 
 def spans_only(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration of a process that has nothing to capture, but whose regions belong to the run."""
+    """Return the configuration of a process that captures nothing, but whose regions belong to the run."""
     kept = {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
     return {
         **kept,
@@ -293,7 +293,7 @@ def _ticket(entered: StepWindow) -> Ticket | None:
 
 
 def _fragment_path(ticket: Ticket | None) -> str | None:
-    """Where the manifest of a window lies; written, if it has not been."""
+    """Return the path of the manifest of a window; it is written if it has not been."""
     if ticket is None or ticket.fragment is None:
         return None
     if ticket.fragment.claim is None:
@@ -325,7 +325,7 @@ def _rank(attachment: Attachment) -> tuple[int, bool]:
 
 
 def _distributed() -> tuple[int | None, int | None]:
-    """Rank and world size as torch.distributed knows them, if it does."""
+    """Return rank and world size of torch.distributed, if it is initialised."""
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None, None

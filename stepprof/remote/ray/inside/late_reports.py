@@ -34,7 +34,7 @@ class PendingReports:
         self._waiting[_key(window)] = later, remote_loop().submit(_waited(later))
 
     def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
-        """What has come of it; None: nothing yet.
+        """Return the result; None: there is none yet.
 
         Args:
             window: whose it is.

@@ -118,7 +118,7 @@ class Inside(EngineFailure):
 
 
 def boot_id() -> str:
-    """Which boot of which machine this is: processes that agree on it read the same clock."""
+    """Return the boot of this machine: processes with the same one read the same clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
