@@ -98,7 +98,7 @@ class Bracket:
 
     @property
     def stops_elsewhere(self) -> bool:
-        """Whether training may go on before their stops are answered: all are engines in other processes, which nobody calls from this one's threads."""
+        """Whether training may go on before the stops are answered: all engines are in other processes, and no thread of this process calls them."""
         targets = [target for target, _ in self._members.recordings]
         return not self._members.joins and not any(
             target.is_rank or target.driver.runs_loop or target.driver.key.startswith("object:")
