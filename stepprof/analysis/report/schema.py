@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stepprof.analysis.recording_cost import RecordingCost
+
 __all__ = [
     "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
     "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StopCost", "TimeOf",
@@ -341,6 +343,7 @@ class Report(msgspec.Struct, frozen=True):
     kernels: list[Op] = []
     memory: list[Memory] = []
     overhead: list[Overhead] = []
+    recording: RecordingCost | None = None
     stops: list[StopCost] = []
     shortfalls: list[Shortfall] = []
     findings: list[Finding] = []

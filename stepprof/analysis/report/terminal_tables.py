@@ -10,6 +10,7 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepprof.analysis.recording_cost import cost_sentences
 from stepprof.analysis.report.schema import (
     Change,
     GanttRow,
@@ -298,6 +299,7 @@ def cost_lines(report: Report) -> RenderableType | None:
     if stops:
         slowest = max(stops, key=lambda each: each.stop or 0.0)
         lines.append(f"the slowest engine took {seconds(slowest.stop)} to stop recording ({slowest.label})")
+    lines += cost_sentences(report.recording)
     return Group(*(Text(printable(line)) for line in lines)) if lines else None
 
 

@@ -23,6 +23,7 @@ from stepprof.cli.trace_options import (
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stepprof.analysis.recording_cost import RecordingCost
     from stepprof.analysis.report.schema import Comparison, Report
     from stepprof.analysis.timeline.find import Found
     from stepprof.analysis.timeline.ray_workers import Cluster
@@ -154,10 +155,25 @@ def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
 def _analysed(
     args: argparse.Namespace, found: Found, assume: Mapping[str, int], cluster: Cluster | None
 ) -> Report:
+    from msgspec.structs import replace
+
     from stepprof.analysis.report.analyse import analyse
 
     with progress_bar("reading traces") as progress:
-        return analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
+        report = analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
+    return replace(report, recording=_cost(found))
+
+
+def _cost(found: Found) -> RecordingCost | None:
+    """Return how much longer recording made the step; None for a step whose parts are in several folders, or without a run."""
+    from stepprof.analysis.recording_cost import recording_cost
+
+    if len(found.runs) != 1 or found.step is None or not found.manifests:
+        return None
+    entries = [
+        [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
+    ]
+    return recording_cost(found.runs[0], found.step, *entries)
 
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:

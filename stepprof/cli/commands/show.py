@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.post_step_notes import after_notes
+from stepprof.analysis.recording_cost import cost_sentences, recording_cost
 from stepprof.cli.common import (
     add_all,
     add_json,
@@ -83,6 +84,7 @@ def describe_step(
     """
     read = read_occurrence(path, step, occurrence)
     manifest, regions = read.manifest, region_times(path, step, read.portions)
+    cost = recording_cost(path, step, manifest["windows"], manifest["engines"])
     return {
         "run_id": manifest["run_id"],
         "occurrence": read.number,
@@ -91,6 +93,7 @@ def describe_step(
         "folder": str(path / step_folder(step)),
         "manifest": manifest,
         "regions": [dataclasses.asdict(time) for time in regions.times],
+        "cost": None if cost is None else dataclasses.asdict(cost),
         "missing": absent_ranks(path, manifest),
         "missed_requests": missed_requests(path, step),
         "span_findings": regions.findings,
@@ -150,6 +153,9 @@ def render_step(
     notes = bounded(kinds, show_all=show_all)
     if notes:
         parts.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
+    cost = cost_sentences(recording_cost(path, step, windows, engines))
+    if cost:
+        parts.append("cost of recording:\n" + "\n".join(f"  {sentence}" for sentence in cost))
     if regions.times:
         parts.append(_regions_table(regions.times, show_all=show_all))
     return "\n\n".join(parts)

@@ -1,0 +1,195 @@
+"""How much longer a step was because it was recorded: compared with the steps around it that were not, from their spans.
+
+A step counts from its begin to the begin of the next one, so that it contains what recording costs before and after its windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stepprof.analysis.report.wording import seconds
+from stepprof.formatting import ranges
+from stepprof.host.plain_json import parse_json
+from stepprof.run.layout import SPANS
+from stepprof.run.runs import steps
+from stepprof.run.span_lines import span_lines
+
+__all__ = ["RecordingCost", "cost_sentences", "recording_cost"]
+
+AROUND = 4
+"""So many steps before and after the recorded one are compared with it."""
+
+FEWEST = 2
+"""Fewer say nothing."""
+
+MOST_PROCESSES = 3
+"""In so many processes the steps are looked for; each has those of the whole job."""
+
+
+_FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RecordingCost:
+    """How long a recorded step was, compared with steps around it that were not recorded. Seconds."""
+
+    seconds: float
+    """From its begin to the begin of the next step."""
+    others: list[int]
+    """The numbers of the other steps."""
+    median: float
+    """Of the other steps, as are the two below."""
+    shortest: float
+    longest: float
+    held: float = 0.0
+    """The most that profilers delayed the training thread of one process."""
+    engines_start: float = 0.0
+    """The longest start call of an engine; below it the longest stop call."""
+    engines_stop: float = 0.0
+    export: float = 0.0
+    """The longest export next to training."""
+
+
+def recording_cost(
+    path: Path, step: int, windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
+) -> RecordingCost | None:
+    """Compare a recorded step with its neighbours.
+
+    Args:
+        path: the run's folder.
+        step: the step's number.
+        windows: of the step, in the manifest.
+        engines: of the step, in the manifest.
+
+    Returns:
+        None: it is the last step, its number is used again, or fewer than two steps around it were not recorded.
+    """
+    recorded = set(steps(path))
+    for files in _processes(path)[:MOST_PROCESSES]:
+        begins = _begins(files)
+        times = Counter(number for _, number in begins)
+        lasted = [
+            (number, (following - start) / 1e9)
+            for (start, number), (following, _) in itertools.pairwise(begins)
+        ]
+        at = next((at for at, (number, _) in enumerate(lasted) if number == step), None)
+        if at is None or times[step] > 1:
+            continue
+        # the first step of a run compiles, allocates and opens connections
+        around = [
+            each
+            for each in lasted[max(at - AROUND, 1) : at + AROUND + 1]
+            if each[0] not in recorded and times[each[0]] == 1
+        ]
+        if len(around) < FEWEST:
+            continue
+        others = [length for _, length in around]
+        return RecordingCost(
+            seconds=lasted[at][1],
+            others=[number for number, _ in around],
+            median=median(others),
+            shortest=min(others),
+            longest=max(others),
+            held=max(map(_held, _by_process(windows)), default=0.0),
+            engines_start=_most(engines, "start_seconds"),
+            engines_stop=_most(engines, "stop_seconds"),
+            export=_most(windows, "export_seconds"),
+        )
+    return None
+
+
+def cost_sentences(cost: RecordingCost | None) -> list[str]:
+    """Return the comparison and the known costs as sentences."""
+    if cost is None:
+        return []
+    spread = f"{seconds(cost.shortest)} to {seconds(cost.longest)}"
+    took = (
+        f"from its begin to that of the next step it took {seconds(cost.seconds)}; steps {ranges(cost.others)}, "
+        f"which were not recorded, took {seconds(cost.median)} ({spread})"
+    )
+    added = cost.seconds - cost.median
+    longer = (
+        f"recording made it {seconds(added)} longer"
+        if cost.seconds > cost.longest
+        else "no longer than these"
+    )
+    parts = {
+        "profilers of a process": cost.held,
+        "starts of engines": cost.engines_start,
+        "stops of engines": cost.engines_stop,
+        "exports next to training": cost.export,
+    }
+    known = ", ".join(f"{what} {seconds(value)}" for what, value in parts.items() if value)
+    return [
+        f"{took}: {longer}",
+        *([f"known costs, the most of any process or engine: {known}"] if known else []),
+    ]
+
+
+def _processes(path: Path) -> list[list[Path]]:
+    """Return the span files of each process: the driver first, then ranks in order, then the others."""
+    found: dict[str, list[Path]] = {}
+    try:
+        files = sorted((path / SPANS).iterdir())
+    except OSError:
+        return []
+    for file in files:
+        match = _FILE.fullmatch(file.name)
+        if match is not None:
+            found.setdefault(match[1], []).append(file)
+
+    def order(name: str) -> tuple[object, ...]:
+        return name != "driver", not name.isdecimal(), len(name) if name.isdecimal() else 0, name
+
+    return [found[name] for name in sorted(found, key=order)]
+
+
+def _begins(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Return when each step of a process began, in order, with its number."""
+    begins: list[tuple[int, int]] = []
+    for start, step in sorted(_windows(files)):
+        if not begins or begins[-1][1] != step:
+            begins.append((start, step))
+    return begins
+
+
+def _windows(files: Iterable[Path]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the step of each window; damage is reported when the step itself is read."""
+    for file in files:
+        try:
+            for line in span_lines(file, windows=True):
+                try:
+                    window = parse_json(line)
+                except ValueError:
+                    continue
+                if not isinstance(window, dict) or window.get("kind") != "window":
+                    continue
+                start, step = window.get("start"), window.get("step")
+                if type(start) is int and type(step) is int:
+                    yield start, step
+        except OSError:
+            continue
+
+
+def _by_process(windows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    found: dict[object, list[Mapping[str, Any]]] = {}
+    for window in windows:
+        found.setdefault(window["rank"], []).append(window)
+    return list(found.values())
+
+
+def _held(windows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds for which recording delayed the training thread of one process."""
+    keys = ("arm_seconds", "start_seconds", "wait_seconds", "stall_seconds")
+    return sum(window.get(key) or 0.0 for window in windows for key in keys)
+
+
+def _most(entries: Sequence[Mapping[str, Any]], key: str) -> float:
+    return max((entry.get(key) or 0.0 for entry in entries), default=0.0)

@@ -1,0 +1,83 @@
+"""How much longer a step was because it was recorded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import make_run, record, region, write_spans
+
+from stepprof.analysis.recording_cost import cost_sentences, recording_cost
+from stepprof.cli.main import main
+from stepprof.run.manifest import read_step
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run in which step 3 was recorded."""
+    made = make_run(tmp_path / "runs")
+    record(made, step=3, arm_seconds=0.1, start_seconds=0.2, stall_seconds=0.5)
+    return made
+
+
+def write(run, lengths, rank=0):
+    """Write windows of steps from 1 on, each with a role inside, that begin so many seconds after one another."""
+    start, spans = 1_700_000_000 * SECOND, []
+    for step, length in enumerate(lengths, 1):
+        for role in (None, "actor"):
+            window = region(role or "step", 0.5, step, role, kind="window")
+            spans.append({**window, "start": start})
+        start += int(length * SECOND)
+    write_spans(run, rank, *spans)
+
+
+def cost(run, step=3):
+    manifest = read_step(run.path, step)
+    return recording_cost(run.path, step, manifest["windows"], manifest["engines"])
+
+
+class TestRecordingCost:
+    def test_neighbours(self, run, capsys) -> None:
+        """It is compared with steps around it, but the first of the run and the last; `show` and `report` say what is known of it."""
+        write(run, [30, 2.8, 4.7, 2.7, 2.9, 1])
+        found = cost(run)
+        assert (found.seconds, found.others) == (4.7, [2, 4, 5])
+        assert (found.shortest, found.median, found.longest) == (2.7, 2.8, 2.9)
+        assert found.held == pytest.approx(0.8)
+        assert main(["show", str(run.path), "--step", "3"]) == 0
+        said = capsys.readouterr().out
+        assert (
+            "took 4.70 s; steps 2, 4-5, which were not recorded, took 2.80 s (2.70 s to 2.90 s): recording made it 1.90 s longer"
+            in said
+        )
+        assert "profilers of a process 800 ms" in said
+        assert main(["show", str(run.path), "--step", "3", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["cost"]["others"] == [2, 4, 5]
+        assert main(["report", str(run.path), "--step", "3", "--json", str(run.path / "r.json")]) == 0
+        assert json.loads((run.path / "r.json").read_bytes())["recording"]["seconds"] == 4.7
+
+    def test_one_that_is_no_longer(self, run) -> None:
+        """It says so, and invents no difference."""
+        write(run, [2, 2.8, 2.8, 2.7, 2.9, 1])
+        assert "no longer than these" in cost_sentences(cost(run))[0]
+
+    def test_the_driver_comes_first(self, run) -> None:
+        """Its steps are those of the job."""
+        write(run, [1, 1, 1, 1, 1, 1])
+        write(run, [2, 2, 2, 2, 2, 2], rank="driver")
+        assert cost(run).seconds == 2
+
+    @pytest.mark.parametrize("lengths", [[], [1, 1, 1], [1, 1, 1, 1]])
+    def test_nothing_to_compare_with(self, run, lengths) -> None:
+        """No spans, the last step, or one neighbour alone."""
+        write(run, lengths)
+        assert cost(run) is None
+        assert cost_sentences(None) == []
+
+    def test_a_step_number_that_is_used_again(self, run) -> None:
+        """It is not known which is meant."""
+        write(run, [1] * 6, rank=0)
+        write_spans(run, 0, {**region("step", 1, 3, None, kind="window"), "start": 1_800_000_000 * SECOND})
+        assert cost(run) is None
