@@ -53,7 +53,7 @@ class TestSteps:
         [
             (1, "", "[0, 0] 1"),
             (2, "", "[2, 2] 1"),
-            (1, "[roles.rollout]\nsteps = '3'", "[2, 1] 1"),
+            (1, "[roles.rollout]\nranks = '0'", "[2, 1] 1"),
         ],
         ids=["not recorded", "recorded", "a role may be"],
     )
