@@ -160,9 +160,14 @@ class Idle(msgspec.Struct, frozen=True):
     thread beyond these.
     """
     causes: dict[str, float]
-    """``profiler`` (held up by the recording, or waiting for another rank that was), ``collective`` (waiting for another rank in a collective), ``collective_unmatched`` (in communication that could
-    not be matched), ``host`` (its device had nothing to do), ``not_recorded`` (in windows that no capture covers), ``rollout``, ``peers``, ``other_role`` (nothing of its own was recorded while
-    generation ran, while other ranks of its role were in their windows, while other roles ran), ``unknown``."""
+    """Seconds by cause.
+
+    ``profiler``: held up by the recording, or waiting for another rank that was. ``collective``:
+    waiting for another rank in a collective. ``collective_unmatched``: in communication that could
+    not be matched. ``host``: its device had no work. ``not_recorded``: in windows that no capture
+    covers. ``rollout``: no own work was recorded while generation ran; ``peers``: while other ranks
+    of its role were in their windows; ``other_role``: while other roles ran. ``unknown``.
+    """
 
 
 class Sample(msgspec.Struct, frozen=True):

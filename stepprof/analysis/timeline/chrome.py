@@ -2,7 +2,7 @@
 
 Only this module knows how viewers treat JSON. They drop slices that cross on one thread, so these
 are on threads of their own (`lanes`). Ids of flows and processes are global, so they depend on the
-index of the source. A float of absolute microseconds has an error of a quarter, so times are
+index of the source. A float of absolute microseconds is wrong by a quarter of one, so times are
 relative. A string that ends in a backslash makes the whole file unreadable, so a space is added.
 
 JSON allows spaces before a number. So times are columns of equal width, and a million of them are

@@ -1,8 +1,8 @@
 """The data of a trace after reading: columns of times, names and tracks.
 
 Every reader returns it; every writer and analysis takes it. Times are nanoseconds since the Unix
-epoch on the common clock of the timeline (the clock of the process that compared the others with
-its own), in int64: a float of absolute microseconds has an error of a quarter.
+epoch in int64: a float of absolute microseconds is wrong by a quarter of one. They are on the
+common clock of the timeline: that of the process that compared the others with its own.
 """
 
 from __future__ import annotations
