@@ -65,10 +65,10 @@ class Announcer:
 
         Args:
             opening: a window that is about to begin.
-            is_recorded: its begin waits for what is still under way.
+            is_recorded: its begin waits for pending announcements.
 
         Returns:
-            The announcements that are still under way.
+            The pending announcements.
         """
         if not self.listeners:
             return ()

@@ -79,7 +79,7 @@ class _Shared:
         self._users = 0
 
     def take(self, label: str) -> str | None:
-        """Have it too; who else has it."""
+        """Use the lease too; return which other process holds it, or None."""
         if not self.lease.held:
             self._users = 0
             try:

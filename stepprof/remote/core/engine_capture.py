@@ -134,7 +134,7 @@ class Recording:
         self.answered_at = asyncio.get_running_loop().time()
 
     def start_failed(self) -> None:
-        """Note that the start has failed: no window waits for it. A stop may be under way before the engine is free."""
+        """Note that the start has failed: no window waits for it. A stop may be pending before the engine is free."""
         self._change("start_failed")
         self.stop.set()
         self.started.open()

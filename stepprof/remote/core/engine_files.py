@@ -35,7 +35,7 @@ ROOT = 0
 
 
 def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, str]]:
-    """Return the user and the inode of each socket of this host that listens on a port, as far as the system says."""
+    """Return the user and the inode of each socket of this host that listens on a port; none where the system does not say."""
     found = []
     for table in tables:
         try:

@@ -267,7 +267,7 @@ class EngineTarget(EngineState):
         Args:
             reason: why the capture is partial.
             answer_seconds: how long to wait, in all, for answers of the engine.
-            timeout: how long to wait for exports and reports that are under way.
+            timeout: how long to wait for pending exports and reports.
         """
         self.detached = True
         began = time.monotonic()

@@ -37,7 +37,7 @@ class Lease:
 
     @property
     def here(self) -> bool | None:
-        """Whether the driver lives, as far as the system of this machine can tell."""
+        """Whether the driver lives; None: the system of this machine does not know."""
         return is_alive(self.owner)
 
     @property

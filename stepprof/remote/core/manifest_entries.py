@@ -108,7 +108,7 @@ class Entries:
             self.fragment.clocks = clocks
 
     def save_later(self) -> None:
-        """Have it written in a moment: an engine's answer is one of many, and writing holds up those that are being worked off."""
+        """Have it written in a moment: an engine's answer is one of many, and writing delays the handling of the others."""
         if self not in self._unsaved:
             self._unsaved.add(self)
             asyncio.get_running_loop().call_later(SAVE_SECONDS, self.save)

@@ -103,7 +103,7 @@ class Members:
         self.inner: list[Inner] = []
         """The ranks among those, which enter this window too."""
         self.closing = False
-        """The window is over, or was given up while it began."""
+        """Whether the window is over, or was abandoned while it began."""
 
     async def targets(self, bound: float | None = None) -> list[EngineTarget]:
         """Return the selected targets; lists and callables are asked who the engines are now."""
@@ -207,7 +207,7 @@ class Members:
 
     @staticmethod
     async def _settled(target: EngineTarget, deadline: float) -> None:
-        """Wait while the engine's start or stop for an earlier window is under way."""
+        """Wait while the engine's start or stop for an earlier window is pending."""
         while (recording := target.recording) is not None and not (recording.running or recording.timed_out):
             left = max(deadline - time.monotonic(), 0.0)
             if not await passed([recording.awaited], left):

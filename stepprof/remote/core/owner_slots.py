@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "beside_runs", "digest"]
 
 SILENT_SECONDS = 120.0
-"""After so long without a word a holder on another host counts as dead. File systems may show a file's time a minute late."""
+"""After so long without a sign of life a holder on another host counts as dead. File systems may show a file's time a minute late."""
 
 
 class Finisher(Protocol):

@@ -203,7 +203,7 @@ class Fleet:
         """Announce a window to the engines that listen, and disarm engines that were armed for an earlier step.
 
         Returns:
-            The announcements that are still under way; a recorded window waits for them for a moment.
+            The pending announcements; a recorded window waits for them for a moment.
         """
         for armed_role, armed in list(self._armed.items()):
             if armed < step:

@@ -33,7 +33,7 @@ __all__ = ["Address", "Client"]
 
 TIMEOUT_SECONDS = 10.0
 AT_ONCE = 256
-"""Requests under way at a time: each has a thread and a socket. A server that hangs keeps one of them until its time is out."""
+"""The most concurrent requests: each has a thread and a socket, which a server that hangs keeps until the time-out."""
 _SHOWN = 300
 
 
@@ -102,7 +102,7 @@ class Client:
 
     @property
     def host(self) -> str:
-        """Where the server runs, as far as the URL and the connection say."""
+        """The host of the server, by its URL and the connection."""
         return socket.gethostname() if self.same_host else self.address.host
 
     def beside(self, url: str) -> Client:
@@ -261,7 +261,7 @@ class Client:
 
 
 def _turns() -> asyncio.Semaphore:
-    """Return the semaphore that limits the requests under way on this loop."""
+    """Return the semaphore that limits the concurrent requests on this loop."""
     loop = asyncio.get_running_loop()
     if loop not in _under_way:
         _under_way[loop] = asyncio.Semaphore(AT_ONCE)

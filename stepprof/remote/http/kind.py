@@ -234,7 +234,7 @@ async def identify(client: Client) -> str:
     """Return what answers at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
 
     Raises:
-        EngineFailure: it cannot be reached, wants a key, or is none of them as far as it says.
+        EngineFailure: it cannot be reached, needs a key, or says that it is something else.
     """
     seen = []
     for path, tell in (
@@ -252,7 +252,9 @@ async def identify(client: Client) -> str:
         if kind is not None:
             return kind
         seen.append(f"{path} {reply.status}")
-    answered = f"{client.name} answers, and is neither vLLM nor SGLang nor a router as far as it says ({', '.join(seen)})"
+    answered = (
+        f"{client.name} answers, and does not say that it is vLLM, SGLang or a router ({', '.join(seen)})"
+    )
     if client.address.path.endswith("/v1"):
         raise EngineFailure(
             f"{answered}: attach the address of the server itself, {client.name.removesuffix('/v1')}, without /v1",

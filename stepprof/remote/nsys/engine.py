@@ -40,7 +40,7 @@ NOT_STARTED = (
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """How the process of an engine was started, as far as nsys goes."""
+    """How the process of an engine was started under nsys."""
 
     launch: Launch | None
     """None: what it writes cannot be seen from here."""
@@ -49,7 +49,7 @@ class Started:
     count: RangeCount
     pid: int | None = None
     under: bool = True
-    """Whether nsys started it at all, as far as anybody knows."""
+    """Whether nsys started it; True if that is not known."""
 
 
 def this_process(window: EngineWindow) -> Started:

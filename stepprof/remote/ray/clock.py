@@ -16,7 +16,7 @@ FRESH_SECONDS = 1.0
 
 
 class Clocks:
-    """Measurements that are fresh or under way, by the machine's boot id."""
+    """Recent and pending measurements, by the machine's boot id."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, asyncio.Future[Clock]]] = {}

@@ -204,7 +204,9 @@ class ObjectLink(Link):
             if loop.is_running() or left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():
-                raise EngineFailure(f"the event loop of {self.name} was closed under way", "dead")
+                raise EngineFailure(
+                    f"the event loop of {self.name} was closed before the answer came", "dead"
+                )
             else:
                 await in_thread(_run_until, loop, answer, min(left, SLICE_SECONDS))
         if answer.cancelled():

@@ -51,7 +51,7 @@ _ACTIVITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an engine is, as far as it says."""
+    """The properties of an engine."""
 
     name: str
     version: str = ""

@@ -27,7 +27,7 @@ __all__ = ["ServerLink"]
 
 START_SECONDS = 600.0
 STOP_SECONDS = 3600.0
-"""How long a stop may take: a server that is given up on half-way has written its files all the same."""
+"""Time limit of a stop: a server writes its files also if the request has timed out."""
 
 _REQUESTS = ("ProfileReqInput", "ProfileReq")
 """What the body of a start is called: before 0.5.15, and since."""

@@ -94,7 +94,7 @@ def bring(
         session: what its `begin` returned.
         window: whose they are.
         prefix: what the names of this engine's files may begin with.
-        workers: which there are, as far as that is known.
+        workers: the engine's processes, if they are known.
         over: the capture has ended; False: its stop failed, and more files may come to the same place.
     """
     brought = Brought()

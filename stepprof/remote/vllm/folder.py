@@ -118,7 +118,7 @@ class TraceFolder:
         return FileSlot(self.path / f".stepprof-{digest(self._owner)}.json")
 
     def begin(self, window: EngineWindow) -> Session:
-        """Make a place for a window's files that is its alone, as far as the folder allows."""
+        """Make a place for a window's files: a folder of its own if the engine writes through a link."""
         link = self.link
         if link is None:
             return Session(self.path, frozenset(_names(self.path)))
