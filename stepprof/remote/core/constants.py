@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["LOST", "RANKS"]
 
-LOST = "the process ended before the engine's capture was handed over"
+LOST = "the process ended before the engine's capture was stopped"
 """The reason in an entry that is written before its engine starts."""
 
 RANKS = ("rank", "spans")
