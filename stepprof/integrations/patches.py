@@ -79,18 +79,6 @@ class Patches:
 
         self._replace(target, make)
 
-    def append(self, target: str, value: object) -> None:
-        """Append a value to a list of the framework.
-
-        Args:
-            target: ``module:LIST``.
-            value: what is appended, unless it is there already.
-        """
-        values: list[object] = look_up(target)
-        if value not in values:
-            values.append(value)
-            self._undo.append(lambda: values.remove(value) if value in values else None)
-
     def undo(self) -> None:
         """Take every patch back. A patch below a later patch of other code stays and does nothing."""
         self.active = False

@@ -128,7 +128,7 @@ ADAPTERS = (
     Adapter(
         name="transformers",
         distributions=("transformers",),
-        tested=">=4.57,<5.24",
+        tested=">=5.23,<5.24",
         trigger="transformers.trainer",
         needs={
             f"{TRAINER}.train": (),

@@ -46,6 +46,20 @@ class TestRun:
         assert (done.returncode, done.stdout) == (0, "2 all 8 --steps 9\n"), done.stderr
         assert "step 2 is recorded (1 complete, 1 joined); next: stepprof report" in done.stderr
 
+    def test_processes_that_the_job_starts(self, tmp_path) -> None:
+        """Adapters are registered in children of every kind that inherit the environment."""
+        (tmp_path / "job.py").write_text(
+            "import multiprocessing, subprocess, sys\n"
+            "def look():\n    print('stepprof.integrations.activation' in sys.modules, flush=True)\n"
+            "if __name__ == '__main__':\n"
+            "    look()\n"
+            "    child = multiprocessing.get_context('spawn').Process(target=look)\n"
+            "    child.start(), child.join()\n"
+            "    subprocess.run([sys.executable, '-c', 'import job; job.look()'])\n"
+        )
+        done = run(tmp_path, "--steps", "2", sys.executable, "job.py")
+        assert done.stdout.split() == ["True"] * 3, done.stderr
+
     def test_nothing_was_recorded(self, tmp_path) -> None:
         """A job without a supported framework: one line says where to look."""
         done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")

@@ -92,6 +92,37 @@ class TestOneProcess:
         assert roles.count("eval") == 1
 
 
+TRAINER = """
+import stepprof, torch
+from transformers import Trainer, TrainingArguments
+from stepprof.integrations.transformers import StepprofCallback
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x):
+        return {"loss": self.layer(x).sum()}
+
+def trainer(*callbacks):
+    args = TrainingArguments("out", use_cpu=True, report_to=[], max_steps=3, save_strategy="no", disable_tqdm=True)
+    return Trainer(Model(), args, train_dataset=[{"x": torch.ones(4)}] * 64, callbacks=list(callbacks))
+
+stepprof.init({"steps": "2", "backend": "null", "output_dir": "stepprof-runs"})
+trainer().train()                      # without the callback: no windows in a session of the job's own
+trainer(StepprofCallback()).train()
+print(dict(stepprof.state().adapters)["transformers"]["status"])
+"""
+
+
+class TestInCode:
+    def test_one_trainer_is_recorded(self, tmp_path) -> None:
+        """The trainer that gets the callback, in a session of the job's own, and no other one."""
+        (tmp_path / "job.py").write_text(TRAINER)
+        end(start(tmp_path / "job", [sys.executable, str(tmp_path / "job.py")]))
+        assert windows(tmp_path / "job") == [(0, "step", "complete")]
+
+
 class TestTwoRanks:
     def test_torchrun(self, tmp_path) -> None:
         """Both ranks record into one run, and train as without stepprof."""
