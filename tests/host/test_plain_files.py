@@ -185,6 +185,8 @@ OTHERS = {
     "backends/nsys/reports.py": "a new file, to copy a report into",
     "backends/npu/clock.py": "what this process's profiler wrote",
     "analysis/timeline/npu_database.py": "SQLite opens the file itself, after open_plain has",
+    "cli/commands/run.py": "the terminal of this process",
+    "integrations/source_check.py": "source of an installed framework",
     # methods of that name
     "recording/local_target.py": "captures",
     "recording/region_capture.py": "captures",
