@@ -474,7 +474,7 @@ class Session:
             fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
         if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
             logger.warning("export.unfinished", exports=self.exporter.pending(), seconds=limit)
-        for role, steps in self.selector.never_came():
+        for role, steps in () if self.lent else self.selector.never_came():  # else the driver reports it
             logger.warning("step.not_reached", steps=str(steps), role=role, rank=self.rank)
         for mistake in self.selector.matched_nothing():
             logger.warning("rank.nonexistent", reason=mistake)

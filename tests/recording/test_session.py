@@ -312,6 +312,12 @@ class TestSteps:
         lines = [line for line in log if line["event"] == "step.not_reached"]
         assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
 
+    def test_a_step_that_never_came_to_a_driver(self, start, log) -> None:
+        """A session that follows another process leaves it to that one: it does not hear of every role."""
+        start(steps="2").lent = True
+        stepprof.shutdown()
+        assert [line for line in log if line["event"] == "step.not_reached"] == []
+
     def test_a_step_that_never_came_in_a_role(self, start, log) -> None:
         """A role that the configuration names has its own steps."""
         start(steps="2", roles={"actor": {"steps": "3"}, "ref": {}})
