@@ -98,6 +98,18 @@ class TestWindows:
             assert {clock["method"] for clock in clocks} == {"local", "same-host"}
         assert not (session.path / "step-000003").exists()
 
+    def test_inside_a_step(self, ray_here, make, session):
+        """The rollout's window ends while its engine writes its file, and the step's when that is there."""
+        handle = make(Server, slow=1)
+        ray_here.get(handle.generate.remote("warm"))
+        stepprof.attach(handle, find="engine")
+        with stepprof.profile_step(2):
+            with stepprof.profile_step(2, role="rollout"):
+                ray_here.get(handle.generate.remote("x"))
+            found = fragments(session.path / "step-000002")["rollout-engines-rank-driver.json"]["engines"]
+            assert [entry["pending"] for entry in found] == [True]
+        assert [entry["status"] for entry in engines(session, 2)] == ["complete"]
+
     def test_asked_again(self, ray_here, make, session):
         """A callable is asked at each recorded step: who is still there keeps its number, also when its handle is another object."""
         handles = [make(), make()]
