@@ -174,19 +174,11 @@ def sglang(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
-def launchers(session: nox.Session) -> None:
-    """Record under the real Lightning and the real accelerate: their ranks are one run."""
-    session.install("--no-compile", "-r", "tests/real/launchers/requirements.txt")
-    install_checkout(session)
-    run_tests(session, "tests/real/launchers", "-m", "not demo and not ray")
-
-
-@nox.session(python="3.11")
 def adapters(session: nox.Session) -> None:
-    """Record real training frameworks whose jobs do not mention stepprof: TRL, Transformers, Lightning, accelerate."""
+    """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
     session.install("--no-compile", "-r", "tests/real/integrations/requirements.txt")
     install_checkout(session)
-    run_tests(session, "tests/real/integrations", "-m", "not demo and not ray")
+    run_tests(session, "tests/real/integrations", "tests/real/launchers", "-m", "not demo and not ray")
 
 
 @nox.session(python="3.11", reuse_venv=True)

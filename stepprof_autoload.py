@@ -20,6 +20,19 @@ OFF = ("0", "false", "off", "no")
 """Values of $STEPPROF that switch everything off."""
 
 
+FRAMEWORKS = (
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "transformers",
+    "trl",
+    "verl",
+    "vllm",
+)
+"""Packages that have an adapter. The import of the first one of them loads the adapters."""
+
+
 def wanted(*, asked: bool = False) -> bool:
     """Return whether the environment asks for stepprof in this process; `asked`: the job does in another way."""
     environ = os.environ
@@ -37,6 +50,26 @@ def activate(*, asked: bool = False) -> None:
             activate_all()
         except Exception as error:  # noqa: BLE001 - the job goes on without stepprof
             _complain(error)
+
+
+def activate_later() -> None:
+    """Do that when the first framework is imported: a process without one is not delayed by 0.3 s."""
+    if wanted():
+        import sys
+
+        sys.meta_path.insert(0, _FirstFramework())
+
+
+class _FirstFramework:
+    """A finder that finds nothing: it sees which module is about to be imported."""
+
+    is_done = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Load the adapters before the first framework, which other finders then find."""
+        if not self.is_done and name in FRAMEWORKS:
+            self.is_done = True
+            activate()
 
 
 def lightning_callbacks() -> "list[object]":

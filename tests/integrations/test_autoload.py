@@ -42,6 +42,7 @@ class TestEntryPoints:
             "import sys, stepprof_autoload\nstepprof_autoload.activate()\n"
             "from stepprof.integrations import activation\n"
             "assert {each.name for each in activation.adapters()} == activation._registered\n"
+            "assert {each.trigger.partition('.')[0] for each in activation.adapters()} == set(stepprof_autoload.FRAMEWORKS)\n"
             "print([name for name in ('torch', 'transformers', 'trl') if name in sys.modules])",
             env={"STEPPROF_STEPS": "2"},
         ).check()
@@ -71,7 +72,7 @@ class TestSitecustomize:
         (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.hidden = 1\n")
         done = run_script(
             "import sys, sitecustomize\n"
-            "print(sys.hidden, sitecustomize.__file__, 'stepprof.integrations.activation' in sys.modules)",
+            "print(sys.hidden, sitecustomize.__file__, 'stepprof_autoload' in sys.modules)",
             env={**path(str(tmp_path / "other")), "STEPPROF_STEPS": "2"},
         ).check()
         assert done.stdout.split() == ["1", str(tmp_path / "other" / "sitecustomize.py"), "True"]
@@ -81,11 +82,22 @@ class TestSitecustomize:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
         done = run_script(
-            "import sys\nprint('stepprof.integrations.activation' in sys.modules)",
+            "import sys\nprint('stepprof_autoload' in sys.modules)",
             env={**path(str(tmp_path / "other")), "STEPPROF_STEPS": "2"},
         ).check()
         assert done.stdout.split() == ["True"]
         assert "RuntimeError: theirs" in done.stderr
+
+    def test_the_first_framework_loads_the_adapters(self, run_script) -> None:
+        """Before it is imported; until then the package itself is not loaded."""
+        done = run_script(
+            "import contextlib, sys\nprint('stepprof' in sys.modules)\n"
+            "with contextlib.suppress(ImportError):\n    import vllm\n"
+            "with contextlib.suppress(ImportError):\n    import trl\n"
+            "print('stepprof.integrations.activation' in sys.modules)",
+            env={**path(), "STEPPROF_STEPS": "2"},
+        ).check()
+        assert done.stdout.split() == ["False", "True"], done.stderr
 
     def test_none_is_hidden(self, run_script) -> None:
         """Without another one, and without a variable, nothing happens."""

@@ -32,4 +32,4 @@ finally:
     except ImportError:  # another environment, without stepprof
         pass
     else:
-        stepprof_autoload.activate()
+        stepprof_autoload.activate_later()

@@ -50,7 +50,7 @@ class TestRun:
         """Adapters are registered in children of every kind that inherit the environment."""
         (tmp_path / "job.py").write_text(
             "import multiprocessing, subprocess, sys\n"
-            "def look():\n    print('stepprof.integrations.activation' in sys.modules, flush=True)\n"
+            "def look():\n    print('stepprof_autoload' in sys.modules, flush=True)\n"
             "if __name__ == '__main__':\n"
             "    look()\n"
             "    child = multiprocessing.get_context('spawn').Process(target=look)\n"

@@ -18,7 +18,7 @@ ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=Fal
 @ray.remote
 def look():
     import sys
-    return "stepprof.integrations.activation" in sys.modules
+    return "stepprof_autoload" in sys.modules
 
 print(ray.get(look.remote()))
 """
