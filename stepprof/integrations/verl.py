@@ -6,9 +6,11 @@ What only this module knows: prompts are sent before the timer "gen" begins, so 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import stepprof
+from stepprof.config.loaders import overrides, plain
 from stepprof.instrument.context import cell
 from stepprof.integrations import verl_processes, verl_profiler
 from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
@@ -36,6 +38,13 @@ ROLES = {
     "update_weights": "weight_sync",
 }
 """Timers of the trainer that open the window of a role; each is also a region, as all others are."""
+
+GROUPS = {
+    "actor_rollout_wg": ("actor", "weight_sync"),
+    "ref_policy_wg": ("ref",),
+    "critic_wg": ("critic",),
+}
+"""The trainer's groups of ranks, with the roles that they play; several names may stand for the same processes."""
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 TIMER = "verl.utils.profiler.performance:_timer"
@@ -96,8 +105,8 @@ def _fit_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         logger.warning("adapter.not_started", name="verl", reason=f"not attached: {', '.join(refused)}")
         return False
     asked = verl_profiler.is_asked_for()
-    config = verl_profiler.as_configuration(trainer.config) if asked else trainer.config.get("stepprof")
-    if not ensure_session("verl", config, "driver"):
+    given = verl_profiler.as_configuration(trainer.config) if asked else trainer.config.get("stepprof")
+    if not ensure_session("verl", _with_overrides(given), "driver"):
         return False
     try:
         _attach_processes(trainer, args[0] if args else kwargs["agent_loop_manager"])
@@ -107,6 +116,13 @@ def _fit_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     _settle_own_profiler(trainer.config.global_profiler, take_over=asked)
     _drivers.append(Driver(trainer))
     return True
+
+
+def _with_overrides(given: Any) -> Any:
+    """Return the configuration that the job gives with the variables of the environment on top; None if it gives none."""
+    if given is None:
+        return None
+    return {**plain(given), **{key: value for _, key, value in overrides(os.environ)}}  # type: ignore[dict-item]
 
 
 def _fit_ends(begun: bool | None, error: BaseException | None) -> None:
@@ -140,34 +156,35 @@ def _refused() -> Iterator[tuple[str, Any]]:
 
 def _attach_processes(trainer: Any, agent_loops: Any) -> None:
     """Attach the ranks, the engines, the agent loops and the reward workers of a trainer."""
-    seen: set[Any] = set()
-    for role, group in (("actor", "actor_rollout_wg"), ("critic", "critic_wg"), ("ref", "ref_policy_wg")):
-        workers = [worker for worker in _workers(trainer, group) if worker._actor_id not in seen]
-        seen.update(worker._actor_id for worker in workers)
-        if workers:
-            stepprof.attach(workers, role=role, kind="rank")
+    for workers, roles in _ranks(trainer):
+        stepprof.attach(workers, role=roles, kind="rank")
     find = "engine" if trainer.config.actor_rollout_ref.rollout.name == "vllm" else None
     stepprof.attach(lambda: _servers(trainer), role="rollout", kind="engine", find=find)
-    _attach_listeners("agent_loop", agent_loops.agent_loop_workers)
-    _attach_listeners("reward_loop", trainer.get_reward_handles() or [])
+    loops = getattr(agent_loops, "agent_loop_workers", None)  # a job's own manager may have none
+    if loops:
+        stepprof.attach(list(loops), role="rollout", kind="spans", name="agent-loop")
+    rewards = trainer.get_reward_handles()
+    if rewards:
+        stepprof.attach(list(rewards), role=["rollout", "reward"], kind="spans", name="reward-loop")
 
 
-def _workers(trainer: Any, group: str) -> list[Any]:
-    found = getattr(trainer, group, None)
-    return [] if found is None else list(found.workers)
+def _ranks(trainer: Any) -> list[tuple[list[Any], list[str]]]:
+    """Return the actors of each group of ranks with the roles that they play; most often one group plays all."""
+    found: dict[tuple[object, ...], tuple[list[Any], list[str]]] = {}
+    for name, roles in GROUPS.items():
+        group = getattr(trainer, name, None)
+        workers = [] if group is None else list(group.workers)
+        if workers:
+            key = tuple(worker._actor_id for worker in workers)
+            found.setdefault(key, (workers, []))[1].extend(roles)
+    return list(found.values())
 
 
 def _servers(trainer: Any) -> list[Any]:
-    """Return the handles of the engines' actors, as they are now."""
+    """Return the actors that hold the engines, as they are now: of a replica on several nodes the first."""
     managers = trainer._rollout_server_managers()
-    return [
-        server for manager in managers for replica in manager.get_replicas() for server in replica.servers
-    ]
-
-
-def _attach_listeners(name: str, workers: list[Any]) -> None:
-    for number, worker in enumerate(workers):
-        stepprof.attach(worker, role=name, kind="spans", name=f"{name}-{number}")
+    replicas = (replica for manager in managers for replica in manager.get_replicas())
+    return [server for replica in replicas for server in replica.servers[:1]]
 
 
 def _prepare_begins(*_: object) -> Any:

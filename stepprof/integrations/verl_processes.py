@@ -6,23 +6,20 @@ Their patches add regions, which cost a look at one cell until the trainer's pro
 from __future__ import annotations
 
 import os
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.config.config import load
 from stepprof.config.loaders import KEY_OF_VARIABLE, VARIABLES
-from stepprof.instrument.context import cell
 from stepprof.integrations import verl_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.training_loop import close_timer, open_timer
+from stepprof.run.output_root import output_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
     from stepprof.instrument.region import bind
-    from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
 
 __all__ = ["ADAPTERS", "RAY_ENVIRONMENT", "STAGES", "adapter", "with_variables"]
@@ -34,42 +31,24 @@ REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopWorker"
 VLLM_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
 RAY_ENVIRONMENT = "verl.trainer.constants_ppo:get_ppo_ray_runtime_env"
 
-STAGES: dict[str, tuple[str, str | None]] = {
-    f"{WORKER}.compute_log_prob": ("actor_compute_log_prob", "actor"),
-    f"{WORKER}.compute_ref_log_prob": ("ref_compute_log_prob", "ref"),
-    f"{WORKER}.update_actor": ("actor_update", "actor"),
-    f"{WORKER}.update_weights": ("update_weights", "weight_sync"),
-    f"{TRAINING_WORKER}.train_mini_batch": ("train_mini_batch", None),
-    f"{TRAINING_WORKER}.train_batch": ("train_batch", None),
-    f"{TRAINING_WORKER}.infer_batch": ("infer_batch", None),
+STAGES = {
+    f"{WORKER}.compute_log_prob": "actor_compute_log_prob",
+    f"{WORKER}.compute_ref_log_prob": "ref_compute_log_prob",
+    f"{WORKER}.update_actor": "actor_update",
+    f"{WORKER}.update_weights": "update_weights",
+    f"{TRAINING_WORKER}.train_mini_batch": "train_mini_batch",
+    f"{TRAINING_WORKER}.train_batch": "train_batch",
+    f"{TRAINING_WORKER}.infer_batch": "infer_batch",
 }
-"""Methods of a rank that are regions, with the names of verl's own profiler, and the roles that they work for."""
+"""Methods of a rank that are regions, with the names of verl's own profiler."""
 
 
 # -- ranks and reward workers
 
 
-def _begin_stage(name: str, role: str | None, *_: object) -> tuple[StepWindow | None, Any]:
-    """Open the region of a rank's stage, in the window of its role; a rank hears of windows of the role that it is attached for."""
-    recorder = cell.recorder
-    where = None if recorder is None or role is None else recorder.where()
-    window = None
-    if where is not None and where.role != role:
-        window = stepprof.profile_step(where.number, role).__enter__()
-    return window, open_timer(name)
-
-
-def _stage_ends(token: tuple[StepWindow | None, Any] | None, error: BaseException | None) -> None:
-    if token is not None:
-        window, region = token
-        close_timer(region, error)
-        if window is not None:
-            window.__exit__(None if error is None else type(error), error, None)
-
-
 def _attach_workers(patches: Patches) -> None:
-    for method, (name, role) in STAGES.items():
-        patches.around(method, partial(_begin_stage, name, role), _stage_ends)
+    for method, name in STAGES.items():
+        patches.around(method, lambda *_, name=name: open_timer(name), close_timer)
 
 
 def _attach_reward_loop(patches: Patches) -> None:
@@ -111,7 +90,7 @@ def _engine_is_built(server: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         options: Any = config.policy("rollout").engine
         if verl_profiler.is_asked_for():
             options = verl_profiler.engine_options(server.config.profiler)
-        arguments.update(engine_args(Path(config.output_dir) / ".engines", options))
+        arguments.update(engine_args(output_root(config.output_dir) / ".engines", options))
 
 
 def _attach_vllm(patches: Patches) -> None:
@@ -136,13 +115,9 @@ def with_variables(environment: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _as_text(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else ",".join(map(str, value))
-        if hasattr(value, "__iter__")
-        else str(value)
-    )
+    """Return a value of Hydra's as that of a variable: a list is separated by commas."""
+    is_list = hasattr(value, "__iter__") and not isinstance(value, str)
+    return ",".join(map(str, value)) if is_list else str(value)
 
 
 def _attach_environment(patches: Patches) -> None:
@@ -154,7 +129,7 @@ def adapter(
 ) -> Adapter:
     """Return an adapter of verl that attaches after the import of the module of `trigger`."""
     return Adapter(
-        name=name, distributions=("verl",), tested=">=0.9.1,<0.10", trigger=trigger.partition(":")[0], needs=needs, attach=attach
+        name=name, distributions=("verl",), tested=">=0.9.1,<0.9.2", trigger=trigger.partition(":")[0], needs=needs, attach=attach
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 import stepprof
 from stepprof.integrations import verl, verl_processes
@@ -88,6 +89,37 @@ class TestDriver:
         timer("generate_sequences")
         timer("step")
         assert {kind for _, kind, *_ in spans()} <= {"region"}
+
+
+class TestRanks:
+    def test_processes_that_play_several_roles(self) -> None:
+        """The reference model is in the actor's processes, the critic in its own."""
+        shared = [SimpleNamespace(_actor_id=each) for each in "ab"]
+        critics = [SimpleNamespace(_actor_id="c")]
+        trainer = SimpleNamespace(
+            actor_rollout_wg=SimpleNamespace(workers=shared),
+            ref_policy_wg=SimpleNamespace(workers=list(shared)),
+            critic_wg=SimpleNamespace(workers=critics),
+        )
+        assert verl._ranks(trainer) == [(shared, ["actor", "weight_sync", "ref"]), (critics, ["critic"])]
+
+    def test_groups_that_are_missing(self) -> None:
+        """A trainer without a critic has no such attribute."""
+        shared = [SimpleNamespace(_actor_id="a")]
+        trainer = SimpleNamespace(actor_rollout_wg=SimpleNamespace(workers=shared))
+        assert verl._ranks(trainer) == [(shared, ["actor", "weight_sync"])]
+
+
+class TestConfiguration:
+    def test_variables_are_on_top(self, monkeypatch) -> None:
+        """The folder of the runs is often a variable of the cluster, whatever the job configures."""
+        monkeypatch.setenv("STEPPROF_OUTPUT_DIR", "/shared")
+        given = OmegaConf.create({"steps": [2], "output_dir": "here"})
+        assert verl._with_overrides(given) == {"steps": [2], "output_dir": "/shared"}
+
+    def test_none_is_given(self) -> None:
+        """The environment's own configuration holds then, with its file."""
+        assert verl._with_overrides(None) is None
 
 
 class TestAdapters:

@@ -24,33 +24,6 @@ def spans(tmp_path):
     stepprof.shutdown()
 
 
-def stage(name, role):
-    """Run a stage as the patch does."""
-    verl_processes._stage_ends(verl_processes._begin_stage(name, role), None)
-
-
-class TestStage:
-    def test_is_in_the_window_of_its_role(self, spans) -> None:
-        """A rank hears of the windows of one role; the others begin in its stages."""
-        with stepprof.profile_step(2):
-            stage("ref_compute_log_prob", "ref")
-            with stepprof.profile_step(2, role="actor"):
-                stage("actor_update", "actor")
-        found = [(each["name"], each["kind"], each["role"]) for each in spans()]
-        assert sorted(found, key=str) == [
-            ("actor", "window", "actor"),
-            ("actor_update", "region", "actor"),
-            ("ref", "window", "ref"),
-            ("ref_compute_log_prob", "region", "ref"),
-            ("step", "window", None),
-        ]
-
-    def test_outside_of_every_step(self, spans) -> None:
-        """The first update of the weights comes before the first step: no window is opened for it."""
-        stage("update_weights", "weight_sync")
-        assert spans() == []
-
-
 class TestSample:
     def test_has_a_number_and_a_step(self, spans) -> None:
         """A sample is of the step that sent its prompt, whatever step runs meanwhile."""

@@ -59,23 +59,25 @@ def run(folder: Path, *overrides: str, timeout: float = 900, **variables: str) -
         variables: of the environment, as ``STEPPROF_STEPS="2"``.
     """
     prepare(folder)
-    path = os.pathsep.join(filter(None, (str(folder), str(CPU), os.environ.get("PYTHONPATH"))))
-    logged = {
-        "WORK": str(folder),
-        "REWARD": str(CPU / "verl_reward.py"),
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-    }
     with (folder / "job.log").open("wb") as log:
         done = subprocess.run(
             [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(CPU), "--config-name", "tiny", *overrides],
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT, **logged, "PYTHONPATH": path, **variables},
+            env=environment(folder, **variables),
             stdout=log,
             stderr=subprocess.STDOUT,
             timeout=timeout,
             check=False,
         )  # fmt: skip
     return Job(folder, done.returncode, (folder / "job.log").read_text(errors="replace"))
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Return the environment of a process of the job."""
+    path = os.pathsep.join(filter(None, (str(folder), str(CPU), os.environ.get("PYTHONPATH"))))
+    named = {"WORK": str(folder), "REWARD": str(CPU / "verl_reward.py"), "PYTHONPATH": path}
+    logged = {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")}
+    return {**os.environ, **ENVIRONMENT, **named, **logged, **variables}
 
 
 def prepare(folder: Path) -> None:
