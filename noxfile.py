@@ -45,9 +45,11 @@ def core(session: nox.Session) -> None:
             ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__", "results")
         )
     for path in ROOT.iterdir():
-        if (
-            path.is_file() and path.suffix in (".md", ".cfg", ".toml", ".txt", ".py")
-        ) or path.name == "LICENSE":
+        if path.suffix in (".md", ".cfg", ".toml", ".txt") or path.name in (
+            "LICENSE",
+            "noxfile.py",
+            "setup.py",
+        ):
             shutil.copy(path, elsewhere)
     session.chdir(elsewhere)
     session.env["COVERAGE_FILE"] = str(ROOT / ".coverage")
