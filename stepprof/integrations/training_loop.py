@@ -85,7 +85,6 @@ class TrainingLoop:
         self._always = always
         self._window: StepWindow | None = None
         self._step: int | None = None
-        self.evaluating = 0
 
     @property
     def step(self) -> int | None:
@@ -145,14 +144,12 @@ class TrainingLoop:
         Args:
             step: the framework's number of the last finished step.
         """
-        self.evaluating += 1
         if not ensure_session(self._name) and not (self._always and cell.session is not None):
             return None
         return stepprof.profile_step(step if self._step is None else self._step, EVAL).__enter__()
 
     def end_evaluation(self, window: StepWindow | None, error: BaseException | None = None) -> None:
         """Close the window of an evaluation."""
-        self.evaluating -= 1
         if window is not None:
             window.__exit__(None if error is None else type(error), error, None)
 
