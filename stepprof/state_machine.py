@@ -1,6 +1,6 @@
 """The four states of a target, as `transitions` state machines. Knows no backend and no engine.
 
-`TargetMachine` is the machine of the local target: it makes the calls of the backend as callbacks of its transitions. `EngineTargetMachine` has the same states
+`TargetMachine` is the machine of the local target: it makes the calls of the backend as part of its transitions. `EngineTargetMachine` has the same states
 for an engine, whose calls are asynchronous and precede the transition.
 
 Both are synchronous. The library's asynchronous machine cancels concurrent triggers silently, and its locked one costs five times as much:
@@ -9,13 +9,12 @@ Both are synchronous. The library's asynchronous machine cancels concurrent trig
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from transitions import Event, EventData, Machine, MachineError
+from transitions import Event, Machine, MachineError
 
 from stepprof.errors import StateError
 from stepprof.instrument.state import Status
@@ -26,22 +25,52 @@ __all__ = ["STATES", "TRANSITIONS", "EngineTargetMachine", "LightMachine", "Targ
 STATES: tuple[Status, ...] = ("idle", "armed", "recording", "flushing")
 
 TRANSITIONS: tuple[dict[str, Any], ...] = (
-    {"trigger": "arm", "source": "idle", "dest": "armed", "before": "_act"},
-    {"trigger": "start", "source": "armed", "dest": "recording", "before": "_act"},
+    {"trigger": "arm", "source": "idle", "dest": "armed"},
+    {"trigger": "start", "source": "armed", "dest": "recording"},
     {"trigger": "stop", "source": "recording", "dest": "flushing", "conditions": "on_owning_thread"},
     {"trigger": "done", "source": "flushing", "dest": "idle"},
     {"trigger": "abort", "source": ["armed", "recording", "flushing"], "dest": "idle"},
 )
 
-_NAME = "stepprof"
+
+class LightEvent(Event):
+    """A trigger that checks conditions, acts, changes the state and calls back; without the queue, the event object and the log of the library.
+
+    Those take 20 us a transition where the training loop has left the caches cold: an eighth of a recorded window without a profiler. With a
+    thousand engines they take a fifth of the time in which a window starts them all.
+    """
+
+    def trigger(
+        self, model: Any, *_: object, act: Callable[[], object] | None = None, **fields: object
+    ) -> bool:
+        """Change the state of one target. ``act`` is called before; if it raises, the state stays."""
+        machine: Any = self.machine
+        for transition in self.transitions.get(model.state, ()):
+            if not all(getattr(model, str(each.func))() for each in transition.conditions):
+                return False
+            if act is not None:
+                act()
+            source, model.state = model.state, transition.dest
+            for name in machine.after_state_change:
+                getattr(model, name)(source, fields)
+            return True
+        raise machine.refuse(model, self.name)
 
 
-def _foreign(record: logging.LogRecord) -> bool:
-    """Drop the library's own log records about these machines: each transition has one line of its own."""
-    return not (isinstance(record.args, tuple) and record.args[:1] == (f"{_NAME}: ",))
+class LightMachine(Machine):
+    """A machine for many models, each of which has its own ``state``."""
+
+    event_cls = LightEvent
+
+    def refuse(self, model: Any, trigger: str) -> Exception:
+        """Return the error for a trigger that is illegal now."""
+        return MachineError(f"cannot {trigger} from {model.state}")
 
 
-logging.getLogger("transitions.core").addFilter(_foreign)
+class _LocalMachine(LightMachine):
+    def refuse(self, model: Any, trigger: str) -> Exception:
+        error: StateError = model.refused(trigger)
+        return error
 
 
 class TargetMachine:
@@ -75,16 +104,13 @@ class TargetMachine:
         self.since = time.monotonic()
         self.owner: int | None = None
         """The only thread that may stop the capture; None: any thread may."""
-        Machine(
+        _LocalMachine(
             self,
             states=list(STATES),
             transitions=list(TRANSITIONS),
             initial="idle",
             auto_transitions=False,
-            send_event=True,
             after_state_change="_note_change",
-            on_exception="_raise",
-            name=_NAME,
         )
 
     def hold(self, holder: str, step: int | None, role: str | None) -> None:
@@ -95,54 +121,20 @@ class TargetMachine:
         """Return the error for a trigger that is illegal now."""
         return StateError(f"{self.target}: cannot {trigger} while {self.state} (held by {self.holder})")
 
-    def on_owning_thread(self, event: EventData | None = None) -> bool:
+    def on_owning_thread(self) -> bool:
         """Return whether the calling thread may stop the capture."""
         return self.owner is None or self.owner == threading.get_ident()
 
-    def _act(self, event: EventData) -> None:
-        act = event.kwargs.get("act")
-        if act is not None:
-            act()
-
-    def _note_change(self, event: EventData) -> None:
+    def _note_change(self, source: str, fields: dict[str, Any]) -> None:
         """Note the holder, and log the transition."""
         started, self.since = self.since, time.monotonic()
-        transition: Any = event.transition
-        fields = event.kwargs
         if self.state == "idle":
             self.hold("no window", None, None)
         else:
             self.hold(fields["holder"], fields.get("step"), fields.get("role"))
         if logger.tells("info"):
-            shown = {key: value for key, value in fields.items() if key not in ("holder", "act")}
-            logger.info("state.changed", **_line(transition.source, self, self.since - started, shown))
-
-    def _raise(self, event: EventData) -> None:
-        error: Any = event.error
-        if isinstance(error, MachineError):
-            raise self.refused(event.event.name) from error
-        raise error
-
-
-class LightEvent(Event):
-    """A trigger without conditions, callbacks and queue.
-
-    An engine's transitions have none. Looking for them takes 17 us of the loop that drives every engine: with a thousand engines, a
-    fifth of the time in which a window starts them all.
-    """
-
-    def trigger(self, model: Any, *_: object, **__: object) -> bool:
-        """Change the state of one target."""
-        for transition in self.transitions.get(model.state, ()):
-            model.state = transition.dest
-            return True
-        raise MachineError(f"cannot {self.name} from {model.state}")
-
-
-class LightMachine(Machine):
-    """A machine for many models, each of which has its own ``state``."""
-
-    event_cls = LightEvent
+            del fields["holder"]
+            logger.info("state.changed", **_line(source, self, self.since - started, fields))
 
 
 _ENGINES = LightMachine(

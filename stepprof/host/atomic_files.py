@@ -57,7 +57,8 @@ def temporary(final: Path) -> Path:
 
     The name identifies the process, so that `is_left_over` can detect when it has ended.
     """
-    return final.with_name(f".{final.name}.{_process(os.getpid())}-{next(_numbers)}.tmp")
+    # joined as strings: each window of a recorded step waits for it
+    return Path(f"{final.parent}/.{final.name}.{_process(os.getpid())}-{next(_numbers)}.tmp")
 
 
 def is_left_over(name: str) -> bool:
@@ -112,7 +113,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     tmp = write_temporary(path, data)
     try:
-        tmp.replace(path)
+        os.replace(tmp, path)  # noqa: PTH105 - as in `temporary`
     except BaseException:
         _remove(tmp)
         raise

@@ -6,7 +6,6 @@ whatever they are, and what is kept of them until it is written must not keep a 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +33,8 @@ def short_name(name: str) -> str:
     """
     if len(name) <= LONGEST_NAME:
         return name
+    import hashlib  # not with `import stepprof`, of which OpenSSL would be a fifth
+
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     mark = f"… ({len(name)} characters, {digest})"
     return name[: LONGEST_NAME - len(mark)] + mark

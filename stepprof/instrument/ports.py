@@ -97,9 +97,6 @@ class Session(Protocol[OpenT, EarlyT]):
     def is_quiet(self, step: object, role: object) -> bool:
         """Return whether a window surely has nothing to wait for."""
 
-    def next_selected(self, step: int, role: str | None) -> float:
-        """Return the next selected step after this one."""
-
     async def come_in(self, step: object, role: object, version: int | str | None) -> EarlyT | None:
         """Do what a coroutine waits for before it enters a selected window."""
 
@@ -118,7 +115,7 @@ class Session(Protocol[OpenT, EarlyT]):
         """End a selected window whose entry or exit was interrupted."""
 
     def approach(self, step: int, role: str | None) -> None:
-        """Prepare for a selected step, at the end of the step before it."""
+        """Prepare for a step if it is selected, at the end of the step before it."""
 
     def tick(self) -> None:
         """Apply caps and requests that only this thread can apply."""

@@ -89,7 +89,8 @@ class Region:
         self._start = 0
         failed = exc_type is not None and exc_type is not GeneratorExit
         token = self._token
-        self._token = None
+        if token is not None:
+            self._token = None
         _record(recorder, self._name, start, end, self._attributes, failed, token)
 
     async def __aenter__(self) -> Region:

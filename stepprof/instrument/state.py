@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from stepprof.formatting import label_ranges
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,6 +58,8 @@ class State:
             if value is not None:
                 parts.append(f"{key}={value}")
         if self.engines:
+            from stepprof.formatting import label_ranges
+
             alike: dict[str, list[str]] = {}
             for label, status in self.engines.items():
                 alike.setdefault(status, []).append(label)

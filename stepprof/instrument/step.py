@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 UNSEEN = 1
 """In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
+
+NOT_SELECTED: Literal[False] = False
+"""In the place of a ticket."""
 
 __all__ = ["StepWindow", "current_step", "profile_step", "state", "tick"]
 
@@ -38,8 +41,8 @@ class StepWindow(Scope):
     _version: int | str | None
     _key: object
     """Under which the session remembers it when it was opened by `start`."""
-    _after: tuple[OpenWindow | None, float] | None
-    """What is to do at the exit: the ticket of a selected window, and the next selected step, for which to arm."""
+    _after: OpenWindow | Literal[False] | None
+    """What is to do at the exit: the ticket of a selected window; NOT_SELECTED; None: the next step is not selected either."""
 
     def __enter__(self, _ahead: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
@@ -66,8 +69,8 @@ class StepWindow(Scope):
                 self._start = UNSEEN
                 return self
         else:
-            following = session.next_selected(step, role)
-            self._after = after = (session.enter(step, role, self._version, _ahead), following)
+            ticket: OpenWindow | None = session.enter(step, role, self._version, _ahead)
+            self._after = after = NOT_SELECTED if ticket is None else ticket
         try:
             self._thread = thread = recorder.thread.id
             loop = recorder.running_loop()
@@ -84,8 +87,8 @@ class StepWindow(Scope):
             newest.window = self
             scope.set(self)
             self._start = start = perf_counter_ns()
-            if after is not None and after[0] is not None:
-                after[0].begin(start)
+            if after:
+                after.begin(start)
             return self
         except BaseException as interrupt:  # a window whose enter raises gets no exit
             self._start = 0
@@ -104,8 +107,8 @@ class StepWindow(Scope):
         after = self._after
         try:
             end = perf_counter_ns()
-            if after is not None and after[0] is not None:
-                after[0].end(end, moved=True)
+            if after:
+                after.end(end, moved=True)
             before = self._before
             if before is not None:
                 self._before = before = last_open(before)
@@ -146,24 +149,22 @@ class StepWindow(Scope):
             raise
 
     @staticmethod
-    def _abandon(after: tuple[OpenWindow | None, float] | None, interrupt: BaseException) -> None:
+    def _abandon(after: OpenWindow | Literal[False] | None, interrupt: BaseException) -> None:
         """An interrupt came in the middle of the enter or exit: what the window holds must not stay open for ever."""
         session = cell.session
-        if session is not None and after is not None and after[0] is not None:
-            session.abandon(after[0], interrupt)
+        if session is not None and after:
+            session.abandon(after, interrupt)
 
-    def _leave(self, after: tuple[OpenWindow | None, float], error: BaseException | None) -> None:
-        """The end of a window that is selected, or that comes right before one that is."""
+    def _leave(self, after: OpenWindow | Literal[False], error: BaseException | None) -> None:
+        """The end of a window that is selected, or that may come right before one that is."""
         session = cell.session
         step = self.number
         if session is None or step is None:
             return
-        ticket, following = after
         session.left()
-        if ticket is not None:
-            session.exit(ticket, error)
-        if step + 1 == following:
-            session.approach(step + 1, self.role)
+        if after:
+            session.exit(after, error)
+        session.approach(step + 1, self.role)
 
     async def __aenter__(self) -> StepWindow:
         session = cell.session
@@ -180,7 +181,7 @@ class StepWindow(Scope):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         after = self._after if self._start > UNSEEN else None
-        engines = None if after is None else _engines_to_await(after[0])
+        engines = _engines_to_await(after) if after else None
         self.__exit__(exc_type, exc, traceback)
         if engines is not None:
             await engines.stopped()
@@ -216,7 +217,7 @@ class StepWindow(Scope):
     async def astop(self, error: BaseException | None = None) -> None:
         """`stop` for a coroutine: waits for its engines without blocking the event loop."""
         after = self._after if self._start > UNSEEN else None
-        engines = None if after is None else _engines_to_await(after[0])
+        engines = _engines_to_await(after) if after else None
         self.stop(error)
         if engines is not None:
             await engines.stopped()
@@ -300,10 +301,10 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
         return error
 
 
-def _engines_to_await(ticket: OpenWindow | None) -> WindowEngines | None:
+def _engines_to_await(ticket: OpenWindow) -> WindowEngines | None:
     """Return the engines that a coroutine awaits after its window; None: none, or another library's event loop, where the exit itself waits."""
     recorder = cell.recorder
-    if ticket is None or ticket.bracket is None or recorder is None or recorder.running_loop() is None:
+    if ticket.bracket is None or recorder is None or recorder.running_loop() is None:
         return None
     ticket.awaits_engines = True
     return ticket.bracket

@@ -287,10 +287,6 @@ class Session:
         quiet = self.quiet.get(role) if role is None or role.__class__ is str else None
         return quiet is not None and isinstance(step, int) and quiet[0] <= step < quiet[1] and self.calm
 
-    def next_selected(self, step: int, role: str | None) -> float:
-        """The next selected step after this one, as far as it matters for arming."""
-        return self.selector.next_selected(step, role)
-
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """A selected window goes out: the stops of its engines are sent, ours is done, then theirs are waited for, unless a coroutine does."""
         bracket = ticket.bracket

@@ -63,7 +63,6 @@ class Ticket:
     def begin(self, now_ns: int) -> None:
         """The body begins, on this thread."""
         self.timing.begin(now_ns)
-        self._note_times()
 
     def end(self, now_ns: int, *, moved: bool = False) -> None:
         """The body has ended, or before it the capture; ``moved``: the calling thread tells whether the body was one thread's."""

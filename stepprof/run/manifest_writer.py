@@ -280,7 +280,10 @@ _QUOTING = ("error", "body_error", "name", "url")
 
 def _shown(entry: Entry) -> dict[str, Any]:
     content = entry.to_dict()
-    return {**content, **{key: redacted(content[key]) for key in _QUOTING if content.get(key)}}
+    for key in _QUOTING:
+        if content.get(key):
+            content[key] = redacted(content[key])
+    return content
 
 
 _fragments: weakref.WeakSet[Fragment] = weakref.WeakSet()

@@ -63,7 +63,10 @@ class Entry:
         """
         found = {**vars(self)}
         found.update(found.pop("other"))
-        return {key: value for key, value in found.items() if value is not None or key not in self.optional}
+        for key in self.optional:
+            if found[key] is None:
+                del found[key]
+        return found
 
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> tuple[E, list[str]]:

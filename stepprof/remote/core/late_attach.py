@@ -35,7 +35,7 @@ def tell_if_inside(engine: Engine, selector: Selector) -> None:
 def _recorded() -> Iterator[StepWindow]:
     """Yield the selected windows that are open, the one entered last first."""
     for window in open_windows():
-        if isinstance(window, StepWindow) and window._after is not None and window._after[0] is not None:
+        if isinstance(window, StepWindow) and window._after:
             yield window
 
 

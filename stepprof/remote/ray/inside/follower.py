@@ -288,7 +288,7 @@ def _key(window: EngineWindow) -> Key:
 
 
 def _ticket(entered: StepWindow) -> Ticket | None:
-    ticket = entered._after[0] if entered._after else None
+    ticket = entered._after or None
     return ticket if isinstance(ticket, Ticket) else None
 
 
