@@ -229,7 +229,9 @@ class Fragment:
                 raise
 
     def _write_if_waiting(self) -> None:
-        if self._waiting:  # else it has been written meanwhile, with all that was to be written
+        with self._lock:  # a write under way is waited for: what comes next here would take the interpreter from it
+            waiting = self._waiting
+        if waiting:  # else it has been written meanwhile, with all that was to be written
             self.write()
 
     def write(self) -> None:
