@@ -229,7 +229,8 @@ class Fragment:
                 raise
 
     def _write_if_waiting(self) -> None:
-        with self._lock:  # a write under way is waited for: what comes next here would take the interpreter from it
+        # A write under way is waited for: what comes next here would take the interpreter from it.
+        with self._lock:
             waiting = self._waiting
         if waiting:  # else it has been written meanwhile, with all that was to be written
             self.write()
