@@ -49,13 +49,9 @@ def tmpfs(tmp_path):
 
 
 @pytest.fixture
-def without_links(monkeypatch):
+def without_links(mocker):
     """A file system without hard links, such as exFAT or a FUSE mount, which this machine has none of: the system call alone is replaced."""
-
-    def link(source, target, **_):
-        raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
-
-    monkeypatch.setattr(os, "link", link)
+    mocker.patch.object(os, "link", side_effect=PermissionError(1, "Operation not permitted"))
 
 
 class TestPublish:
@@ -106,7 +102,7 @@ class TestPublish:
         tmp.write_bytes(b"1")
         assert publish(tmp, tmp_path / "a.json").name == "a.2.json"
 
-    def test_a_lost_reply_is_recognised(self, tmp_path, monkeypatch):
+    def test_a_lost_reply_is_recognised(self, tmp_path, mocker):
         """Over NFS a link that was made may be answered by 'exists': it is ours all the same."""
         link = os.link
 
@@ -114,7 +110,7 @@ class TestPublish:
             link(source, target)
             link(source, target)
 
-        monkeypatch.setattr(os, "link", link_twice)
+        mocker.patch.object(os, "link", side_effect=link_twice)
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         assert publish(tmp, tmp_path / "a.json").name == "a.json"
@@ -127,13 +123,9 @@ class TestPublish:
             publish(tmp_path / ".gone", tmp_path / "b.json")
         assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
 
-    def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, monkeypatch):
-        """Somebody's file stood in the way and has gone since: still not our name, nobody knows what it was."""
-
-        def link(*_):
-            raise FileExistsError(17, "File exists")
-
-        monkeypatch.setattr(os, "link", link)
+    def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, mocker):
+        """Another file had the name and is gone since: the name is still not ours, since it is unknown what that file was."""
+        mocker.patch.object(os, "link", side_effect=FileExistsError(17, "File exists"))
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         assert atomic_files.place(tmp, tmp_path / "a.json") is False
@@ -192,13 +184,9 @@ class TestWriteExclusively:
         assert path.read_bytes() == b"1"
         assert hidden(tmp_path) == []
 
-    def test_an_error_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_an_error_leaves_nothing(self, tmp_path, mocker):
         """A link that fails for another reason than the file system's lack of links is an error."""
-
-        def link(*_):
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(os, "link", link)
+        mocker.patch.object(os, "link", side_effect=OSError(5, "Input/output error"))
         with pytest.raises(OSError, match="Input/output"):
             atomic_files.write_exclusively(tmp_path / "a.json", b"1")
         assert hidden(tmp_path) == []
@@ -342,16 +330,12 @@ class TestClaim:
         assert json.loads(claim.fragment.read_text()) == {"n": 1}
         assert hidden(folder) == []
 
-    def test_a_link_that_fails_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_a_link_that_fails_leaves_nothing(self, tmp_path, mocker):
         """Neither a claim nor a fragment claimed anew leaves its temporary file behind."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {"n": 1})
         claim.fragment.unlink()
-
-        def link(*_):
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(os, "link", link)
+        mocker.patch.object(os, "link", side_effect=OSError(5, "Input/output error"))
         with pytest.raises(OSError, match="Input/output"):
             claim.write({})
         with pytest.raises(OSError, match="Input/output"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_mock import MockerFixture
 from structlog.testing import capture_logs
 
 pytest.importorskip("torch")
@@ -528,12 +529,12 @@ class TestTorchFails:
         (artifact,) = recorded(backend, place, work)
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
-    def test_nothing_is_written(self, place: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_is_written(self, place: Capture, mocker: MockerFixture) -> None:
         """Kineto that writes nothing and says nothing is an error that names the folder."""
         backend = TorchBackend()
         backend.start(place)
         job = backend.stop(place, ())
-        monkeypatch.setattr(torch.autograd.profiler.profile, "export_chrome_trace", lambda *_: None)
+        mocker.patch.object(torch.autograd.profiler.profile, "export_chrome_trace", return_value=None)
         with pytest.raises(ExportError, match="actor: the trace is empty"):
             job()
         assert left(place) == []
@@ -542,25 +543,26 @@ class TestTorchFails:
 class TestDevices:
     """As far as it can be told without one: which activities are chosen."""
 
-    def test_only_devices_in_use_are_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_devices_in_use_are_recorded(self, mocker: MockerFixture) -> None:
         """Without a wish, a device that the process does not use is left alone; by name it is recorded."""
         activity = torch.profiler.ProfilerActivity
         api = backend_module.TorchApi()
-        monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.CUDA})
+        mocker.patch.object(
+            torch.profiler, "supported_activities", return_value={activity.CPU, activity.CUDA}
+        )
         assert api.activities(None) == ({activity.CPU}, None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        mocker.patch.object(torch.cuda, "is_available", return_value=True)
         assert api.activities(None) == ({activity.CPU}, None)
         assert api.activities(["cuda"]) == ({activity.CUDA}, None)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        mocker.patch.object(torch.cuda, "is_initialized", return_value=True)
         assert api.activities(None) == ({activity.CPU, activity.CUDA}, None)
 
-    def test_a_device_without_a_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_device_without_a_module(self, mocker: MockerFixture) -> None:
         """An activity whose device has no module in torch is recorded by name only."""
         activity = torch.profiler.ProfilerActivity
         api = backend_module.TorchApi()
-        monkeypatch.setattr(
-            torch.profiler, "supported_activities", lambda: {activity.CPU, activity.PrivateUse1}
-        )
+        supported = {activity.CPU, activity.PrivateUse1}
+        mocker.patch.object(torch.profiler, "supported_activities", return_value=supported)
         assert api.activities(None) == ({activity.CPU}, None)
         assert api.activities(["cpu", "privateuse1"]) == ({activity.CPU, activity.PrivateUse1}, None)
 
@@ -585,14 +587,11 @@ class TestDevices:
         monkeypatch.setattr(torch.accelerator, "current_accelerator", Kind)
         assert TorchBackend().export_mode() == mode
 
-    def test_without_proc(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where descriptors cannot be listed, torch's word holds."""
-
-        def refuse(_: Path) -> Iterator[Path]:
-            raise FileNotFoundError("/proc")
-
-        monkeypatch.setattr(Path, "iterdir", refuse)
+    def test_without_proc(self, mocker: MockerFixture) -> None:
+        """Where descriptors cannot be listed, torch's answer decides."""
+        listing = mocker.patch.object(Path, "iterdir", side_effect=FileNotFoundError("/proc"))
         assert not device_in_use()
+        listing.assert_called()
 
     def test_to_start_a_device_is_told(
         self, place: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

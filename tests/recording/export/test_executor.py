@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pytest_mock import MockerFixture
 
 from stepprof.backends.base import Export, ExportError
 from stepprof.recording.export import executor, fork
@@ -229,13 +230,9 @@ class TestBadEnds:
         assert time.perf_counter() - began < 5
 
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
-    def test_no_fork_to_be_had(self, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def test_no_fork_to_be_had(self, mocker: MockerFixture, failure: Exception) -> None:
         """Where the system refuses a fork the export happens in place, and the result says so."""
-
-        def refuse() -> int:
-            raise failure
-
-        monkeypatch.setattr(os, "fork", refuse)
+        mocker.patch.object(os, "fork", side_effect=failure)
         result = outcome(lambda: (artifact(),))
         assert result.artifacts == (artifact(),)
         assert str(failure) in str(result.note)
@@ -246,20 +243,16 @@ class TestBadEnds:
         assert "cannot fork" in str(outcome(lambda: (artifact(),)).note)
 
     @pytest.mark.parametrize("mode", ["fork", "thread"])
-    def test_no_thread_to_be_had(self, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    def test_no_thread_to_be_had(self, mocker: MockerFixture, mode: str) -> None:
         """Where no thread can be started (the interpreter is ending) the export happens in place."""
-
-        def refuse(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        mocker.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
         result = outcome(lambda: (artifact(),), mode)
         assert (result.artifacts, result.note) == (
             (artifact(),),
             "exported in place: can't start new thread",
         )
 
-    def test_a_queued_job_without_a_fork(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_a_queued_job_without_a_fork(self, mocker: MockerFixture, tmp_path: Path) -> None:
         """A job that waited and then cannot be forked is done by the watcher itself."""
         gate = tmp_path / "gate"
 
@@ -272,11 +265,7 @@ class TestBadEnds:
         exporter = Exporter()
         for _ in range(3):
             exporter.submit("x", job, "fork", results.append)
-
-        def refuse() -> int:
-            raise OSError(errno.EAGAIN, "no process")
-
-        monkeypatch.setattr(os, "fork", refuse)
+        mocker.patch.object(os, "fork", side_effect=OSError(errno.EAGAIN, "no process"))
         gate.touch()
         assert exporter.wait(30)
         assert [result.artifacts for result in results] == [(artifact(),)] * 3

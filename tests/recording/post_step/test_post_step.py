@@ -405,7 +405,7 @@ class TestPruning:
             prune(run.path, Step(2, artifacts={"actor/rank-0.trace.json.gz": 5}), "x", HEADER)
         assert file.exists()
 
-    def test_what_cannot_be_deleted_is_told(self, tmp_path, monkeypatch) -> None:
+    def test_what_cannot_be_deleted_is_told(self, tmp_path, mocker) -> None:
         """By name, with the reason."""
         run = runs.make_run(tmp_path)
         runs.record(run)
@@ -416,7 +416,7 @@ class TestPruning:
                 raise PermissionError(13, "Permission denied")
             unlink(name)
 
-        monkeypatch.setattr(os, "unlink", refuse)
+        mocker.patch.object(os, "unlink", side_effect=refuse)
         entry = prune(run.path, Step(2, artifacts={"actor/rank-0.trace.json.gz": 5}), "x", HEADER)
         assert entry.kept == ["actor/rank-0.trace.json.gz: Permission denied"]
         assert "  not deleted: actor/rank-0.trace.json.gz: Permission denied" in after_notes(

@@ -391,7 +391,7 @@ class TestDeadline:
                 await Client(server.url).request("POST", "/start_profile", timeout=60)
             assert time.perf_counter() - began < 30
 
-    async def test_a_name_that_is_not_looked_up(self, monkeypatch):
+    async def test_a_name_that_is_not_looked_up(self, mocker):
         """A resolver that hangs is asked by one thread, and waited for no longer than for an answer."""
         asked, done, real = [], threading.Event(), socket.getaddrinfo
 
@@ -402,7 +402,7 @@ class TestDeadline:
             done.wait(20)
             return real("127.0.0.1", *args, flags=flags, **kwargs)
 
-        monkeypatch.setattr(socket, "getaddrinfo", hangs)
+        mocker.patch.object(socket, "getaddrinfo", side_effect=hangs)
         with serving({"/a": {}}) as server:
             client = Client(f"http://node-3:{server.port}")
             for _ in range(3):

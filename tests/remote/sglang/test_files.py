@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_mock import MockerFixture
 
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow
@@ -190,13 +191,9 @@ class TestAscend:
             "rollout/replica-0/rank-0.decode.trace.json.gz",
         ]
 
-    def test_file_system_without_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_system_without_links(self, tmp_path: Path, mocker: MockerFixture) -> None:
         """Then the trace is copied."""
-
-        def refuse(*_: object) -> None:
-            raise OSError("no links here")
-
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        mocker.patch.object(Path, "hardlink_to", side_effect=OSError("no links here"))
         window = make_window(tmp_path)
         place = self.tree(window.output, "host_7_2026", 0)
         brought = bring(window.output, window, Facts("engine"), Request({}))
@@ -217,11 +214,10 @@ class TestFolders:
             require_writable(tmp_path / "file" / "b", "started")
         assert caught.value.health == "unconfigured"
 
-    def test_disk_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_disk_is_full(self, tmp_path: Path, mocker: MockerFixture) -> None:
         """No capture is begun that could not be written; one that runs is stopped all the same."""
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20)
-        )
+        full = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20)
+        mocker.patch.object(shutil, "disk_usage", return_value=full)
         with pytest.raises(EngineFailure, match="1 MiB left"):
             require_writable(tmp_path, "started")
         require_writable(tmp_path, "stopped")
