@@ -28,9 +28,9 @@ from stepprof.host.plain_json import parse_json
 __all__ = ["Checked", "check_artifact"]
 
 PARSED_BYTES = 64 * 2**20
-"""Up to this many bytes of other JSON are parsed; parsing takes about twenty times as much memory."""
+"""The largest other JSON file that is parsed [bytes]; parsing takes about twenty times as much memory."""
 MOST_BYTES = 32 << 30
-"""Of one artifact, uncompressed."""
+"""The most that is read of one artifact [bytes, uncompressed]."""
 _CHUNK = 1 << 20
 _FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[\s*([^\s])')
 _READER = ("isal", "msgspec", "numpy")
@@ -39,7 +39,7 @@ _JSON = (".json", ".json.gz")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result; `notes` are not failures."""
+    """The result of a check; `notes` are not failures."""
 
     problem: str | None = None
     notes: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def check_artifact(file: Path, size: int, kind: str | None) -> Checked:
 
 
 def _content(file: io.BufferedReader, name: str, *, is_trace: bool) -> Checked:
-    """Read what is no trace, or no trace that can be read here."""
+    """Read a file that is not a trace, or not one of a known format."""
     written = data_bytes(file)
     if not name.endswith((*_JSON, ".gz")):
         for _ in data_chunks(file):
@@ -138,7 +138,7 @@ def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:
 
 
 def _folder_problem(folder: Path) -> str | None:
-    """What is wrong with a folder of torch_npu's; its size grows when it is analysed, and is not compared."""
+    """Return the problem of a folder of torch_npu. Its size is not compared: it grows with the analysis."""
     if not folder.is_dir():
         return "is not a folder" if folder.exists() else "is missing"
     inside = list(npu_folder.profile_folders(folder)) or [folder]
@@ -146,7 +146,7 @@ def _folder_problem(folder: Path) -> str | None:
 
 
 def _chunks(stream: BufferedIOBase) -> Iterator[bytes]:
-    """Yield what a stream holds. Raises OSError where that is more than is read."""
+    """Yield the content of a stream. Raises OSError if it is larger than the limit."""
     total = 0
     while chunk := stream.read(_CHUNK):
         total += len(chunk)

@@ -1,4 +1,4 @@
-"""Say what kept a run from being kept: files of other users, and a command or a budget that was configured and never acted.
+"""Find why a run was not kept as configured: files of other users, and a command or a budget that never acted.
 
 The processes of a job pass over what another user wrote into the run directory (`stepprof.host.own_files`). The check reports them, since the job's log may be gone.
 """

@@ -32,11 +32,11 @@ class Wanted:
     step: int | None = None
     role: str | None = None
     region: str | None = None
-    """The name, whatever the kind."""
+    """The name of a window or region."""
     ranks: Ranks | None = None
 
     def includes_rank(self, rank: object) -> bool:
-        """Whether spans of this rank are meant; a process without a number is, unless numbers are asked for."""
+        """Return whether spans of this rank are selected. A process without a number is, unless numbers are given."""
         return self.ranks is None or (isinstance(rank, int) and rank in self.ranks)
 
 
@@ -48,30 +48,30 @@ class SpanTime:
     name: str
     role: str | None
     rank: Rank | None
-    """None: of several ranks together."""
+    """None: several ranks together."""
     ranks: int = 1
     errors: int = 0
     longest: float = -1.0
-    """Seconds of the longest one; of which step and rank:"""
+    """Seconds of the longest one; its step and rank follow."""
     longest_step: int | None = None
     longest_rank: Rank | None = None
     seconds_of_each: array[float] = field(default_factory=lambda: array("d"))
-    """Of the outermost ones: one that lies inside another one of them does not count."""
+    """Seconds of the outermost ones: a span inside another one of them does not count twice."""
     _outermost: Outermost = field(default_factory=Outermost)
 
     def add(self, span: Mapping[str, Any], step: int | None) -> None:
-        """Add the span that was written next."""
+        """Add a span, in the order in which they were written."""
         seconds = self._outermost.add(span) / 1e9
         if seconds > self.longest:
             self.longest, self.longest_step, self.longest_rank = seconds, step, self.rank
 
     def settle(self) -> None:
-        """Add up: all spans are read."""
+        """Compute the figures once all spans are read."""
         self.seconds_of_each, self.errors = self._outermost.seconds_of_each, self._outermost.errors
         self._outermost = Outermost()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; the keys are stable. A mark and a value have no duration."""
+        """Return the row as JSON types with stable keys. A mark and a value have no duration."""
         table: dict[str, Any] = {
             "kind": self.kind,
             "name": self.name,
@@ -92,18 +92,18 @@ class SpanTime:
 
 @dataclass(slots=True)
 class SpanTable:
-    """Times of spans, the longest first, and the problems of the files."""
+    """The rows, longest total first, and the problems of the files."""
 
     times: list[SpanTime] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[Rank]:
-        """The processes that any span is of."""
+        """The processes that wrote spans."""
         return sorted({time.rank for time in self.times if time.rank is not None}, key=rank_order)
 
     def together(self) -> list[SpanTime]:
-        """Return the same with all ranks in one row."""
+        """Return the same figures with all ranks in one row."""
         rows: dict[tuple[str, str, str | None], SpanTime] = {}
         for time in self.times:
             row = rows.setdefault(
@@ -169,7 +169,7 @@ def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | No
 
 
 def _refuse_step(path: Path, wanted: Wanted) -> None:
-    """Raise ConfigError where the ranks that are meant have spans, and none of the step."""
+    """Raise ConfigError if the selected ranks have spans, but none of the step."""
     if wanted.step is None:
         return
     number = wanted.step
@@ -184,21 +184,21 @@ def _refuse_step(path: Path, wanted: Wanted) -> None:
 
 
 def _refuse_ranks(path: Path, wanted: Wanted, ranks: Collection[Rank]) -> None:
-    """There are spans, and none of these ranks."""
+    """Raise ConfigError if only other ranks than the selected ones wrote spans."""
     if ranks and not any(map(wanted.includes_rank, ranks)):
         known = ", ".join(map(str, sorted(ranks, key=rank_order)))
         raise ConfigError(f'--ranks = "{wanted.ranks}": no spans in {path}; must be among {known}')
 
 
 def _refuse(path: Path, wanted: Wanted, roles: Collection[str], names: Collection[str]) -> None:
-    """Raise ConfigError where no span has the role or the name that is meant, with the nearest that some have."""
+    """Raise ConfigError if no span has the given role or name, and name the nearest that exists."""
     for option, given, known in (("--role", wanted.role, roles), ("--region", wanted.region, names)):
         if given is not None and given not in known and known:
             raise ConfigError(f'{option} = "{given}": no spans in {path}{nearest(given, sorted(known))}')
 
 
 def _ordered(times: Iterable[SpanTime]) -> list[SpanTime]:
-    """By kind, then by what took the most time."""
+    """Return the rows by kind, those with the longest total first."""
     return sorted(
         times,
         key=lambda time: (

@@ -35,7 +35,7 @@ _WELL_ENDED = ("complete", "joined")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem; `where` is a path relative to the run's folder."""
+    """One problem. `where` is a path relative to the folder of the run."""
 
     step: int | None
     where: str
@@ -44,13 +44,13 @@ class Problem:
 
 @dataclass(slots=True)
 class _Captures:
-    """The captures that left a file, or left one that was deleted since; each folder is looked into once."""
+    """The captures that left a file, also if it was deleted since. Each folder is listed once."""
 
     _there: dict[Path, set[str]] = field(default_factory=dict)
     _deleted: dict[Path, set[str]] = field(default_factory=dict)
 
     def holds(self, run: Path, capture: object) -> bool:
-        """Whether the capture that a window joined is there; one that does not say which cannot be missed."""
+        """Return whether the capture that a window joined is there; True if the entry does not name it."""
         if not isinstance(capture, dict):
             return True
         step, stem = capture.get("step"), capture.get("stem")
@@ -73,7 +73,7 @@ class _Captures:
 
 @dataclass(slots=True)
 class Verification:
-    """What was looked at and what was found: `problems` fail a check, `notes` are worth knowing."""
+    """The result of a check. `problems` make it fail, `notes` do not."""
 
     steps: int = 0
     windows: int = 0
@@ -83,12 +83,12 @@ class Verification:
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
     pending: list[tuple[Problem, tuple[Path, int, str | None]]] = field(default_factory=list)
-    """Artifacts that are still to be read, each with what is to be said of it."""
+    """Artifacts that are still to be read: where a problem is reported, and the path, size and kind in the manifest."""
     captures: _Captures = field(default_factory=_Captures)
     kept: list[Kept] = field(default_factory=list)
-    """Of each step what matters for what comes after the recording."""
+    """What the check of uploads, commands and deletions needs to know of each step."""
     pruned: dict[str, str] = field(default_factory=dict)
-    """Of the step at hand: the artifacts that were deleted, by path, and why."""
+    """The deleted artifacts of the current step, by path, with the reason."""
 
     @property
     def ok(self) -> bool:
@@ -176,7 +176,7 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     result.kept.append(Kept(step, bool(windows or engines), bool(manifest["completions"]), there))
     for finding in manifest["findings"]:
         if finding["fragment"] == RUN_FILE:
-            continue  # reported of the run
+            continue  # reported once, for the run
         where = f"{folder.name}/{MANIFEST}/{finding['fragment'] or ''}"
         result.problems.append(Problem(step, where, finding["problem"]))
     for window in windows:
@@ -226,7 +226,7 @@ def _verify_engine(folder: Path, step: int, engine: Mapping[str, Any], result: V
 def _verify_outcome(
     folder: Path, step: int, who: str, entry: Mapping[str, Any], result: Verification
 ) -> None:
-    """What windows and engines have in common: how it ended, and the files that it names."""
+    """Check what entries of windows and of engines have in common: the status and the files."""
     status, reason = entry["status"], f": {entry['error']}" if entry["error"] else ""
     if status in ("failed", "lost", "skipped"):
         result.problems.append(Problem(step, who, f"{status}{reason}"))
@@ -251,7 +251,9 @@ def _verify_outcome(
 
 
 def _stems(path: str) -> Iterator[str]:
-    """What a file may be the artifact of: "rank-1" is neither of "rank-10.trace.json.gz" nor of "rank-1.2.trace.json.gz".
+    """Yield the stems of the captures that a file may belong to.
+
+    "rank-1" is the stem of neither "rank-10.trace.json.gz" nor "rank-1.2.trace.json.gz".
 
     >>> list(_stems("rank-1.2.trace.gz"))
     ['rank-1.2', 'rank-1.2.trace']
@@ -262,7 +264,7 @@ def _stems(path: str) -> Iterator[str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The artifacts below a step's folder; reports that were made later lie beside them, at the top."""
+    """Yield the artifacts below the folder of a step. Reports that were made later are in the folder itself, and are left out."""
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder).parts
         if file.is_file() and len(inside) > 1 and inside[0] != MANIFEST:
