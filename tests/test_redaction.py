@@ -165,7 +165,7 @@ class TestSinks:
         }
 
     def test_there_is_no_other_way_into_the_log(self):
-        """No module but `log` speaks to a logger or to structlog (`ray_workers` quiets Ray's, `state_machine` the records of transitions)."""
+        """No module but `log` speaks to a logger or to structlog; `ray_workers` quiets Ray's."""
         found = {
             path.relative_to(PACKAGE).as_posix()
             for path in PACKAGE.rglob("*.py")
@@ -174,4 +174,4 @@ class TestSinks:
             for alias in node.names
             if alias.name.split(".")[0] in ("logging", "structlog")
         }
-        assert found == {"log.py", "analysis/timeline/ray_workers.py", "state_machine.py"}
+        assert found == {"log.py", "analysis/timeline/ray_workers.py"}

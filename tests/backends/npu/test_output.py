@@ -96,7 +96,7 @@ class TestFolder:
 
     def test_nothing(self, folder):
         (folder / "profiler_info_3.json").touch()
-        assert "neither" in missing_parts(folder)
+        assert "no operations of the host or the device" in missing_parts(folder)
         assert "recorded nothing" in missing_parts(folder, on_device=True)
         assert "no operation" in missing_parts(folder, on_host=True)
 

@@ -802,7 +802,7 @@ class TestAttach:
     def test_ranks_beyond_a_list_are_an_error(self, recording, engine):
         """Found when it is attached, with the nearest."""
         recording(rollout={"ranks": "0,7"})
-        with pytest.raises(ConfigError, match="nearest is 1"):
+        with pytest.raises(ConfigError, match="did you mean 1"):
             stepprof.attach([engine(), engine()])
 
     def test_a_callable_is_asked_again_at_each_step(self, recording, engine):
@@ -944,7 +944,7 @@ class TestAttach:
         session = recording(rollout={"ranks": "0-2"})
         engines = [stepprof.attach(f"http://127.0.0.1:{port}") for port in (1, 2)]
         assert [list(each.status) for each in engines] == [["rollout/0"], ["rollout/1"]]
-        with pytest.raises(ConfigError, match="nearest is 1"):
+        with pytest.raises(ConfigError, match="did you mean 1"):
             stepprof.attach(["http://127.0.0.1:3", "http://127.0.0.1:4"])
         with stepprof.profile_step(2, role="rollout"):
             pass

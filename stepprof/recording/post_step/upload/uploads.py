@@ -163,17 +163,17 @@ class Uploader:
             self._wake.clear()
             ending = self._ending
             try:
-                self._upload_all()
+                self._upload_all(ending)
             except Exception as error:  # noqa: BLE001 - what is left is tried again at the end, and told
                 self._fail(describe_error(error))
             self._idle.set()
             if ending:
                 return
 
-    def _upload_all(self) -> None:
-        """Upload everything in the queue with one run of the program."""
-        with Program(self.url, self._stop, LAST_TRIES if self._ending else TRIES) as program:
-            while not self._stop.is_set():
+    def _upload_all(self, ending: bool) -> None:
+        """Upload everything in the queue with one run of the program. What `close` queues waits for the next run, which tries less often."""
+        with Program(self.url, self._stop, LAST_TRIES if ending else TRIES) as program:
+            while not self._stop.is_set() and self._ending == ending:
                 with self._lock:
                     due = next(iter(self._queue.values()), None)
                     plain = None if due is not None or not self._plain else self._plain[0]
