@@ -183,6 +183,20 @@ def adapters(session: nox.Session) -> None:
     run_tests(session, "tests/real/integrations", "tests/real/launchers", "-m", "not demo and not ray")
 
 
+# Frameworks that cannot run here: their adapters are held against these wheels.
+CONTRACTS = {"openrlhf": "0.11.2"}
+
+
+@nox.session(venv_backend="none")
+def contracts(session: nox.Session) -> None:
+    """Hold adapters against the wheels of frameworks that cannot run here: their names, and parts of them over stand-ins for the rest."""
+    for name, version in CONTRACTS.items():
+        folder = ROOT / ".nox" / "contracts" / f"{name}-{version}"
+        unpack(session, f"{name}=={version}", folder, options=("--python-version", "3.11"))
+        session.env[f"{name.upper()}_WHEEL"] = str(folder)
+    run_tests(session, "tests/real/contracts")
+
+
 @nox.session(python="3.11", reuse_venv=True)
 def verl(session: nox.Session) -> None:
     """Record a whole training job of the real verl on a CPU, ranks and vLLM included."""
@@ -281,13 +295,16 @@ def install_vllm(session: nox.Session) -> None:
     install_checkout(session)
 
 
-def unpack(session: nox.Session, requirement: str, folder: Path, only: str = "") -> None:
+def unpack(
+    session: nox.Session, requirement: str, folder: Path, only: str = "", options: tuple[str, ...] = ()
+) -> None:
     """Unpack a wheel beside the environment, or its sources alone where it cannot be run here."""
     if folder.exists():
         return
     downloaded, begun = folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.begun")
+    program = "python" if session.virtualenv.is_sandboxed else sys.executable
     session.run_install(
-        "python", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), requirement,
+        program, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), *options, requirement,
     )  # fmt: skip
     (wheel,) = downloaded.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:

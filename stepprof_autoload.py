@@ -24,6 +24,7 @@ FRAMEWORKS = (
     "accelerate",
     "lightning",
     "lightning_fabric",
+    "openrlhf",
     "pytorch_lightning",
     "transformers",
     "trl",

@@ -1,0 +1,223 @@
+"""The adapters of OpenRLHF: the Ray actor of its PPO trainer, which starts the session and attaches the other processes, and its ranks.
+
+What only this module knows: the log calls the step that `train_step` gets as 0 step 1; its rollout is generated before; and the
+trainer's class is decorated where it is defined, so that its own methods are pickled by value and those of its base by reference.
+So `fit` cannot be patched: the job ends with the last episode's last samples.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, ensure_session, open_timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepprof.instrument.step import StepWindow
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "GROUPS", "PHASES", "STAGES"]
+
+TRAINER = "openrlhf.trainer.ppo_trainer:BasePPOTrainer"
+GENERATOR = "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator"
+MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
+ACTOR = "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer"
+CRITIC = "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer"
+
+PHASES = {
+    f"{MAKER}.make_experience_batch": ("make_experience", "experience"),
+    f"{TRAINER}.ppo_train": ("ppo_train", "actor"),
+    f"{TRAINER}.broadcast_to_vllm": ("broadcast", "weight_sync"),
+    f"{TRAINER}.save_best_checkpoint": ("save_best_checkpoint", None),
+}
+"""Methods of the trainer's process that are windows of a role, or regions. The names are those of OpenRLHF's `timing/…`."""
+
+GROUPS = {
+    "actor_model_group": ("actor", "experience", "weight_sync"),
+    "critic_model_group": ("critic", "experience", "actor"),
+    "reward_model_group": ("reward", "experience"),
+    "reference_model_group": ("ref", "experience"),
+}
+"""The trainer's groups of ranks, with the roles whose windows they follow; the first names them."""
+
+STAGES = {
+    f"{ACTOR}.ppo_train": "ppo_train",
+    f"{ACTOR}.training_step": "training_step",
+    f"{ACTOR}.broadcast_to_vllm": "broadcast_to_vllm",
+    f"{CRITIC}.ppo_train": "ppo_train",
+    f"{CRITIC}.training_step": "training_step",
+}
+"""Methods of a rank that are regions."""
+
+
+class Job:
+    """The windows of the process that trains.
+
+    Args:
+        step: the last step that is finished, as OpenRLHF's log counts them.
+        episodes: how many passes over the prompts are left.
+    """
+
+    def __init__(self, step: int, episodes: int) -> None:
+        self.loop = TrainingLoop("openrlhf")
+        self.step = step
+        self.episodes = episodes
+
+    def end(self) -> None:
+        """End the session: Ray ends this process without giving it the time to."""
+        self.loop.end()
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+_jobs: list[Job] = []
+"""The job of this process, once its trainer is about to fit."""
+
+
+# -- the trainer's process
+
+
+def _is_ray_worker() -> bool:
+    """Return whether Ray has started this process: in the job's own process a patch would hide the original from pickling."""
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE
+
+
+def _fit_is_due(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    states = args[0] if args else kwargs["checkpoint_states"]
+    if ensure_session("openrlhf", process="driver"):
+        _jobs[:] = [Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])]
+        _attach_processes(trainer)
+
+
+def _attach_processes(trainer: Any) -> None:
+    for name, roles in GROUPS.items():
+        group = getattr(trainer, name)
+        if group is not None:
+            stepprof.attach(list(group._actor_handlers), role=roles, kind="rank")
+    if trainer.vllm_engines:
+        stepprof.attach(list(trainer.vllm_engines), role="rollout", kind="engine", find="llm")
+
+
+def _rollout_begins(*_: object) -> Any:
+    for job in _jobs:
+        job.loop.begin(job.step + 1)
+    return open_timer("generation", "rollout")
+
+
+def _samples_are_made(result: Any, *_: object) -> None:
+    samples, *_unused, exhausted = result
+    for job in [*_jobs]:
+        job.episodes -= bool(exhausted)
+        if not job.episodes and not samples:
+            job.end()
+
+
+def _training_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    finished = kwargs["global_step"] if "global_step" in kwargs else args[1]
+    for job in _jobs:
+        job.step = finished
+        job.loop.begin(job.step + 1)
+
+
+def _training_ends(_: object, error: BaseException | None) -> None:
+    for job in _jobs:
+        if error is not None:
+            job.loop.end(error)
+        job.step += error is None
+
+
+def _saving_ends(token: Any, error: BaseException | None) -> None:
+    close_timer(token, error)
+    for job in [*_jobs]:
+        job.loop.end(error)
+        if not job.episodes:
+            job.end()
+
+
+def _evaluation_begins(*_: object) -> list[tuple[Job, StepWindow | None]]:
+    return [(job, job.loop.evaluation(job.step)) for job in _jobs]
+
+
+def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: BaseException | None) -> None:
+    for job, window in opened or ():
+        job.loop.end_evaluation(window, error)
+
+
+def _attach_trainer(patches: Patches) -> None:
+    if not _is_ray_worker():
+        return
+    patches.around(f"{TRAINER}.restore_best_checkpoint_state", _fit_is_due)
+    patches.around(f"{TRAINER}.train_step", _training_begins, _training_ends)
+    patches.around(
+        f"{TRAINER}.save_logs_and_checkpoints",
+        lambda *_: open_timer("save_logs_and_checkpoints"),
+        _saving_ends,
+    )
+    patches.around(f"{GENERATOR}.generate_samples", _rollout_begins, close_timer)
+    patches.around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, _evaluation_ends)
+    for method, (name, role) in PHASES.items():
+        patches.around(method, partial(_phase_begins, name, role), close_timer)
+
+
+def _attach_samples(patches: Patches) -> None:
+    if _is_ray_worker():
+        patches.result(f"{GENERATOR}.generate_samples", _samples_are_made)
+
+
+def _phase_begins(name: str, role: str | None, *_: object) -> Any:
+    return open_timer(name, role)
+
+
+# -- ranks
+
+
+def _attach_rank(owner: str) -> Callable[[Patches], None]:
+    def attach(patches: Patches) -> None:
+        for method, name in STAGES.items():
+            if method.startswith(owner):
+                patches.around(method, partial(_phase_begins, name, None), close_timer)
+
+    return attach
+
+
+def _adapter(
+    name: str, target: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
+) -> Adapter:
+    return Adapter(
+        name=name,
+        distributions=("openrlhf",),
+        tested=">=0.11.2,<0.11.3",
+        trigger=target.partition(":")[0],
+        needs=needs,
+        attach=attach,
+    )
+
+
+ADAPTERS = (
+    _adapter(
+        "openrlhf",
+        TRAINER,
+        _attach_trainer,
+        {
+            f"{TRAINER}.__init__": (*GROUPS, "vllm_engines"),
+            f"{TRAINER}.restore_best_checkpoint_state": ("checkpoint_states",),
+            f"{TRAINER}.train_step": ("rollout_samples", "global_step"),
+            f"{TRAINER}.save_logs_and_checkpoints": ("global_step",),
+            f"{GENERATOR}.generate_samples": (),
+            f"{GENERATOR}.generate_eval_samples": (),
+            "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": ("method_name",),
+            **dict.fromkeys(PHASES, ()),
+        },
+    ),
+    _adapter("openrlhf.samples", TRAINER, _attach_samples, {f"{GENERATOR}.generate_samples": ()}),
+    *(
+        _adapter(name, target, _attach_rank(target), {each: () for each in STAGES if each.startswith(target)})
+        for name, target in (("openrlhf.actor", ACTOR), ("openrlhf.critic", CRITIC))
+    ),
+)

@@ -1,0 +1,39 @@
+"""A framework's own modules out of its wheel, and stand-ins for those that need what cannot be installed here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from wheels import packages, wheel
+
+ANYTHING = """
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
+"""
+"""A module that has every name: a class that takes any arguments."""
+
+
+def build(framework: str, folder: Path, kept: list[str], stubs: dict[str, str]) -> Path:
+    """Copy modules of an unpacked wheel and write stand-ins; every package in between is empty.
+
+    Args:
+        framework: its name on PyPI.
+        folder: where the skeleton is made; it has to be on the path.
+        kept: files of the wheel that are kept as they are.
+        stubs: the text of each stand-in, by its file.
+    """
+    for metadata in wheel(framework).glob("*.dist-info"):
+        shutil.copytree(metadata, folder / metadata.name)
+    for name in kept:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(packages(framework) / name, folder / name)
+    for name, text in stubs.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in (*kept, *stubs):
+        for parent in [*Path(name).parents][:-1]:
+            (folder / parent / "__init__.py").touch()
+    return folder

@@ -1,0 +1,161 @@
+"""The adapter of OpenRLHF against its wheel: names and parameters by reading it, windows by running the driver's half of it on a real Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from skeleton import ANYTHING, build
+from wheels import assigns, packages
+
+from stepprof.integrations import openrlhf
+from stepprof.integrations.source_check import missing_in_source
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+KEPT = [
+    f"openrlhf/{name}.py"
+    for name in (
+        *("trainer/ppo_trainer", "trainer/ppo_utils/samples_generator", "trainer/ppo_utils/experience_maker"),
+        *(
+            "trainer/ppo_utils/experience",
+            "trainer/ppo_utils/kl_controller",
+            "trainer/ppo_utils/length_penalty",
+        ),
+        *("trainer/ray/launcher", "trainer/ray/vllm_engine", "trainer/ray/utils"),
+        *("models/utils", "utils/logging_utils", "utils/seqlen_balancing"),
+    )
+]
+STRATEGY = """
+class DeepspeedStrategy:
+    def __init__(self, args): self.args = args
+    def setup_dataloader(self, data, *args, **kwargs): return data
+"""
+DATASETS = """
+class PromptDataset(list):
+    def __init__(self, data, *args, **kwargs):
+        super().__init__(("source", [f"prompt {each}"], ["label"], [None]) for each in data)
+    collate_fn = None
+    def state_dict(self): return {}
+"""
+BLENDING = """
+class Rows(list):
+    def select(self, which): return Rows(which)
+def blending_datasets(*args, max_count=1, **kwargs): return Rows(range(max_count))
+"""
+TOKENIZER = """
+import torch
+class Tokenizer:
+    pad_token_id = 0
+    def decode(self, tokens, **_): return ["text"]
+def get_tokenizer(*args, **kwargs): return Tokenizer()
+def zero_pad_sequences(tensors, *args, **kwargs): return torch.cat(tensors)
+"""
+STUBS = {
+    "deepspeed/__init__.py": ANYTHING,
+    "vllm/__init__.py": ANYTHING,
+    "vllm/inputs.py": ANYTHING,
+    "vllm/utils.py": ANYTHING,
+    "openrlhf/datasets/__init__.py": DATASETS,
+    "openrlhf/datasets/utils.py": BLENDING,
+    "openrlhf/models/__init__.py": ANYTHING,
+    "openrlhf/utils/agent.py": ANYTHING,
+    "openrlhf/utils/deepspeed.py": STRATEGY,
+    "openrlhf/utils/utils.py": TOKENIZER,
+}
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    """Return the folder in which OpenRLHF's package is."""
+    return packages("openrlhf")
+
+
+class TestNames:
+    def test_names_and_parameters(self, wheel, monkeypatch) -> None:
+        """Everything that the adapters need is in the wheel, with the parameters."""
+        monkeypatch.syspath_prepend(str(wheel))
+        assert {each.name: missing_in_source(each) for each in openrlhf.ADAPTERS} == {
+            each.name: [] for each in openrlhf.ADAPTERS
+        }
+
+    @pytest.mark.parametrize(
+        ("file", "owner", "attributes"),
+        [
+            ("trainer/ppo_trainer", "BasePPOTrainer", {*openrlhf.GROUPS, "vllm_engines"}),
+            ("trainer/ray/launcher", "RayActorGroup", {"_actor_handlers"}),
+            ("trainer/ray/vllm_engine", "RolloutRayActor", {"llm"}),
+        ],
+    )
+    def test_attributes(self, wheel, file, owner, attributes) -> None:
+        """Groups, their actors and the engine are attributes that no signature has."""
+        assert attributes <= assigns(wheel / f"openrlhf/{file}.py", owner)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Return the folder of a job of three steps of which the second is recorded."""
+    folder = tmp_path_factory.mktemp("openrlhf")
+    build("openrlhf", folder, KEPT, STUBS)
+    shutil.copy(Path(__file__).with_name("openrlhf_job.py"), folder / "job.py")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--ranks", "all", "--backend", "null", "--", sys.executable, "job.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )  # fmt: skip
+    assert "trained 3" in done.stdout, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(job):
+    """Return its run directory."""
+    (found,) = list_runs(job / "stepprof-runs")
+    return found
+
+
+def windows(run, step):
+    """Return the roles of the windows of a step, those of the trainer's process first."""
+    return [each["role"] for each in read_spans(run, step=step) if each["kind"] == "window"]
+
+
+@pytest.mark.ray
+class TestJob:
+    def test_windows(self, run) -> None:
+        """Each step has the number of OpenRLHF's log, and its phases as roles, in the trainer's process and in the ranks."""
+        for step in (1, 2, 3):
+            found = windows(run, step)
+            assert found.count("rollout") == 1
+            assert {each: found.count(each) for each in ("experience", "actor", "weight_sync")} == {
+                "experience": 3,  # the trainer, the policy and the reference model
+                "actor": 2,
+                "weight_sync": 2,
+            }
+
+    def test_evaluation(self, run) -> None:
+        """It is a role of the step that it follows."""
+        assert "eval" in windows(run, 2)
+
+    def test_the_recorded_step(self, run) -> None:
+        """It is the one that OpenRLHF's log calls 2: the groups were attached by their roles, the engine was asked for its `llm`."""
+        assert steps(run) == [2]
+        manifest = read_step(run, 2)
+        engines = manifest["engines"]
+        assert {each["status"] for each in engines if each["kind"] == "rank"} <= {"complete", "joined"}
+        assert {each["role"] for each in engines} >= {"actor", "ref", "rollout"}
+        assert all("llm" in each["error"] for each in engines if each["role"] == "rollout")
+        assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
+
+    def test_it_attaches_in_the_actor(self, run) -> None:
+        """The trainer's class is pickled by the job's process, and its base is patched where it is unpickled."""
+        assert read_run(run)["adapters"]["openrlhf"] == {"status": "attached", "version": "0.11.2"}
