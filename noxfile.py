@@ -184,7 +184,7 @@ def adapters(session: nox.Session) -> None:
 
 
 # Frameworks that cannot run here: their adapters are held against these wheels.
-CONTRACTS = {"openrlhf": "0.11.2"}
+CONTRACTS = {"openrlhf": "0.11.2", "skyrl": "0.3.0"}
 
 
 @nox.session(venv_backend="none")

@@ -26,6 +26,7 @@ FRAMEWORKS = (
     "lightning_fabric",
     "openrlhf",
     "pytorch_lightning",
+    "skyrl",
     "transformers",
     "trl",
     "verl",

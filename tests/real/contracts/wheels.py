@@ -30,3 +30,10 @@ def assigns(file: Path, owner: str) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     )
     return {node.attr for node in targets if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
+def timers(file: Path) -> set[str]:
+    """Return the names of the timers that a file enters: the first argument of each `Timer(…)`."""
+    calls = (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call))
+    entered = (each for each in calls if isinstance(each.func, ast.Name) and each.func.id == "Timer")
+    return {each.args[0].value for each in entered if isinstance(each.args[0], ast.Constant)}

@@ -1,0 +1,161 @@
+"""The adapters of SkyRL: the process of its trainer, which starts the session and attaches ranks and engines.
+
+What only this module knows: every phase is a `Timer`; dynamic sampling enters the timer "step" several times for one step; and the
+fully asynchronous trainer refuses callbacks, so that none is added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, ensure_session, open_timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "GROUPS", "ROLES"]
+
+TRAINER = "skyrl.train.trainer:RayPPOTrainer"
+ASYNC_TRAINER = "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer"
+TIMER = "skyrl.train.utils.utils:Timer"
+CLIENT = "skyrl.backends.skyrl_train.inference_servers.remote_inference_client:RemoteInferenceClient"
+
+STEP = "step"
+EVAL = "eval"
+TRAINING = "train_critic_and_policy"
+"""The timer that ends what dynamic sampling repeats: a step without it goes on in the next one of its number."""
+
+ROLES = {
+    "generate": "rollout",
+    "wait_for_generation_buffer": "rollout",
+    "fwd_logprobs_values_reward": "experience",
+    "compute_advantages_and_returns": "advantage",
+    "critic_train": "critic",
+    "policy_train": "actor",
+    "sync_weights": "weight_sync",
+}
+"""Timers that are windows of a role; all others are regions."""
+
+GROUPS = {
+    "policy_model": ("actor", "experience", "weight_sync"),
+    "critic_model": ("critic", "experience"),
+    "ref_model": ("ref", "experience"),
+}
+"""The trainer's groups of ranks, with the roles whose windows they follow; the first names them."""
+
+KEPT = "_stepprof_timer"
+
+
+class Job:
+    """The windows of the process that trains.
+
+    Args:
+        trainer: SkyRL's trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.loop = TrainingLoop("skyrl")
+        self.trainer = trainer
+        self._is_trained = False
+
+    def begin(self, timer: str) -> Callable[[BaseException | None], None]:
+        """Open what belongs to a timer; return what closes it."""
+        if timer == STEP:
+            self.loop.begin(self.trainer.global_step)
+            return self._step_ends
+        if timer == EVAL:
+            window = self.loop.evaluation(self.trainer.global_step)
+            return lambda error: self.loop.end_evaluation(window, error)
+        opened = open_timer(timer, ROLES.get(timer))
+        return lambda error: self._phase_ends(timer, opened, error)
+
+    def _phase_ends(self, timer: str, opened: Any, error: BaseException | None) -> None:
+        close_timer(opened, error)
+        self._is_trained |= timer == TRAINING
+
+    def _step_ends(self, error: BaseException | None) -> None:
+        if self._is_trained or error is not None:
+            self.loop.end(error)
+        self._is_trained = False
+
+
+_jobs: list[Job] = []
+"""The job of this process, while its trainer trains."""
+
+
+def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    if not ensure_session("skyrl", process="driver"):
+        return False
+    for name, roles in GROUPS.items():
+        group = getattr(trainer, name)
+        if group is not None:
+            stepprof.attach(list(group._actor_handlers), role=roles, kind="rank")
+    urls = getattr(trainer.inference_engine_client, "server_urls", None)  # a job's own client may have none
+    if urls:
+        stepprof.attach(list(urls), role="rollout", kind="vllm")
+    _jobs[:] = [Job(trainer)]
+    return True
+
+
+def _training_ends(begun: bool | None, error: BaseException | None) -> None:
+    if begun:
+        for job in _jobs:
+            job.loop.end(error)
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+    for job in _jobs:
+        timer.__dict__[KEPT] = job.begin(timer.message)
+
+
+def _timer_ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
+    close = timer.__dict__.pop(KEPT, None)
+    if close is not None:
+        close(arguments[1] if len(arguments) > 1 else None)
+
+
+def _attach_trainer(patches: Patches) -> None:
+    patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
+    for kind in ("", "a"):
+        patches.around(f"{TIMER}.__{kind}enter__", _timer_begins)
+        patches.around(f"{TIMER}.__{kind}exit__", _timer_ends)
+
+
+def _attach_async_trainer(patches: Patches) -> None:
+    patches.around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends)
+
+
+def _adapter(
+    name: str, target: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
+) -> Adapter:
+    return Adapter(
+        name=name,
+        distributions=("skyrl",),
+        tested=">=0.3.0,<0.3.1",
+        trigger=target.partition(":")[0],
+        needs=needs,
+        attach=attach,
+    )
+
+
+ADAPTERS = (
+    _adapter(
+        "skyrl",
+        TRAINER,
+        _attach_trainer,
+        {
+            f"{TRAINER}.train": (),
+            f"{TRAINER}.__init__": ("inference_engine_client",),
+            f"{TIMER}.__init__": ("message",),
+            **{f"{TIMER}.__{name}__": () for name in ("enter", "exit", "aenter", "aexit")},
+            CLIENT: ("server_urls",),
+        },
+    ),
+    _adapter("skyrl.fully_async", ASYNC_TRAINER, _attach_async_trainer, {f"{ASYNC_TRAINER}.train": ()}),
+)

@@ -1,0 +1,158 @@
+"""The adapter of SkyRL against its wheel: names and parameters by reading it, windows by running its training loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from skeleton import ANYTHING, build
+from wheels import assigns, packages, timers
+
+from stepprof.integrations import skyrl
+from stepprof.integrations.source_check import missing_in_source
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+KEPT = [
+    *("skyrl/train/trainer.py", "skyrl/train/utils/utils.py", "skyrl/train/utils/callbacks.py"),
+    "skyrl/env_vars.py",
+]
+LOGGER = """
+from unittest.mock import MagicMock
+logger = MagicMock()
+"""
+TENSORS = """
+class Float:
+    def __class_getitem__(cls, shape): return cls
+"""
+CLIENT = """
+class RemoteInferenceClient:
+    def __init__(self, proxy_url, server_urls): ...
+"""
+RESUMING = """
+class ResumeMode: NONE = "none"
+"""
+PREPARING = """
+def prepare_generator_input(*args): return {}, []
+"""
+BACKENDS = "skyrl/backends/skyrl_train"
+STUBS = {
+    "loguru/__init__.py": LOGGER,
+    "jaxtyping/__init__.py": TENSORS,
+    f"{BACKENDS}/inference_servers/remote_inference_client.py": CLIENT,
+    "skyrl/train/utils/__init__.py": "from .utils import *\n",
+    "skyrl/train/utils/trainer_utils.py": RESUMING + ANYTHING,
+    "skyrl/train/generators/utils.py": PREPARING + ANYTHING,
+    **dict.fromkeys(
+        [
+            *(f"{BACKENDS}/distributed/dispatch.py", f"{BACKENDS}/training_batch.py"),
+            *(f"{BACKENDS}/inference_servers/{name}.py" for name in ("base", "engine_utils")),
+            *(f"{BACKENDS}/utils/{name}.py" for name in ("io", "off_policy_correction_utils", "torch_utils")),
+            f"{BACKENDS}/utils/ppo_utils.py",
+            *(f"{BACKENDS}/workers/{name}.py" for name in ("worker", "worker_dispatch", "worker_utils")),
+            *(f"skyrl/train/{name}.py" for name in ("config/__init__", "config/config", "evaluate")),
+            *(
+                f"skyrl/train/{name}.py"
+                for name in ("dataset/__init__", "dataset/preprocess", "generators/base")
+            ),
+            *(
+                f"skyrl/train/utils/{name}.py"
+                for name in ("ray_gpu_monitor", "tracking", "trajectory_logging")
+            ),
+            "skyrl/train/utils/vllm_metrics_scraper.py",
+        ],
+        ANYTHING,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    """Return the folder in which SkyRL's package is."""
+    return packages("skyrl")
+
+
+class TestNames:
+    def test_names_and_parameters(self, wheel, monkeypatch) -> None:
+        """Everything that the adapters need is in the wheel, with the parameters."""
+        monkeypatch.syspath_prepend(str(wheel))
+        assert {each.name: missing_in_source(each) for each in skyrl.ADAPTERS} == {
+            each.name: [] for each in skyrl.ADAPTERS
+        }
+
+    def test_timers(self, wheel) -> None:
+        """Each timer that is a role, the step or the evaluation is entered by one of the two trainers."""
+        entered = timers(wheel / "skyrl/train/trainer.py") | timers(
+            wheel / "skyrl/train/fully_async_trainer.py"
+        )
+        assert entered >= {*skyrl.ROLES, skyrl.STEP, skyrl.EVAL, skyrl.TRAINING}
+
+    @pytest.mark.parametrize(
+        ("file", "owner", "attributes"),
+        [
+            ("train/trainer", "RayPPOTrainer", {*skyrl.GROUPS, "global_step", "inference_engine_client"}),
+            ("train/utils/utils", "Timer", {"message"}),
+            ("backends/skyrl_train/workers/worker", "PPORayActorGroup", {"_actor_handlers"}),
+        ],
+    )
+    def test_attributes(self, wheel, file, owner, attributes) -> None:
+        """Groups, their actors and the step are attributes that no signature has."""
+        assert attributes <= assigns(wheel / f"skyrl/{file}.py", owner)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the run of a job of three steps of which the second is recorded."""
+    folder = build("skyrl", tmp_path_factory.mktemp("skyrl"), KEPT, STUBS)
+    shutil.copy(Path(__file__).with_name("skyrl_job.py"), folder / "job.py")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--backend", "null", "--", sys.executable, "job.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )  # fmt: skip
+    assert "trained 3" in done.stdout, done.stdout + done.stderr
+    (found,) = list_runs(folder / "stepprof-runs")
+    return found
+
+
+def spans(run, step, kind):
+    """Return how many windows (by role) or regions (by name) of a step there are."""
+    key = "role" if kind == "window" else "name"
+    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
+
+
+class TestJob:
+    def test_windows(self, run) -> None:
+        """Each step has one window with SkyRL's number, and one of each phase."""
+        once = dict.fromkeys(
+            (None, "rollout", "experience", "advantage", "critic", "actor", "weight_sync"), 1
+        )
+        assert spans(run, 1, "window") == once
+        assert spans(run, 3, "window") == {**once, "eval": 1}
+
+    def test_dynamic_sampling(self, run) -> None:
+        """A step that samples twice has one window with two rollouts."""
+        found = spans(run, 2, "window")
+        assert (found[None], found["rollout"], found["actor"], found["eval"]) == (1, 2, 1, 1)
+
+    def test_other_timers_are_regions(self, run) -> None:
+        """They have SkyRL's names."""
+        names = {"postprocess_generator_output", "convert_to_training_input", "train_critic_and_policy"}
+        assert names <= set(spans(run, 1, "region"))
+
+    def test_the_recorded_step(self, run) -> None:
+        """It is the one that SkyRL calls 2, whole."""
+        assert steps(run) == [2]
+        assert {each["status"] for each in read_step(run, 2)["windows"]} == {"complete", "joined"}
+        assert read_run(run)["adapters"]["skyrl"] == {"status": "attached", "version": "0.3.0"}
