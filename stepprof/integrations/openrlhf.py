@@ -90,9 +90,15 @@ def _is_ray_worker() -> bool:
 
 def _fit_is_due(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     states = args[0] if args else kwargs["checkpoint_states"]
-    if ensure_session("openrlhf", process="driver"):
-        _jobs[:] = [Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])]
+    if not ensure_session("openrlhf", process="driver"):
+        return
+    try:
+        job = Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])
         _attach_processes(trainer)
+    except BaseException:
+        stepprof.shutdown()
+        raise
+    _jobs[:] = [job]
 
 
 def _attach_processes(trainer: Any) -> None:

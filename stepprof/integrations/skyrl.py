@@ -90,6 +90,16 @@ _jobs: list[Job] = []
 def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     if not ensure_session("skyrl", process="driver"):
         return False
+    try:
+        _attach_processes(trainer)
+    except BaseException:
+        stepprof.shutdown()
+        raise
+    _jobs[:] = [Job(trainer)]
+    return True
+
+
+def _attach_processes(trainer: Any) -> None:
     for name, roles in GROUPS.items():
         group = getattr(trainer, name)
         if group is not None:
@@ -97,8 +107,6 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     urls = getattr(trainer.inference_engine_client, "server_urls", None)  # a job's own client may have none
     if urls:
         stepprof.attach(list(urls), role="rollout", kind="vllm")
-    _jobs[:] = [Job(trainer)]
-    return True
 
 
 def _training_ends(begun: bool | None, error: BaseException | None) -> None:

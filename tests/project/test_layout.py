@@ -50,8 +50,6 @@ TESTED_THROUGH = {
     "instrument/test_region.py": "instrument/span_recorder",
     "instrument/test_step.py": "instrument/state",
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",
-    "real/contracts/test_openrlhf.py": "integrations/openrlhf",
-    "real/contracts/test_skyrl.py": "integrations/skyrl",
     "real/integrations/test_lightning.py": "integrations/accelerate integrations/lightning",
     "real/integrations/test_trl.py": "integrations/transformers integrations/trl",
     "real/npu/test_npu_analysing.py": "cli/commands/analyse",
