@@ -18,6 +18,8 @@ from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.spans import read_spans
 
+pytestmark = pytest.mark.timeout(500)
+
 KEPT = [
     f"openrlhf/{name}.py"
     for name in (
@@ -110,7 +112,7 @@ def job(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )  # fmt: skip
     assert "trained 3" in done.stdout, done.stdout + done.stderr

@@ -19,6 +19,8 @@ from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.spans import read_spans
 
+pytestmark = pytest.mark.timeout(500)
+
 KEPT = [
     *("skyrl/train/trainer.py", "skyrl/train/utils/utils.py", "skyrl/train/utils/callbacks.py"),
     "skyrl/env_vars.py",
@@ -118,7 +120,7 @@ def run(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )  # fmt: skip
     assert "trained 3" in done.stdout, done.stdout + done.stderr
