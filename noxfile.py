@@ -124,7 +124,7 @@ def campaigns(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
-    """Try every benchmark once: that it runs, not what it measures."""
+    """Try every benchmark once: that it runs, not what it measures. Count how the work of the reading commands grows with the ranks."""
     run_tests(session, "tests/trial")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from faulty import control
+from filing import install
 
 import stepprof
 from stepprof import profile_step
@@ -14,7 +15,7 @@ import stepprof
 logging.getLogger("stepprof").setLevel(int(sys.argv[1]))
 if len(sys.argv) > 2:
     logging.basicConfig(level=sys.argv[2])
-stepprof.init({"steps": "1,3", "backend": "torch", "output_dir": "runs", "min_free_memory": "none"}, run_id="job").by_adapter = "adapter" in sys.argv
+stepprof.init({"steps": "1,3", "backend": "filing", "output_dir": "runs", "min_free_memory": "none"}, run_id="job").by_adapter = "adapter" in sys.argv
 for step in range(5):
     with stepprof.profile_step(step):
         pass
@@ -27,8 +28,12 @@ def lines(log) -> list[dict]:
     return [line for line in log if line["event"] == "step.recorded"]
 
 
-@pytest.mark.torch
 class TestStderr:
+    @pytest.fixture(autouse=True)
+    def plugin(self, tmp_path):
+        """A backend that loads no torch: scripts import from the folder in which they are."""
+        install(tmp_path)
+
     def test_without_configured_logging_it_is_a_sentence(self, run_script):
         """One per recorded step, and nothing else."""
         ran = run_script(SCRIPT, "0")
