@@ -22,17 +22,29 @@ OFF = ("0", "false", "off", "no")
 
 FRAMEWORKS = (
     "accelerate",
+    "areal",
     "lightning",
     "lightning_fabric",
+    "miles",
+    "mindspeed_rl",
+    "nemo_rl",
     "openrlhf",
     "pytorch_lightning",
+    "ray",
+    "rlinf",
+    "roll",
     "skyrl",
+    "slime",
+    "torchtitan",
     "transformers",
     "trl",
     "verl",
     "vllm",
 )
 """Packages that have an adapter. The import of the first one of them loads the adapters."""
+
+RAY_WORKER = "RAY_RAYLET_PID"
+"""A variable of each worker of Ray. A worker calls no `ray.init`, so its import of Ray loads no adapter."""
 
 
 def wanted(*, asked: bool = False) -> bool:
@@ -69,7 +81,7 @@ class _FirstFramework:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Load the adapters before the first framework, which other finders then find."""
-        if not self.is_done and name in FRAMEWORKS:
+        if not self.is_done and name in FRAMEWORKS and not (name == "ray" and RAY_WORKER in os.environ):
             self.is_done = True
             activate()
 

@@ -88,7 +88,7 @@ ADAPTERS = (
     Adapter(
         name="accelerate",
         distributions=("accelerate",),
-        tested=">=1.15,<1.16",
+        tested=">=1.4,<1.16",
         trigger="accelerate.accelerator",
         needs={
             f"{ACCELERATOR}.backward": ("loss",),

@@ -16,7 +16,24 @@ from stepprof.recording.session import current_session
 
 __all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "register"]
 
-FRAMEWORKS = ("accelerate", "lightning", "openrlhf", "skyrl", "transformers", "trl", "verl", "vllm")
+FRAMEWORKS = (
+    "accelerate",
+    "areal",
+    "lightning",
+    "mindspeed_rl",
+    "nemo_rl",
+    "openrlhf",
+    "ray",
+    "rlinf",
+    "roll",
+    "skyrl",
+    "slime",
+    "torchtitan",
+    "transformers",
+    "trl",
+    "verl",
+    "vllm",
+)
 """Modules of this package; each has a tuple ``ADAPTERS``."""
 
 _lock = threading.RLock()

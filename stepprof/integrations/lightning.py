@@ -178,7 +178,7 @@ def _trainer_adapter(package: str) -> Adapter:
     return Adapter(
         name=package,
         distributions=("lightning", "pytorch-lightning"),
-        tested=">=2.6,<2.7",
+        tested=">=2.4,<2.7",
         trigger=f"{package}.trainer.trainer",
         needs={
             f"{passive}.start": ("action_name",),
@@ -215,7 +215,7 @@ def _fabric_adapter(package: str) -> Adapter:
     return Adapter(
         name=package,
         distributions=("lightning", "lightning-fabric"),
-        tested=">=2.6,<2.7",
+        tested=">=2.4,<2.7",
         trigger=f"{package}.fabric",
         needs={
             f"{fabric}.backward": ("tensor",),

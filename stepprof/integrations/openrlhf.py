@@ -2,18 +2,18 @@
 
 What only this module knows: the log calls the step that `train_step` gets as 0 step 1; its rollout is generated before; and the
 trainer's class is decorated where it is defined, so that its own methods are pickled by value and those of its base by reference.
-So `fit` cannot be patched: the job ends with the last episode's last samples.
+So `fit` cannot be patched: the job ends with the last episode's last samples, or the evaluation that follows them.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.training_loop import TrainingLoop, close_timer, ensure_session, open_timer
+from stepprof.integrations.groups import is_ray_worker
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,8 @@ PHASES = {
     f"{MAKER}.make_experience_batch": ("make_experience", "experience"),
     f"{TRAINER}.ppo_train": ("ppo_train", "actor"),
     f"{TRAINER}.broadcast_to_vllm": ("broadcast", "weight_sync"),
-    f"{TRAINER}.save_best_checkpoint": ("save_best_checkpoint", None),
 }
-"""Methods of the trainer's process that are windows of a role, or regions. The names are those of OpenRLHF's `timing/…`."""
+"""Methods of the trainer's process that are windows of a role. The names are those of OpenRLHF's `timing/…`."""
 
 GROUPS = {
     "actor_model_group": ("actor", "experience", "weight_sync"),
@@ -82,23 +81,11 @@ _jobs: list[Job] = []
 # -- the trainer's process
 
 
-def _is_ray_worker() -> bool:
-    """Return whether Ray has started this process: in the job's own process a patch would hide the original from pickling."""
-    ray: Any = sys.modules.get("ray")
-    return ray is not None and ray._private.worker.global_worker.mode == ray.WORKER_MODE
-
-
 def _fit_is_due(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     states = args[0] if args else kwargs["checkpoint_states"]
-    if not ensure_session("openrlhf", process="driver"):
-        return
-    try:
-        job = Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])
-        _attach_processes(trainer)
-    except BaseException:
-        stepprof.shutdown()
-        raise
-    _jobs[:] = [job]
+    job = Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])
+    if start_session("openrlhf", partial(_attach_processes, trainer)):
+        _jobs[:] = [job]
 
 
 def _attach_processes(trainer: Any) -> None:
@@ -138,10 +125,24 @@ def _training_ends(_: object, error: BaseException | None) -> None:
         job.step += error is None
 
 
-def _saving_ends(token: Any, error: BaseException | None) -> None:
-    close_timer(token, error)
+def _saving_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    finished = kwargs["global_step"] if "global_step" in kwargs else args[0]
+    is_evaluated = finished % trainer.args.eval.steps == 0 and bool(getattr(trainer, "eval_dataloader", None))
+    return open_timer("save_logs_and_checkpoints"), is_evaluated
+
+
+def _saving_ends(token: tuple[Any, bool] | None, error: BaseException | None) -> None:
+    timer, is_evaluated = token or (None, False)
+    close_timer(timer, error)
     for job in [*_jobs]:
         job.loop.end(error)
+        if not job.episodes and not is_evaluated:
+            job.end()
+
+
+def _best_is_saved(token: Any, error: BaseException | None) -> None:
+    close_timer(token, error)
+    for job in [*_jobs]:
         if not job.episodes:
             job.end()
 
@@ -156,14 +157,13 @@ def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: 
 
 
 def _attach_trainer(patches: Patches) -> None:
-    if not _is_ray_worker():
+    if not is_ray_worker():  # in the job's own process a patch would hide the original from pickling
         return
     patches.around(f"{TRAINER}.restore_best_checkpoint_state", _fit_is_due)
     patches.around(f"{TRAINER}.train_step", _training_begins, _training_ends)
+    patches.around(f"{TRAINER}.save_logs_and_checkpoints", _saving_begins, _saving_ends)
     patches.around(
-        f"{TRAINER}.save_logs_and_checkpoints",
-        lambda *_: open_timer("save_logs_and_checkpoints"),
-        _saving_ends,
+        f"{TRAINER}.save_best_checkpoint", lambda *_: open_timer("save_best_checkpoint"), _best_is_saved
     )
     patches.around(f"{GENERATOR}.generate_samples", _rollout_begins, close_timer)
     patches.around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, _evaluation_ends)
@@ -172,7 +172,7 @@ def _attach_trainer(patches: Patches) -> None:
 
 
 def _attach_samples(patches: Patches) -> None:
-    if _is_ray_worker():
+    if is_ray_worker():
         patches.result(f"{GENERATOR}.generate_samples", _samples_are_made)
 
 
@@ -215,6 +215,7 @@ ADAPTERS = (
             f"{TRAINER}.restore_best_checkpoint_state": ("checkpoint_states",),
             f"{TRAINER}.train_step": ("rollout_samples", "global_step"),
             f"{TRAINER}.save_logs_and_checkpoints": ("global_step",),
+            f"{TRAINER}.save_best_checkpoint": (),
             f"{GENERATOR}.generate_samples": (),
             f"{GENERATOR}.generate_eval_samples": (),
             "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": ("method_name",),

@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import wrapt
+
 from stepprof.integrations.names import look_up
 from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
@@ -58,6 +60,28 @@ class Patches:
         def make(function: Any, bound: int) -> Any:
             made = self._around(target, function, bound, before, after)
             return _only_if_kept(target, function, made) if timer else made
+
+        self._replace(target, make)
+
+    def block(self, target: str, before: Before, after: After, *, timer: bool = False) -> None:
+        """Call `before` and `after` around each block of a function that returns a context manager.
+
+        Args:
+            target: ``module:Class.method`` or ``module:function``.
+            before: runs before the block is entered, with the arguments of the call that made it.
+            after: runs after it, also if it raised.
+            timer: both only measure: they are skipped in steps in which nothing is kept.
+        """
+
+        def make(function: Any, bound: int) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                instance = args[0] if bound and args else None
+                enter = functools.partial(self.guarded, target, before, instance, args[bound:], kwargs)
+                return _Block(
+                    function(*args, **kwargs), enter, functools.partial(self.guarded, target, after)
+                )
+
+            return _only_if_kept(target, function, call) if timer else call
 
         self._replace(target, make)
 
@@ -128,6 +152,44 @@ class Patches:
         if inspect.isgeneratorfunction(function):
             return _around_generator(function, enter, leave)
         return _around_call(function, enter, leave)
+
+
+class _Block(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """A context manager of the framework, with a look before it is entered and after it exits."""
+
+    def __init__(self, block: Any, enter: Callable[[], Any], leave: Callable[..., None]) -> None:
+        super().__init__(block)
+        self._self_enter = enter
+        self._self_leave = leave
+        self._self_token: Any = None
+
+    def __enter__(self) -> Any:
+        token = self._self_token = self._self_enter()
+        try:
+            return self.__wrapped__.__enter__()
+        except BaseException as error:
+            self._self_leave(token, error)
+            raise
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        try:
+            return self.__wrapped__.__exit__(kind, error, traceback)
+        finally:
+            self._self_leave(self._self_token, error)
+
+    async def __aenter__(self) -> Any:
+        token = self._self_token = self._self_enter()
+        try:
+            return await self.__wrapped__.__aenter__()
+        except BaseException as error:
+            self._self_leave(token, error)
+            raise
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        try:
+            return await self.__wrapped__.__aexit__(kind, error, traceback)
+        finally:
+            self._self_leave(self._self_token, error)
 
 
 def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:

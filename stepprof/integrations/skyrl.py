@@ -6,11 +6,13 @@ fully asynchronous trainer refuses callbacks, so that none is added.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.training_loop import TrainingLoop, close_timer, ensure_session, open_timer
+from stepprof.integrations.timed_job import KEPT, Close, TimedJob
+from stepprof.integrations.training_loop import start_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,10 +49,8 @@ GROUPS = {
 }
 """The trainer's groups of ranks, with the roles whose windows they follow; the first names them."""
 
-KEPT = "_stepprof_timer"
 
-
-class Job:
+class Job(TimedJob):
     """The windows of the process that trains.
 
     Args:
@@ -58,26 +58,16 @@ class Job:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.loop = TrainingLoop("skyrl")
-        self.trainer = trainer
+        super().__init__("skyrl", lambda: int(trainer.global_step), ROLES, (STEP,), (EVAL,))
         self._is_trained = False
 
-    def begin(self, timer: str) -> Callable[[BaseException | None], None]:
+    def begin(self, timer: str) -> Close:
         """Open what belongs to a timer; return what closes it."""
-        if timer == STEP:
-            self.loop.begin(self.trainer.global_step)
-            return self._step_ends
-        if timer == EVAL:
-            window = self.loop.evaluation(self.trainer.global_step)
-            return lambda error: self.loop.end_evaluation(window, error)
-        opened = open_timer(timer, ROLES.get(timer))
-        return lambda error: self._phase_ends(timer, opened, error)
-
-    def _phase_ends(self, timer: str, opened: Any, error: BaseException | None) -> None:
-        close_timer(opened, error)
         self._is_trained |= timer == TRAINING
+        return super().begin(timer)
 
-    def _step_ends(self, error: BaseException | None) -> None:
+    def step_ends(self, error: BaseException | None) -> None:
+        """Close the window of the step, if it has trained or failed."""
         if self._is_trained or error is not None:
             self.loop.end(error)
         self._is_trained = False
@@ -88,13 +78,8 @@ _jobs: list[Job] = []
 
 
 def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
-    if not ensure_session("skyrl", process="driver"):
+    if not start_session("skyrl", partial(_attach_processes, trainer)):
         return False
-    try:
-        _attach_processes(trainer)
-    except BaseException:
-        stepprof.shutdown()
-        raise
     _jobs[:] = [Job(trainer)]
     return True
 
@@ -123,7 +108,7 @@ def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
 
 
 def _timer_ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
-    close = timer.__dict__.pop(KEPT, None)
+    close: Close | None = timer.__dict__.pop(KEPT, None)
     if close is not None:
         close(arguments[1] if len(arguments) > 1 else None)
 
@@ -145,7 +130,7 @@ def _adapter(
     return Adapter(
         name=name,
         distributions=("skyrl",),
-        tested=">=0.3.0,<0.3.1",
+        tested=">=0.3.0,<0.4.1",
         trigger=target.partition(":")[0],
         needs=needs,
         attach=attach,

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.errors import StepprofError
 from stepprof.instrument.context import cell
 from stepprof.instrument.region import Region
 from stepprof.instrument.step import StepWindow
+from stepprof.integrations import own_profiler
 from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 
-__all__ = ["TrainingLoop", "close_timer", "ensure_session", "open_timer"]
+if TYPE_CHECKING:
+    from stepprof.integrations.adapter import Adapter
+
+__all__ = [
+    "TrainingLoop",
+    "close_timer",
+    "ensure_session",
+    "is_incomplete",
+    "open_timer",
+    "start_session",
+]
 
 EVAL = "eval"
 """The role of an evaluation."""
@@ -38,6 +50,8 @@ def ensure_session(name: str, config: Any = None, process: str | None = None) ->
     session = current_session()
     if session is None:
         try:
+            if config is None:
+                own_profiler.refuse(name)
             stepprof.init(config, name=process)
         except (StepprofError, OSError) as error:
             if _first("not started", name):
@@ -50,6 +64,48 @@ def ensure_session(name: str, config: Any = None, process: str | None = None) ->
     if not session.by_adapter and not session.lent and _first("yielded", name):
         logger.info("adapter.yielded", name=name)
     return session.by_adapter
+
+
+def start_session(
+    name: str, attach: Callable[[], None], config: Any = None, process: str | None = "driver"
+) -> bool:
+    """Start the session of a process that drives others, and attach these: all or none.
+
+    Args:
+        name: the adapter, for the log.
+        attach: attaches the other processes; if it raises, the session ends.
+        config: what `stepprof.init` gets; None: the environment's.
+        process: what the process is called if it has no rank.
+
+    Returns:
+        Whether the session is one that an adapter started.
+    """
+    if not ensure_session(name, config, process):
+        return False
+    try:
+        attach()
+    except BaseException:
+        stepprof.shutdown()
+        raise
+    return True
+
+
+def is_incomplete(name: str, adapters: Iterable[Adapter]) -> bool:
+    """Return whether one of a framework's adapters was refused, and log which: then no session starts.
+
+    Args:
+        name: of the framework, for the log.
+        adapters: of the framework; one whose module is not imported is not missed.
+    """
+    entries = [(each.name, cell.adapters.get(each.name)) for each in adapters]
+    refused = [
+        f"{each} ({entry['status']})"
+        for each, entry in entries
+        if entry is not None and entry["status"] not in ("attached", "untested")
+    ]
+    if refused:
+        logger.warning("adapter.not_started", name=name, reason=f"not attached: {', '.join(refused)}")
+    return bool(refused)
 
 
 def _first(what: str, name: str) -> bool:

@@ -128,7 +128,7 @@ ADAPTERS = (
     Adapter(
         name="transformers",
         distributions=("transformers",),
-        tested=">=5.23,<5.24",
+        tested=">=4.56.2,<5.24",
         trigger="transformers.trainer",
         needs={
             f"{TRAINER}.train": (),

@@ -27,6 +27,9 @@ ROLES = {
     "_calculate_rewards": "reward",
 }
 """Timers of TRL that are roles. The name of each begins with the trainer's class, which is left out here."""
+ASYNC_TRAINER = "trl.experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
+ASYNC_PHASES = {"training_step": ("update_actor", "actor"), "_sync_weight": ("sync_weights", "weight_sync")}
+"""Methods of the asynchronous trainer, which uses no timer of TRL; each is a region and a role."""
 KEPT = "_stepprof_timer"
 
 
@@ -89,11 +92,16 @@ def _attach(patches: Patches) -> None:
     patches.around(f"{TRAINER}.training_step", _micro_step_begins, _micro_step_ends)
 
 
+def _attach_async(patches: Patches) -> None:
+    for method, phase in ASYNC_PHASES.items():
+        patches.around(f"{ASYNC_TRAINER}.{method}", lambda *_, phase=phase: open_timer(*phase), close_timer)
+
+
 ADAPTERS = (
     Adapter(
         name="trl",
         distributions=("trl",),
-        tested=">=1.16,<1.17",
+        tested=">=0.27,<1.17",
         trigger="trl.extras.profiling",
         needs={
             f"{TIMER}.__enter__": (),
@@ -103,5 +111,13 @@ ADAPTERS = (
             f"{TRAINER}.training_step": ("model", "inputs"),
         },
         attach=_attach,
+    ),
+    Adapter(
+        name="trl.async_grpo",
+        distributions=("trl",),
+        tested=">=1.16,<1.17",
+        trigger=ASYNC_TRAINER.partition(":")[0],
+        needs={f"{ASYNC_TRAINER}.{method}": () for method in ASYNC_PHASES},
+        attach=_attach_async,
     ),
 )

@@ -1,25 +1,28 @@
-"""The adapters of verl: the process of its V1 trainer, which starts the session and attaches the other processes.
+"""The adapters of verl: the process of its trainer, which starts the session and attaches the other processes.
 
-What only this module knows: prompts are sent before the timer "gen" begins, so that the window of the rollout begins in
-``prepare_step``; verl's timers all go through ``_timer``; and no V1 trainer overrides ``fit``.
+What only this module knows: a V1 trainer sends its prompts before the timer "gen" begins, so that the window of the rollout begins
+in ``prepare_step``; verl's timers all go through ``_timer``; no V1 trainer overrides ``fit``, and each trainer on V0's base does.
 """
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
-from stepprof.config.loaders import overrides, plain
-from stepprof.instrument.context import cell
-from stepprof.integrations import verl_processes, verl_profiler
-from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
+from stepprof.integrations import own_profiler, verl_processes, verl_profiler
+from stepprof.integrations.training_loop import (
+    EVAL,
+    close_timer,
+    is_incomplete,
+    open_timer,
+    start_session,
+)
+from stepprof.integrations.verl_actors import ACTORS, attach_actors
 from stepprof.integrations.verl_processes import adapter
-from stepprof.log import logger
-from stepprof.recording.session import current_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
@@ -36,20 +39,16 @@ ROLES = {
     "update_critic": "critic",
     "update_actor": "actor",
     "update_weights": "weight_sync",
+    "timing_s/param_sync": "weight_sync",
+    "testing": EVAL,
 }
 """Timers of the trainer that open the window of a role; each is also a region, as all others are."""
 
-GROUPS = {
-    "actor_rollout_wg": ("actor", "weight_sync"),
-    "ref_policy_wg": ("ref",),
-    "critic_wg": ("critic",),
-}
-"""The trainer's groups of ranks, with the roles that they play; several names may stand for the same processes."""
-
 TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+V0_TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+ONE_STEP_OFF = "verl.experimental.one_step_off_policy.ray_trainer:OneStepOffRayTrainer"
+SEPARATE = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
 TIMER = "verl.utils.profiler.performance:_timer"
-
-OTHER_PROFILER = "global_profiler.steps selects them too; leave it out, or set STEPPROF_FROM=framework to record them with stepprof alone"
 
 
 class Driver:
@@ -98,31 +97,23 @@ class Driver:
 _drivers: list[Driver] = []
 """The driver of this process, while its trainer fits."""
 
+_not_begun: list[Any] = []
+"""A fully asynchronous trainer without a session, which is not asked again at each step."""
 
-def _fit_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    refused = [f"{name} ({entry['status']})" for name, entry in _refused()]
-    if refused:
-        logger.warning("adapter.not_started", name="verl", reason=f"not attached: {', '.join(refused)}")
+
+def _fit_begins(name: str, trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Start the session of a trainer's process and attach the other processes; return whether it did."""
+    if is_incomplete(name, [each for each in ADAPTERS if each.name == name or each.name not in TRAINERS]):
         return False
-    asked = verl_profiler.is_asked_for()
+    asked = own_profiler.is_asked_for()
     given = verl_profiler.as_configuration(trainer.config) if asked else trainer.config.get("stepprof")
-    if not ensure_session("verl", _with_overrides(given), "driver"):
+    agent_loops = args[0] if args else kwargs.get("agent_loop_manager")
+    config = own_profiler.with_overrides(given)
+    if not start_session("verl", partial(attach_actors, trainer, agent_loops), config):
         return False
-    try:
-        _attach_processes(trainer, args[0] if args else kwargs["agent_loop_manager"])
-    except BaseException:
-        stepprof.shutdown()
-        raise
-    _settle_own_profiler(trainer.config.global_profiler, take_over=asked)
+    _settle_own_profiler(name, trainer.config.global_profiler, take_over=asked)
     _drivers.append(Driver(trainer))
     return True
-
-
-def _with_overrides(given: Any) -> Any:
-    """Return the configuration that the job gives with the variables of the environment on top; None if it gives none."""
-    if given is None:
-        return None
-    return {**plain(given), **{key: value for _, key, value in overrides(os.environ)}}  # type: ignore[dict-item]
 
 
 def _fit_ends(begun: bool | None, error: BaseException | None) -> None:
@@ -131,60 +122,12 @@ def _fit_ends(begun: bool | None, error: BaseException | None) -> None:
         stepprof.shutdown()
 
 
-def _settle_own_profiler(own: Any, *, take_over: bool) -> None:
+def _settle_own_profiler(name: str, own: Any, *, take_over: bool) -> None:
     """Leave verl's own profiler off if stepprof takes its place, else report the steps that both would record."""
-    session = current_session()
-    if session is None or not own.steps:
-        return
+    if own.steps and (take_over or own.tool is not None):
+        own_profiler.settle(name, "global_profiler.steps", own.steps, take_over=take_over)
     if take_over:
         own.steps = None
-        cell.adapters["verl"] = {**cell.adapters["verl"], "configuration": "global_profiler"}
-        session.note_adapters()
-        return
-    both = [step for step in own.steps if step in session.config.policy(None).steps]
-    if own.tool is not None and both:
-        logger.warning("adapter.other_profiler", name="verl", steps=both, reason=OTHER_PROFILER)
-
-
-def _refused() -> Iterator[tuple[str, Any]]:
-    """Yield what keeps this process from recording a step completely."""
-    for each in ADAPTERS:
-        entry = cell.adapters.get(each.name)
-        if entry is not None and entry["status"] not in ("attached", "untested"):
-            yield each.name, entry
-
-
-def _attach_processes(trainer: Any, agent_loops: Any) -> None:
-    """Attach the ranks, the engines, the agent loops and the reward workers of a trainer."""
-    for workers, roles in _ranks(trainer):
-        stepprof.attach(workers, role=roles, kind="rank")
-    find = "engine" if trainer.config.actor_rollout_ref.rollout.name == "vllm" else None
-    stepprof.attach(lambda: _servers(trainer), role="rollout", kind="engine", find=find)
-    loops = getattr(agent_loops, "agent_loop_workers", None)  # a job's own manager may have none
-    if loops:
-        stepprof.attach(list(loops), role="rollout", kind="spans", name="agent-loop")
-    rewards = trainer.get_reward_handles()
-    if rewards:
-        stepprof.attach(list(rewards), role=["rollout", "reward"], kind="spans", name="reward-loop")
-
-
-def _ranks(trainer: Any) -> list[tuple[list[Any], list[str]]]:
-    """Return the actors of each group of ranks with the roles that they play; most often one group plays all."""
-    found: dict[tuple[object, ...], tuple[list[Any], list[str]]] = {}
-    for name, roles in GROUPS.items():
-        group = getattr(trainer, name, None)
-        workers = [] if group is None else list(group.workers)
-        if workers:
-            key = tuple(worker._actor_id for worker in workers)
-            found.setdefault(key, (workers, []))[1].extend(roles)
-    return list(found.values())
-
-
-def _servers(trainer: Any) -> list[Any]:
-    """Return the actors that hold the engines, as they are now: of a replica on several nodes the first."""
-    managers = trainer._rollout_server_managers()
-    replicas = (replica for manager in managers for replica in manager.get_replicas())
-    return [server for replica in replicas for server in replica.servers[:1]]
 
 
 def _prepare_begins(*_: object) -> Any:
@@ -193,9 +136,24 @@ def _prepare_begins(*_: object) -> Any:
     return open_timer("prepare_step")
 
 
-def _attach_trainer(patches: Patches) -> None:
-    patches.around(f"{TRAINER}.fit", _fit_begins, _fit_ends)
-    patches.around(f"{TRAINER}.prepare_step", _prepare_begins, close_timer)
+def _separate_step_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Start the session in the actor of a fully asynchronous trainer: Ray has pickled its own methods, this one is of its base."""
+    is_new = not _drivers and trainer not in _not_begun and hasattr(trainer, "rollouter")
+    if is_new and not _fit_begins("verl.fully_async", trainer, (), {}):
+        _not_begun.append(trainer)
+
+
+def _attach_trainer(name: str) -> Callable[[Patches], None]:
+    def attach(patches: Patches) -> None:
+        patches.around(f"{TRAINERS[name]}.fit", partial(_fit_begins, name), _fit_ends)
+        if TRAINERS[name] == TRAINER:
+            patches.around(f"{TRAINER}.prepare_step", _prepare_begins, close_timer)
+
+    return attach
+
+
+def _attach_fully_async(patches: Patches) -> None:
+    patches.around(f"{SEPARATE}._fit_start_profile", _separate_step_begins)
 
 
 # -- timers and regions
@@ -214,11 +172,23 @@ def _timer_ends(token: Any, error: BaseException | None) -> None:
     close_timer(region, error)
     for driver, window in windows:
         driver.end(name, window, error)
+    if (
+        name == "step" and windows and error is not None
+    ):  # no trainer goes on; a fully asynchronous one ends so
+        _fit_ends(True, error)
 
 
 def _attach_timers(patches: Patches) -> None:
     patches.around(TIMER, _timer_begins, _timer_ends)
 
+
+TRAINERS = {
+    "verl": TRAINER,
+    "verl.v0": V0_TRAINER,
+    "verl.one_step_off": ONE_STEP_OFF,
+    "verl.fully_async": SEPARATE,
+}
+"""The adapters of the trainers; a process has one trainer."""
 
 ADAPTERS = (
     *verl_processes.ADAPTERS,
@@ -226,14 +196,22 @@ ADAPTERS = (
     adapter(
         "verl",
         TRAINER,
-        _attach_trainer,
+        _attach_trainer("verl"),
         {
             f"{TRAINER}.fit": ("agent_loop_manager",),
             f"{TRAINER}.prepare_step": (),
-            f"{TRAINER}.get_reward_handles": (),
             f"{TRAINER}._rollout_server_managers": (),
-            "verl.workers.rollout.llm_server:LLMServerManager.get_replicas": (),
-            "verl.single_controller.ray:RayWorkerGroup.workers": (),
+            **ACTORS,
         },
+    ),
+    *(
+        adapter(name, TRAINERS[name], _attach_trainer(name), {f"{TRAINERS[name]}.fit": (), **ACTORS})
+        for name in ("verl.v0", "verl.one_step_off")
+    ),
+    adapter(
+        "verl.fully_async",
+        SEPARATE,
+        _attach_fully_async,
+        {f"{SEPARATE}._fit_start_profile": (), **ACTORS},
     ),
 )

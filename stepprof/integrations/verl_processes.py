@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.config.config import load
 from stepprof.config.loaders import KEY_OF_VARIABLE, VARIABLES
-from stepprof.integrations import verl_profiler
+from stepprof.integrations import own_profiler, verl_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.training_loop import close_timer, open_timer
 from stepprof.run.output_root import output_root
@@ -61,7 +61,11 @@ def _attach_reward_loop(patches: Patches) -> None:
 def _sample_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bind, Any]:
     trajectory = kwargs["trajectory"] if "trajectory" in kwargs else args[1]
     sample = f"{trajectory['sample_index']}.{kwargs.get('session_id', trajectory['rollout_n'])}"
-    attributes: dict[str, object] = {} if trajectory["validate"] else {"step": int(trajectory["step"])}
+    step = int(trajectory["step"])
+    knows_step = (
+        step >= 0 and not trajectory["validate"]
+    )  # -1: of a fully asynchronous trainer, which step is not known
+    attributes: dict[str, object] = {"step": step} if knows_step else {}
     bound = stepprof.bind(sample=sample, **attributes).__enter__()
     return bound, open_timer("agent_loop")
 
@@ -88,14 +92,14 @@ def _engine_is_built(server: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if "profiler_config" not in arguments:
         config = load(None)
         options: Any = config.policy("rollout").engine
-        if verl_profiler.is_asked_for():
+        if own_profiler.is_asked_for():
             options = verl_profiler.engine_options(server.config.profiler)
         arguments.update(engine_args(output_root(config.output_dir) / ".engines", options))
 
 
 def _attach_vllm(patches: Patches) -> None:
     patches.around(f"{VLLM_SERVER}._preprocess_engine_kwargs", _engine_is_built)
-    if verl_profiler.is_asked_for():
+    if own_profiler.is_asked_for():
         patches.result(f"{VLLM_SERVER}._should_profile", lambda *_: False)
 
 

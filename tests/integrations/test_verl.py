@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 import stepprof
 from stepprof.integrations import verl, verl_processes
 from stepprof.integrations.training_loop import close_timer
+from stepprof.recording.session import current_session
 from stepprof.run.runs import list_runs
 from stepprof.run.spans import read_spans
 
@@ -91,35 +91,17 @@ class TestDriver:
         assert {kind for _, kind, *_ in spans()} <= {"region"}
 
 
-class TestRanks:
-    def test_processes_that_play_several_roles(self) -> None:
-        """The reference model is in the actor's processes, the critic in its own."""
-        shared = [SimpleNamespace(_actor_id=each) for each in "ab"]
-        critics = [SimpleNamespace(_actor_id="c")]
-        trainer = SimpleNamespace(
-            actor_rollout_wg=SimpleNamespace(workers=shared),
-            ref_policy_wg=SimpleNamespace(workers=list(shared)),
-            critic_wg=SimpleNamespace(workers=critics),
-        )
-        assert verl._ranks(trainer) == [(shared, ["actor", "weight_sync", "ref"]), (critics, ["critic"])]
+class TestEnd:
+    def test_a_step_that_fails_ends_the_session(self, spans, trainer) -> None:
+        """A fully asynchronous trainer leaves its last step with the exception of an empty queue, and its `fit` cannot be patched."""
+        timer("step", RuntimeError("no samples are left"))
+        assert current_session() is None
+        assert verl._drivers == []
 
-    def test_groups_that_are_missing(self) -> None:
-        """A trainer without a critic has no such attribute."""
-        shared = [SimpleNamespace(_actor_id="a")]
-        trainer = SimpleNamespace(actor_rollout_wg=SimpleNamespace(workers=shared))
-        assert verl._ranks(trainer) == [(shared, ["actor", "weight_sync"])]
-
-
-class TestConfiguration:
-    def test_variables_are_on_top(self, monkeypatch) -> None:
-        """The folder of the runs is often a variable of the cluster, whatever the job configures."""
-        monkeypatch.setenv("STEPPROF_OUTPUT_DIR", "/shared")
-        given = OmegaConf.create({"steps": [2], "output_dir": "here"})
-        assert verl._with_overrides(given) == {"steps": [2], "output_dir": "/shared"}
-
-    def test_none_is_given(self) -> None:
-        """The environment's own configuration holds then, with its file."""
-        assert verl._with_overrides(None) is None
+    def test_a_step_of_another_process_ends_none(self, spans) -> None:
+        """An agent loop has a session of its own."""
+        timer("step", RuntimeError("no answer"))
+        assert current_session() is not None
 
 
 class TestAdapters:

@@ -73,14 +73,3 @@ class TestConfiguration:
         """A tool that stepprof cannot stand in for, and no steps at all."""
         with pytest.raises(ConfigError, match=f"global_profiler.{key}"):
             read(**own)
-
-
-class TestAsked:
-    def test_by_its_variable_alone(self, monkeypatch) -> None:
-        """The configuration of the framework counts only where the job says so."""
-        assert not verl_profiler.is_asked_for()
-        monkeypatch.setenv("STEPPROF_FROM", "framework")
-        assert verl_profiler.is_asked_for()
-        monkeypatch.setenv("STEPPROF_FROM", "verl")
-        with pytest.raises(ConfigError, match="STEPPROF_FROM"):
-            verl_profiler.is_asked_for()

@@ -77,7 +77,7 @@ def options():
             input_template=None, dataloader_num_workers=0, disable_fast_tokenizer=False,
         ),
         ds=Options(ring_attn_size=1, tensor_parallel_size=1, enable_sleep=False),
-        eval=Options(dataset="e", split="test", steps=2, temperature=1.0, n_samples_per_prompt=1),
+        eval=Options(dataset="e", split="test", steps=1, temperature=1.0, n_samples_per_prompt=1),
         logger=Options(logging_steps=1, wandb=Options(key=None), tensorboard_dir=None),
         reward=Options(clip_range=None, overlong_buffer_len=None, stop_properly_penalty_coef=None),
         rollout=Options(batch_size=1, n_samples_per_prompt=1, micro_batch_size=1, vllm_generate_batch_size=None),

@@ -16,7 +16,7 @@ def __getattr__(name):
 """A module that has every name: a class that takes any arguments."""
 
 
-def build(framework: str, folder: Path, kept: list[str], stubs: dict[str, str]) -> Path:
+def build(framework: str, folder: Path, kept: list[str], stubs: dict[str, str], which: int = -1) -> Path:
     """Copy modules of an unpacked wheel and write stand-ins; every package in between is empty.
 
     Args:
@@ -24,12 +24,13 @@ def build(framework: str, folder: Path, kept: list[str], stubs: dict[str, str]) 
         folder: where the skeleton is made; it has to be on the path.
         kept: files of the wheel that are kept as they are.
         stubs: the text of each stand-in, by its file.
+        which: of its wheels; the oldest is 0, the latest -1.
     """
-    for metadata in wheel(framework).glob("*.dist-info"):
+    for metadata in wheel(framework, which).glob("*.dist-info"):
         shutil.copytree(metadata, folder / metadata.name)
     for name in kept:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(packages(framework) / name, folder / name)
+        shutil.copy(packages(framework, which) / name, folder / name)
     for name, text in stubs.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

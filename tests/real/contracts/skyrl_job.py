@@ -31,6 +31,12 @@ class Dispatch:
     def empty_cache(self):
         return None
 
+    def get_timing_metrics(self):
+        return {}
+
+    def finalize_pending_saves(self, model):
+        return None
+
 
 class Trainer(RayPPOTrainer):
     """A trainer without models."""

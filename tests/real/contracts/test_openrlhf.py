@@ -89,7 +89,8 @@ class TestNames:
     @pytest.mark.parametrize(
         ("file", "owner", "attributes"),
         [
-            ("trainer/ppo_trainer", "BasePPOTrainer", {*openrlhf.GROUPS, "vllm_engines"}),
+            ("trainer/ppo_trainer", "BasePPOTrainer", {*openrlhf.GROUPS, "vllm_engines", "args"}),
+            ("trainer/ppo_trainer", "PPOTrainer", {"eval_dataloader"}),
             ("trainer/ray/launcher", "RayActorGroup", {"_actor_handlers"}),
             ("trainer/ray/vllm_engine", "RolloutRayActor", {"llm"}),
         ],
@@ -145,8 +146,9 @@ class TestJob:
             }
 
     def test_evaluation(self, run) -> None:
-        """It is a role of the step that it follows."""
+        """It is a role of the step that it follows, also of the last one."""
         assert "eval" in windows(run, 2)
+        assert "eval" in windows(run, 3)
 
     def test_the_recorded_step(self, run) -> None:
         """It is the one that OpenRLHF's log calls 2: the groups were attached by their roles, the engine was asked for its `llm`."""

@@ -54,8 +54,15 @@ STUBS = {
     **dict.fromkeys(
         [
             *(f"{BACKENDS}/distributed/dispatch.py", f"{BACKENDS}/training_batch.py"),
+            *(
+                f"{BACKENDS}/{name}.py"
+                for name in ("distributed/megatron/quantization_utils", "weight_sync/fp8")
+            ),
             *(f"{BACKENDS}/inference_servers/{name}.py" for name in ("base", "engine_utils")),
-            *(f"{BACKENDS}/utils/{name}.py" for name in ("io", "off_policy_correction_utils", "torch_utils")),
+            *(
+                f"{BACKENDS}/utils/{name}.py"
+                for name in ("io", "off_policy_correction_utils", "sample_support", "torch_utils")
+            ),
             f"{BACKENDS}/utils/ppo_utils.py",
             *(f"{BACKENDS}/workers/{name}.py" for name in ("worker", "worker_dispatch", "worker_utils")),
             *(f"skyrl/train/{name}.py" for name in ("config/__init__", "config/config", "evaluate")),
@@ -74,10 +81,16 @@ STUBS = {
 }
 
 
+@pytest.fixture(scope="module", params=[0, -1], ids=["oldest", "latest"])
+def which(request):
+    """Return which of the wheels is tested."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def wheel():
+def wheel(which):
     """Return the folder in which SkyRL's package is."""
-    return packages("skyrl")
+    return packages("skyrl", which)
 
 
 class TestNames:
@@ -109,9 +122,9 @@ class TestNames:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, which):
     """Return the run of a job of three steps of which the second is recorded."""
-    folder = build("skyrl", tmp_path_factory.mktemp("skyrl"), KEPT, STUBS)
+    folder = build("skyrl", tmp_path_factory.mktemp("skyrl"), KEPT, STUBS, which)
     shutil.copy(Path(__file__).with_name("skyrl_job.py"), folder / "job.py")
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -153,8 +166,11 @@ class TestJob:
         names = {"postprocess_generator_output", "convert_to_training_input", "train_critic_and_policy"}
         assert names <= set(spans(run, 1, "region"))
 
-    def test_the_recorded_step(self, run) -> None:
+    def test_the_recorded_step(self, run, which) -> None:
         """It is the one that SkyRL calls 2, whole."""
         assert steps(run) == [2]
         assert {each["status"] for each in read_step(run, 2)["windows"]} == {"complete", "joined"}
-        assert read_run(run)["adapters"]["skyrl"] == {"status": "attached", "version": "0.3.0"}
+        assert read_run(run)["adapters"]["skyrl"] == {
+            "status": "attached",
+            "version": ["0.3.0", "0.4.0"][which],
+        }

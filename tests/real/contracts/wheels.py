@@ -7,14 +7,15 @@ import os
 from pathlib import Path
 
 
-def wheel(framework: str) -> Path:
-    """Return the folder of the unpacked wheel of a framework."""
-    return Path(os.environ[f"{framework.upper()}_WHEEL"])
+def wheel(framework: str, which: int = -1) -> Path:
+    """Return the folder of an unpacked wheel of a framework: the oldest is 0, the latest -1."""
+    return Path(os.environ[f"{framework.upper()}_WHEEL"].split(os.pathsep)[which])
 
 
-def packages(framework: str) -> Path:
+def packages(framework: str, which: int = -1) -> Path:
     """Return the folder of the wheel in which its packages are."""
-    return next(iter(wheel(framework).glob("*.data/purelib")), wheel(framework))
+    folder = wheel(framework, which)
+    return next(iter(folder.glob("*.data/purelib")), folder)
 
 
 def assigns(file: Path, owner: str) -> set[str]:
@@ -33,7 +34,11 @@ def assigns(file: Path, owner: str) -> set[str]:
 
 
 def timers(file: Path) -> set[str]:
-    """Return the names of the timers that a file enters: the first argument of each `Timer(…)`."""
+    """Return the names of the timers that a file enters: the first argument of each `Timer(…)` or `….timed_phase(…)`."""
     calls = (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call))
-    entered = (each for each in calls if isinstance(each.func, ast.Name) and each.func.id == "Timer")
+    entered = (
+        each
+        for each in calls
+        if getattr(each.func, "id", None) == "Timer" or getattr(each.func, "attr", None) == "timed_phase"
+    )
     return {each.args[0].value for each in entered if isinstance(each.args[0], ast.Constant)}

@@ -16,6 +16,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    special["model_input_names"] = ["input_ids", "attention_mask"]  # transformers 4 adds token_type_ids
     return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
 
 

@@ -118,6 +118,7 @@ def regions(folder, step=2):
 
 
 class TestTrainer:
+    @pytest.mark.oldest
     def test_the_variable_alone(self, job, tmp_path) -> None:
         """Two batches are one step; the validation after step 2 has the role eval; nothing else changes."""
         plain, recorded = job(TRAINER), job(TRAINER, **SWITCHED)
@@ -149,6 +150,7 @@ class TestTrainer:
 
 
 class TestFabric:
+    @pytest.mark.oldest
     def test_the_variable_alone(self, job, tmp_path) -> None:
         """Each step of the optimizer ends a step; the weights are as computed by hand."""
         job(FABRIC, **SWITCHED)
@@ -157,6 +159,7 @@ class TestFabric:
 
 
 class TestAccelerate:
+    @pytest.mark.oldest
     def test_stepprof_run(self, job, tmp_path) -> None:
         """A step is an optimizer step that synchronises gradients, not one that accumulates them."""
         launcher = (

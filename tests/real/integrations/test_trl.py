@@ -12,6 +12,7 @@ import pytest
 
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, read_run
+from stepprof.run.spans import read_spans
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -58,6 +59,7 @@ def windows(folder: Path, step: int = 2) -> list[tuple[int, str, str]]:
 
 
 class TestOneProcess:
+    @pytest.mark.oldest
     def test_a_step_is_recorded_and_nothing_changes(self, tmp_path) -> None:
         """Losses and weights are those of a run without stepprof, bit for bit; two micro-steps are one step."""
         plain, recorded = start(tmp_path / "plain", ALONE), start(tmp_path / "recorded", RECORDED + ALONE)
@@ -124,6 +126,7 @@ class TestInCode:
 
 
 class TestTwoRanks:
+    @pytest.mark.oldest
     def test_torchrun(self, tmp_path) -> None:
         """Both ranks record into one run, and train as without stepprof."""
         end(start(tmp_path / "plain", TWO))
@@ -134,3 +137,22 @@ class TestTwoRanks:
             (0, "step", "complete"),
             (1, "step", "complete"),
         ]
+
+
+class TestAsyncGRPO:
+    def test_a_step_is_recorded_and_nothing_changes(self, tmp_path) -> None:
+        """TRL's own trainer; its samples and its attention kernel, which needs a GPU, are stand-ins. The wait for samples is a region."""
+        job = [sys.executable, str(JOB.with_name("async_grpo_job.py"))]
+        plain, recorded = start(tmp_path / "plain", job), start(tmp_path / "recorded", RECORDED + job)
+        end(plain)
+        end(recorded)
+        assert results(tmp_path / "plain") == results(tmp_path / "recorded")
+        assert windows(tmp_path / "recorded") == [
+            (0, "actor", "joined"),
+            (0, "actor", "joined"),
+            (0, "step", "complete"),
+            (0, "weight_sync", "joined"),
+        ]
+        (run,) = list_runs(tmp_path / "recorded" / "stepprof-runs")
+        assert read_run(run)["adapters"]["trl.async_grpo"]["status"] == "attached"
+        assert "fetch_data" in {span["name"] for span in read_spans(run) if span.get("step") == 2}

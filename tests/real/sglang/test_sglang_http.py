@@ -156,6 +156,23 @@ class TestServer:
         assert brought["traces"][FILE]["forward"] == STEPS
         assert list((tmp_path / "shared").iterdir()) == []
 
+    def test_inside_a_step(self, server: Server, tmp_path: Path) -> None:
+        """The step goes on while the server writes its trace, and ends when that is there."""
+        begin(tmp_path, steps="2")
+        try:
+            stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+            with stepprof.profile_step(2):
+                with stepprof.profile_step(2, role="rollout"):
+                    server.generate(3)
+                (pending,) = told(tmp_path)
+            is_there = (tmp_path / "run" / "step-000002" / "rollout/replica-0/rank-0.trace.json.gz").is_file()
+        finally:
+            stepprof.shutdown()
+        (entry,) = told(tmp_path)
+        assert (pending["pending"], is_there) == (True, True)
+        assert (entry["status"], entry["error"], entry["pending"]) == ("complete", None, False)
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == STEPS
+
     def test_clock(self, driver: SglangDriver, tmp_path: Path) -> None:
         """It is this host's."""
         on_remote(driver.arm(make_window(tmp_path)))

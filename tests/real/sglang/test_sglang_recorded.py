@@ -95,7 +95,7 @@ class TestSessions:
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(forward)
         report = reported(tmp_path / "run", capsys)
         said = "only the first 32 forward steps of rollout/0 were recorded"
-        assert any(said in each["text"] for each in report["headlines"])
+        assert any(said in each["text"] for each in report["findings"])
         (cost,) = report["stops"]
         assert (cost["iterations"], cost["basis"]) == (32, "write")
 

@@ -15,15 +15,19 @@ from stepprof.run.spans import read_spans
 
 pytestmark = pytest.mark.timeout(1200)
 
-PHASES = {"gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights"}
+PHASES = {
+    *("gen", "old_log_prob", "ref", "values", "adv"),
+    *("update_critic", "update_actor", "update_weights"),
+}
 STAGES = {"actor_compute_log_prob", "ref_compute_log_prob", "actor_update", "train_batch", "update_weights"}
-ROLES = {"rollout", "actor", "ref", "advantage", "weight_sync"}
+ROLES = {"rollout", "actor", "ref", "critic", "advantage", "weight_sync"}
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return the job of three steps of which the second is recorded."""
-    job = verl_job.run(tmp_path_factory.mktemp("verl") / "job", STEPPROF_STEPS="2", STEPPROF_RANKS="all")
+    """Return the job of three steps of which the second is recorded, with an evaluation after the last."""
+    folder = tmp_path_factory.mktemp("verl") / "job"
+    job = verl_job.run(folder, "trainer.test_freq=3", STEPPROF_STEPS="2", STEPPROF_RANKS="all")
     assert job.code == 0, job.output[-5000:]
     return job
 
@@ -69,7 +73,12 @@ class TestRecordedJob:
         """The phases of the other steps are there for comparison."""
         assert spans(run, 1) >= PHASES
         assert spans(run, 3) >= PHASES | STAGES | ROLES | {"agent_loop", "reward"}
-        assert spans(run, 3, rank=0) >= STAGES | {"actor", "ref", "weight_sync"}
+        assert spans(run, 3, rank=0) >= STAGES | {"actor", "ref", "critic", "weight_sync"}
+
+    def test_an_evaluation_has_a_role_of_its_own(self, run) -> None:
+        """Its samples do not mix with those of the step that it follows."""
+        assert spans(run, 3, role="eval") >= {"eval", "testing", "agent_loop", "reward"}
+        assert "eval" not in spans(run, 2)
 
     def test_check(self, run) -> None:
         """Nothing that the manifest names is missing."""
@@ -87,7 +96,7 @@ class TestRecordedJob:
         """`run.json` says which adapters attached."""
         noted = read_run(run)["adapters"]
         assert {name: entry["status"] for name, entry in noted.items() if name.startswith("verl")} == dict.fromkeys(
-            ("verl", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm"), "attached"
+            ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm"), "attached"
         )  # fmt: skip
 
     def test_one_line_says_what_was_recorded(self, recorded) -> None:
@@ -103,7 +112,7 @@ class TestUnrecordedJob:
         for step, metrics in job.metrics.items():
             same = recorded.metrics[step]
             assert metrics["critic/rewards/mean"] == same["critic/rewards/mean"]
-            for name in ("actor/grad_norm", "actor/kl_loss", "actor/entropy"):
+            for name in ("actor/grad_norm", "actor/kl_loss", "actor/entropy", "critic/grad_norm"):
                 assert metrics[name] == pytest.approx(same[name], rel=1e-4)
 
     def test_nothing_is_patched(self, tmp_path) -> None:

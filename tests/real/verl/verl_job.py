@@ -19,12 +19,14 @@ CPU = HERE / "cpu"
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+    "VERL_LOGGING_LEVEL": "WARNING",  # separate_async without hybrid_engine fails at its own line of level INFO
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray gives its workers less of the processors: next to other work they starve
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -49,19 +51,28 @@ class Job:
         return {line["step"]: line["data"] for line in map(json.loads, lines)}
 
 
-def run(folder: Path, *overrides: str, timeout: float = 900, **variables: str) -> Job:
+def run(
+    folder: Path,
+    *overrides: str,
+    program: str = "verl.trainer.main_ppo",
+    config: str = "tiny",
+    timeout: float = 900,
+    **variables: str,
+) -> Job:
     """Run the job to its end.
 
     Args:
         folder: where it works; made here, with model and data.
         overrides: Hydra's, as ``trainer.total_training_steps=2``.
+        program: verl's entry point.
+        config: the name of a file in ``cpu``.
         timeout: seconds.
         variables: of the environment, as ``STEPPROF_STEPS="2"``.
     """
     prepare(folder)
     with (folder / "job.log").open("wb") as log:
         done = subprocess.run(
-            [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(CPU), "--config-name", "tiny", *overrides],
+            [sys.executable, "-m", program, "--config-dir", str(CPU), "--config-name", config, *overrides],
             cwd=folder,
             env=environment(folder, **variables),
             stdout=log,

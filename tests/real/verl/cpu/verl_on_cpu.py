@@ -89,9 +89,11 @@ def fsdp_on_cpu(module):
     """Register FSDP for the device "cpu", and offload the reference model without pinned memory."""
     from verl.workers.engine.base import EngineRegistry
 
-    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
-        module.FSDPEngineWithLMHead
-    )
+    for kind, engine in (
+        ("language_model", module.FSDPEngineWithLMHead),
+        ("value_model", module.FSDPEngineWithValueHead),
+    ):
+        EngineRegistry.register(model_type=kind, backend=["fsdp", "fsdp2"], device="cpu")(engine)
     original = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
 
@@ -115,3 +117,30 @@ def weights_reloaded(module):
         self.model_runner.reload_weights(weights_iterator=iter(weights))
 
     module.vLLMColocateWorkerExtension.update_weights_from_ipc = update_weights_from_ipc
+
+
+@wrapt.when_imported("verl.utils.model")
+def critic_without_flash_attention(module):
+    """Load the critic with PyTorch's own attention: verl asks for FlashAttention whatever the configuration says."""
+
+    def load_valuehead_model(local_path, torch_dtype, model_config, trust_remote_code):
+        from transformers import AutoModelForTokenClassification
+
+        torch.manual_seed(0)  # of the head, which the model on disk does not have
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, torch_dtype=torch_dtype, config=model_config, attn_implementation="sdpa"
+        )
+
+    module.load_valuehead_model = load_valuehead_model
+
+
+@wrapt.when_imported("vllm.v1.engine.async_llm")
+def pause_as_before(module):
+    """Let the asynchronous trainers pause vLLM 0.32: verl passes the argument that "mode" has replaced."""
+    original = module.AsyncLLM.pause_generation
+
+    async def pause_generation(self, *, wait_for_inflight_requests=False, **options):
+        options.setdefault("mode", "wait" if wait_for_inflight_requests else "abort")
+        await original(self, **options)
+
+    module.AsyncLLM.pause_generation = pause_generation

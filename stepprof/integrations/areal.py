@@ -1,0 +1,228 @@
+"""The adapters of AReaL: the process that runs a trainer's loop, and the scopes of AReaL's own tracer.
+
+What only this module knows: the log calls the step with ``global_step`` 0 step 1; every loop ends a step with ``_save_perf_tracer``;
+and a scope without a step before the next ``train.rollout`` belongs to the step to come.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.errors import ConfigError
+from stepprof.integrations import own_profiler
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.groups import merged
+from stepprof.integrations.training_loop import (
+    TrainingLoop,
+    close_timer,
+    is_incomplete,
+    open_timer,
+    start_session,
+)
+
+if TYPE_CHECKING:
+    from stepprof.instrument.step import StepWindow
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "GROUPS", "ROLES", "TRAINERS"]
+
+TRACER = "areal.utils.perf_tracer"
+SCOPES = (f"{TRACER}:trace_scope", f"{TRACER}:atrace_scope")
+OWN_PROFILER = f"{TRACER}:PerfTracer._should_enable_profiler"
+TRAINERS = (
+    "areal.trainer.rl_trainer:PPOTrainer",
+    "areal.trainer.sft_trainer:SFTTrainer",
+    "areal.trainer.rw_trainer:RWTrainer",
+    "areal.trainer.dpo_trainer:DPOTrainer",
+)
+
+PREFIX = "train."
+"""With it begin the scopes of the loop. The first one of a step opens its window."""
+
+ROLES = {
+    "train.rollout": "rollout",
+    "train.compute_values": "critic",
+    "train.ref_logp": "ref",
+    "train.teacher_logp": "teacher",
+    "train.recompute_logp": "actor",
+    "train.compute_advantage": "advantage",
+    "train.ppo_update": "actor",
+    "train.critic_ppo_update": "critic",
+    "train.update_weights": "weight_sync",
+    "train.sft_step": "actor",
+    "train.rw_step": "actor",
+    "train.dpo_step": "actor",
+}
+"""Scopes that are windows of a role; all others are regions."""
+
+GROUPS = {
+    "actor": ("actor", "advantage", "weight_sync"),
+    "critic": ("critic",),
+    "ref": ("ref",),
+    "teacher": ("teacher",),
+}
+"""AReaL's groups of workers, with the roles whose windows they follow; the first names them."""
+
+
+class Job:
+    """The windows of a process that runs a trainer's loop."""
+
+    def __init__(self) -> None:
+        self.loop = TrainingLoop("areal")
+        self.finished: int | None = None
+
+    def begin(self, step: int | None) -> None:
+        """Open the window of a step, as the log counts them, unless one is open; None: of the one after the last."""
+        if step is None and self.finished is not None:
+            step = self.finished + 1
+        if self.loop.step is None and step is not None:
+            self.loop.begin(step)
+
+    def end(self, step: int, error: BaseException | None) -> None:
+        """Close the window of a step."""
+        self.loop.end(error)
+        self.finished = step
+
+
+_jobs: list[Job] = []
+"""The job of this process, while its trainer trains."""
+
+
+# -- the loop
+
+
+def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    if is_incomplete("areal", ADAPTERS):
+        return False
+    given = _as_configuration(trainer.config) if own_profiler.is_asked_for() else None
+    process = None if trainer.scheduler is None else "driver"  # without a scheduler each rank runs the loop
+    config = own_profiler.with_overrides(given)
+    if not start_session("areal", partial(_attach_processes, trainer), config, process):
+        return False
+    _jobs[:] = [Job()]
+    return True
+
+
+def _training_ends(begun: bool | None, error: BaseException | None) -> None:
+    if begun:
+        for job in _jobs:
+            job.loop.end(error)
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+def _step_is_over(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return int(args[0] if args else kwargs["step"])
+
+
+def _step_ends(step: int | None, error: BaseException | None) -> None:
+    for job in _jobs:
+        job.end((step or 0) + 1, error)
+
+
+def _evaluation_begins(*_: object) -> list[tuple[Job, StepWindow | None]]:
+    return [(job, job.loop.evaluation(job.finished or 0)) for job in _jobs]
+
+
+def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: BaseException | None) -> None:
+    for job, window in opened or ():
+        job.loop.end_evaluation(window, error)
+
+
+def _as_configuration(config: Any) -> dict[str, Any]:
+    """Return the configuration of stepprof for AReaL's ``perf_tracer.profile_steps``, which count from 0."""
+    own = config.perf_tracer
+    steps = own.profile_steps if own is not None else None
+    if not steps:
+        raise ConfigError.at(
+            "perf_tracer.profile_steps", steps, "must name steps for STEPPROF_FROM=framework"
+        )
+    return {"steps": [int(step) + 1 for step in steps]}
+
+
+def _attach_trainers(patches: Patches) -> None:
+    for trainer in TRAINERS:
+        patches.around(f"{trainer}.train", _training_begins, _training_ends)
+        patches.around(f"{trainer}._save_perf_tracer", _step_is_over, _step_ends)
+        patches.around(f"{trainer}._evaluate_fn", _evaluation_begins, _evaluation_ends)
+
+
+# -- other processes
+
+
+def _attach_processes(trainer: Any) -> None:
+    for actors, roles in _ranks(trainer.scheduler):
+        stepprof.attach(actors, role=roles, kind="rank")
+    servers = getattr(getattr(trainer, "rollout", None), "server_infos", None)  # other loops have no rollout
+    if servers:
+        urls = [f"http://{each.host}:{each.port}" for each in servers]
+        stepprof.attach(urls, role="rollout", kind=trainer.rollout_alloc.backend)
+
+
+def _ranks(scheduler: Any) -> list[tuple[list[Any], list[str]]]:
+    """Return the Ray actors of each group of workers with the roles that they play; other schedulers have no actors."""
+    found = []
+    for name, roles in GROUPS.items() if scheduler is not None else ():
+        elsewhere = scheduler._colocated_roles.get(name)
+        infos = scheduler._workers.get(name) or scheduler._workers.get(elsewhere) or ()
+        found.append(([each.actor for each in infos if hasattr(each, "actor")], roles))
+    return merged(found)
+
+
+# -- scopes
+
+
+def _scope_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = args[0] if args else kwargs["name"]
+    if not (_jobs and name.startswith(PREFIX)):
+        return open_timer(name)
+    given = (kwargs.get("args") or {}).get("global_step")
+    for job in _jobs:
+        job.begin(None if given is None else given + 1)
+    return open_timer(name, ROLES.get(name))
+
+
+def _attach_scopes(patches: Patches) -> None:
+    bound = {scope: _bound_elsewhere(scope) for scope in SCOPES}
+    for scope in SCOPES:
+        for target in (scope, *bound[scope]):
+            patches.block(target, _scope_begins, close_timer, timer=True)
+    if own_profiler.is_asked_for():
+        patches.result(OWN_PROFILER, lambda *_: False)
+
+
+def _bound_elsewhere(scope: str) -> list[str]:
+    """Return the places in which modules that are imported already have bound a function of the tracer."""
+    tracer, _, name = scope.partition(":")
+    function = getattr(sys.modules[tracer], name)
+    modules = [(each, module) for each, module in sys.modules.items() if each.startswith("areal.")]
+    return [
+        f"{each}:{name}"
+        for each, module in modules
+        if each != tracer and getattr(module, name, None) is function
+    ]
+
+
+_adapter = partial(Adapter, distributions=("areal",), tested=">=1.0.4,<1.0.5")
+
+ADAPTERS = (
+    _adapter(
+        name="areal.scopes",
+        trigger=TRACER,
+        attach=_attach_scopes,
+        needs={**dict.fromkeys(SCOPES, ("name", "args")), OWN_PROFILER: ("requested", "global_step")},
+    ),
+    _adapter(
+        name="areal",
+        trigger="areal.trainer",
+        attach=_attach_trainers,
+        needs={
+            **{f"{trainer}.train": () for trainer in TRAINERS},
+            **{f"{trainer}._save_perf_tracer": ("step",) for trainer in TRAINERS},
+            **{f"{trainer}._evaluate_fn": () for trainer in TRAINERS},
+        },
+    ),
+)

@@ -1,0 +1,155 @@
+"""The adapters of MindSpeed-RL: the process of a trainer, which starts the session and attaches the workers.
+
+What only this module knows: codetiming's timer "iteration" is the whole step, and all others are by hand; unless a job is
+``blocking``, the calls of the workers overlap, so that the update of the actor alone is a phase; and `fit` shuts Ray down before
+it returns, so that the job ends with its last iteration.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.groups import merged
+from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
+from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "GROUPS", "PHASES", "STEP", "TRAINERS"]
+
+TRAINERS = (
+    "mindspeed_rl.trainer.grpo_trainer_hybrid:RayGRPOTrainer",
+    "mindspeed_rl.trainer.ppo_trainer_hybrid:RayPPOTrainer",
+)
+GROUP = "mindspeed_rl.workers.scheduler.launcher:RayActorGroup"
+BASE = "mindspeed_rl.trainer.base:RayBaseTrainer"
+
+STEP = "iteration"
+
+PHASES = {
+    "generate_sequences": None,
+    "compute_rm_score": None,
+    "compute_ref_log_prob": None,
+    "compute_log_prob": None,
+    "compute_values": None,
+    "update_critic": None,
+    "wait_all_ref_objs_run_over": None,
+    "update": "actor",
+    "update_actor": "actor",
+    "save_checkpoint": None,
+}
+"""Methods of a group of workers that are regions, or windows of a role. Of those without one most only send the work."""
+
+GROUPS = {"actor_worker": "actor", "ref_worker": "ref", "critic_worker": "critic"}
+"""The trainer's groups of workers, with the role whose windows they follow."""
+
+
+class Job(TimedJob):
+    """The windows of the process that trains.
+
+    Args:
+        trainer: MindSpeed-RL's trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__("mindspeed_rl", lambda: self.finished + 1, {}, (STEP,))
+        self.finished = 0
+        self._last = int(trainer.train_iters)
+
+    def step_ends(self, error: BaseException | None) -> None:
+        """Close the window of the step; after the last one, end the session."""
+        self.loop.end(error)
+        self.finished += error is None
+        if self.finished >= self._last:
+            _end()
+
+
+_jobs: list[Job] = []
+"""The job of this process, while its trainer fits."""
+
+
+def _end() -> None:
+    _jobs.clear()
+    stepprof.shutdown()
+
+
+def _fit_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    if is_incomplete("mindspeed_rl", ADAPTERS):
+        return False
+    if not start_session("mindspeed_rl", partial(_attach_workers, trainer)):
+        return False
+    _jobs[:] = [Job(trainer)]
+    return True
+
+
+def _fit_ends(begun: bool | None, error: BaseException | None) -> None:
+    for job in [*_jobs] if begun else ():
+        job.loop.end(error)
+        _end()
+
+
+def _iteration_is_known(finished: int, *_: object) -> None:
+    for job in _jobs:
+        job.finished = int(finished)
+
+
+def _attach_workers(trainer: Any) -> None:
+    for workers, roles in merged(_groups(trainer)):
+        stepprof.attach(workers, role=roles, kind="rank")
+
+
+def _groups(trainer: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
+    for name, role in GROUPS.items():
+        group = getattr(trainer, name)
+        if group is not None:
+            yield group.actor_handlers, (role,)
+    for reward in trainer.reward_list or ():
+        yield getattr(reward, "actor_handlers", ()), ("reward",)  # a rule is an actor without a rank
+
+
+def _attach_timers(patches: Patches) -> None:
+    patch_codetiming(patches, lambda: _jobs[0] if _jobs else None)
+    for method, role in PHASES.items():
+        patches.around(f"{GROUP}.{method}", lambda *_, of=(method, role): open_timer(*of), close_timer)
+    patches.result(f"{GROUP}.get_iteration", _iteration_is_known)
+
+
+def _attach_trainer(target: str) -> Callable[[Patches], None]:
+    def attach(patches: Patches) -> None:
+        patches.around(f"{target}.fit", _fit_begins, _fit_ends)
+
+    return attach
+
+
+_adapter = partial(Adapter, distributions=("mindspeed_rl",), tested=">=2.1.0,<2.1.1")
+
+ADAPTERS = (
+    _adapter(
+        name="mindspeed_rl.timers",
+        trigger=GROUP.partition(":")[0],
+        attach=_attach_timers,
+        needs={
+            **CODETIMING,
+            **{f"{GROUP}.{method}": () for method in PHASES},
+            f"{GROUP}.get_iteration": (),
+        },
+    ),
+    *(
+        _adapter(
+            name=f"mindspeed_rl.{target.partition(':')[2]}",
+            trigger=target.partition(":")[0],
+            attach=_attach_trainer(target),
+            needs={
+                f"{target}.fit": ("data_iters",),
+                f"{BASE}.__init__": ("train_iters", "reward_list", *GROUPS),
+            },
+        )
+        for target in TRAINERS
+    ),
+)

@@ -1,0 +1,63 @@
+"""The adapter of Ray: every worker of the job gets the switches of stepprof, also in a cluster that runs already.
+
+The processes of such a cluster inherit nothing from the job. So the job's runtime environment gets the variables,
+and the folder of our `sitecustomize`, which attaches the adapters in each worker.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.config.config import load
+from stepprof.config.loaders import CONFIG_VARIABLE, VARIABLES
+from stepprof.integrations import bootstrap
+from stepprof.integrations.adapter import Adapter
+from stepprof.run.output_root import output_root
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "with_variables"]
+
+RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
+"""Called by `ray.init`: it applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`, of which Ray knows one only."""
+PATH = "PYTHONPATH"
+
+
+def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> dict[str, Any]:
+    """Return the runtime environment of a job with stepprof's variables; a variable that the job sets itself stays.
+
+    Nothing in it can fail on a node without stepprof: a folder that does not exist there is no error.
+    """
+    environment = dict(runtime_env or {})
+    theirs = dict(environment.get("env_vars") or {})
+    ours = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    ours["STEPPROF_OUTPUT_DIR"] = str(
+        output_root(load().output_dir)
+    )  # workers have other working directories
+    if CONFIG_VARIABLE in ours:
+        ours[CONFIG_VARIABLE] = str(Path(ours[CONFIG_VARIABLE]).absolute())
+    environment["env_vars"] = {**ours, **theirs}
+    folder = str(Path(bootstrap.__file__).parent)
+    if folder in os.environ.get(PATH, "").split(os.pathsep):  # below `stepprof run`
+        rest = theirs.get(PATH, f"${{{PATH}}}")  # Ray puts the worker's own value in its place
+        environment["env_vars"][PATH] = os.pathsep.join([folder, rest])
+    return environment
+
+
+def _attach(patches: Patches) -> None:
+    patches.result(RUNTIME_ENVIRONMENT, with_variables)
+
+
+ADAPTERS = (
+    Adapter(
+        name="ray",
+        distributions=("ray",),
+        tested=">=2.60,<2.61",
+        trigger="ray._private.worker",
+        needs={RUNTIME_ENVIRONMENT: ("runtime_env",)},
+        attach=_attach,
+    ),
+)

@@ -1,0 +1,145 @@
+"""The adapters of RLinf: the process of a runner, which starts the session and attaches the workers, and regions in these.
+
+What only this module knows: a runner raises its step inside of the timer "step"; most of a runner's calls overlap, so that few of
+them are timed; and RLinf imports the module that ``RLINF_EXT_MODULE`` names in each worker and calls its `register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+import stepprof_autoload
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.groups import merged
+from stepprof.integrations.timed_job import Close, TimedJob
+from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "EVALUATIONS", "ROLES", "RUNNERS", "STEP", "register"]
+
+TIMER = "rlinf.utils.distributed:ScopedTimer.__call__"
+RANGE = "rlinf.scheduler.hardware.accelerators.accelerator:AcceleratorUtil.profiling_range"
+
+STEP = "step"
+EVALUATIONS = ("eval", "evaluate")
+
+ROLES = {
+    "generate_rollouts": "rollout",
+    "cal_adv_and_returns": "advantage",
+    "sync_weights": "weight_sync",
+}
+"""Timers of a runner that are windows of a role; all others are regions."""
+
+Groups = dict[str, tuple[str, ...]]
+
+ACTOR: Groups = {"actor": ("actor", "advantage", "weight_sync")}
+REASONING: Groups = {**ACTOR, "actor_inference": ("inference",), "critic": ("critic",)}
+EMBODIED: Groups = {**ACTOR, "rollout": ("rollout", "weight_sync")}
+
+RUNNERS: dict[str, tuple[str, Groups]] = {
+    "rlinf.runners.reasoning_runner:ReasoningRunner": ("global_steps", REASONING),
+    "rlinf.runners.embodied_runner:EmbodiedRunner": ("global_step", EMBODIED),
+    "rlinf.runners.sft_runner:SFTRunner": ("global_step", ACTOR),
+}
+"""The runners, with the attribute that counts finished steps, and their groups of workers with the roles whose windows they follow."""
+
+_jobs: list[TimedJob] = []
+"""The job of this process, while its runner runs."""
+
+
+def register() -> None:
+    """Attach the adapters in a worker: ``RLINF_EXT_MODULE=stepprof.integrations.rlinf``."""
+    stepprof_autoload.activate(asked=True)
+
+
+def _run_begins(counter: str, groups: Groups, runner: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    if is_incomplete("rlinf", ADAPTERS) or not start_session("rlinf", partial(_attach, runner, groups)):
+        return False
+    _jobs[:] = [TimedJob("rlinf", lambda: getattr(runner, counter) + 1, ROLES, (STEP,), EVALUATIONS)]
+    return True
+
+
+def _run_ends(begun: bool | None, error: BaseException | None) -> None:
+    if begun:
+        for job in _jobs:
+            job.loop.end(error)
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+def _attach(runner: Any, groups: Groups) -> None:
+    found = ((getattr(runner, name), roles) for name, roles in groups.items())
+    actors = (
+        ([each.worker for each in group.worker_info_list], roles)
+        for group, roles in found
+        if group is not None
+    )
+    for workers, roles in merged(actors):
+        stepprof.attach(workers, role=roles, kind="rank")
+
+
+def _timer_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Close:
+    name = args[0] if args else kwargs["name"]
+    for job in _jobs:
+        return job.begin(name)
+    return partial(close_timer, open_timer(name))
+
+
+def _timer_ends(close: Close | None, error: BaseException | None) -> None:
+    if close is not None:
+        close(error)
+
+
+def _range_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return open_timer(kwargs["label"] if "label" in kwargs else args[1])
+
+
+def _attach_timer(patches: Patches) -> None:
+    patches.block(TIMER, _timer_begins, _timer_ends)
+
+
+def _attach_range(patches: Patches) -> None:
+    patches.block(RANGE, _range_begins, close_timer, timer=True)
+
+
+def _attach_runner(target: str) -> Callable[[Patches], None]:
+    def attach(patches: Patches) -> None:
+        patches.around(f"{target}.run", partial(_run_begins, *RUNNERS[target]), _run_ends)
+
+    return attach
+
+
+_adapter = partial(Adapter, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
+
+ADAPTERS = (
+    _adapter(
+        name="rlinf.timers",
+        trigger="rlinf.utils.distributed",
+        attach=_attach_timer,
+        needs={TIMER: ("name",)},
+    ),
+    _adapter(
+        name="rlinf.workers",
+        trigger="rlinf.scheduler.worker.worker",
+        attach=_attach_range,
+        needs={RANGE: ("label",)},
+    ),
+    *(
+        _adapter(
+            name=f"rlinf.{target.partition(':')[2]}",
+            trigger=target.partition(":")[0],
+            attach=_attach_runner(target),
+            needs={
+                f"{target}.run": (),
+                f"{target}.__init__": ("actor",),
+                "rlinf.scheduler.worker.worker_group:WorkerGroup.worker_info_list": (),
+            },
+        )
+        for target in RUNNERS
+    ),
+)

@@ -1,0 +1,114 @@
+"""The adapters of ROLL: the process of a pipeline, which starts the session and attaches the workers, and codetiming's timers everywhere.
+
+What only this module knows: ROLL's log counts steps from 0; a pipeline keeps the last finished step in ``state.step``; and the
+agentic pipeline validates in a thread, next to the rollout, so that its timer "val" is no evaluation window.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.groups import merged
+from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
+from stepprof.integrations.training_loop import is_incomplete, start_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "EVALUATIONS", "PIPELINES", "ROLES", "STEPS"]
+
+PIPELINES = (
+    "roll.pipeline.rlvr.rlvr_pipeline:RLVRPipeline",
+    "roll.pipeline.rlvr.rlvr_vlm_pipeline:RLVRVLMPipeline",
+    "roll.pipeline.agentic.agentic_pipeline:AgenticPipeline",
+    "roll.pipeline.dpo.dpo_pipeline:DPOPipeline",
+)
+STATE = "roll.utils.worker_state:WorkerState"
+CLUSTER = "roll.distributed.executor.cluster:Cluster"
+
+STEPS = ("step_total", "pipeline_step_total")
+EVALUATIONS = ("val_step",)
+
+ROLES = {
+    "step_generate": "rollout",
+    "rollout": "rollout",
+    "step_model_update": "weight_sync",
+    "model_update": "weight_sync",
+    "cal_ref_log_probs": "ref",
+    "cal_old_log_probs_values": "actor",
+    "compute_advantage": "advantage",
+    "step_train": "actor",
+    "train_timer": "actor",
+    "actor_train": "actor",
+}
+"""Timers of a pipeline that are windows of a role; all others are regions."""
+
+_jobs: list[TimedJob] = []
+"""The job of this process, while its pipeline runs."""
+
+
+def _run_begins(pipeline: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    if is_incomplete("roll", ADAPTERS) or not start_session("roll", partial(_attach_workers, pipeline)):
+        return False
+    _jobs[:] = [TimedJob("roll", lambda: int(pipeline.state.step) + 1, ROLES, STEPS, EVALUATIONS)]
+    return True
+
+
+def _run_ends(begun: bool | None, error: BaseException | None) -> None:
+    if begun:
+        for job in _jobs:
+            job.loop.end(error)
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+def _attach_workers(pipeline: Any) -> None:
+    for workers, roles in merged(_groups(pipeline)):
+        stepprof.attach(workers, role=roles, kind="rank")
+    engines = getattr(pipeline, "actor_infer", None)  # DPO generates nothing
+    if engines is not None and engines.worker_config.strategy_args.strategy_name == "vllm":
+        stepprof.attach(list(engines.workers), role="rollout", kind="engine", find="strategy.model")
+
+
+def _groups(pipeline: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
+    """Yield the actors of each cluster with the roles whose windows they follow."""
+    single = getattr(pipeline, "reference", None)
+    references = list(getattr(pipeline, "references", {}).values()) or [single] * (single is not None)
+    yield pipeline.actor_train.workers, ("actor", "weight_sync", *(() if references else ("ref",)))
+    critic = getattr(pipeline, "critic", None)
+    if critic is not None:
+        yield critic.workers, ("critic", "actor")
+    for each in references:
+        yield each.workers, ("ref",)
+
+
+def _attach_timers(patches: Patches) -> None:
+    patch_codetiming(patches, lambda: _jobs[0] if _jobs else None)
+
+
+def _attach_pipeline(target: str) -> Callable[[Patches], None]:
+    def attach(patches: Patches) -> None:
+        patches.around(f"{target}.run", _run_begins, _run_ends)
+
+    return attach
+
+
+_adapter = partial(Adapter, distributions=("roll",), tested=">=0.3.0,<0.3.1")
+
+ADAPTERS = (
+    _adapter(name="roll.timers", trigger="roll.pipeline", attach=_attach_timers, needs=CODETIMING),
+    *(
+        _adapter(
+            name=f"roll.{target.partition(':')[2]}",
+            trigger=target.partition(":")[0],
+            attach=_attach_pipeline(target),
+            needs={f"{target}.run": (), STATE: ("step",), f"{CLUSTER}.__init__": ("worker_config",)},
+        )
+        for target in PIPELINES
+    ),
+)

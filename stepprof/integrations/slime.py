@@ -1,0 +1,235 @@
+"""The adapters of slime and miles: the driver's loop, which starts the session and attaches the other processes, and the timers of all.
+
+What only this module knows: the loop is a script, so its steps are seen in what it calls, which are methods of the rollout manager's
+handle and of the groups of ranks. slime's loop waits for a training by ``ray.get``; miles' awaits it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.slime_job import CALLS, METHODS, Job
+from stepprof.integrations.training_loop import close_timer, open_timer
+from stepprof_autoload import activate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepprof.integrations.patches import Patches
+
+    Needs = dict[str, tuple[str, ...]]
+
+__all__ = ["ADAPTERS", "PACKAGES"]
+
+ACROSS_STEPS = "train_wait"
+"""The timer that runs while no other one does, from one step into the next."""
+
+TIMED = "_stepprof_timers"
+
+
+@dataclass(frozen=True)
+class Package:
+    """What slime and miles call the same thing.
+
+    Args:
+        name: of the package.
+        distribution: its name on PyPI.
+        tested: the versions that the tests hold.
+        timer: the class of the timers.
+        created: the method of a group after which its actors answer.
+        train: the one that begins to train.
+        parameters: of `train`.
+        handles: the attribute of a group that lists its actors.
+        waits: the function that waits for a training; None: the training is a coroutine.
+    """
+
+    name: str
+    distribution: str
+    tested: str
+    timer: str
+    created: str
+    train: str
+    parameters: tuple[str, ...]
+    handles: str
+    waits: str | None
+
+    @property
+    def group(self) -> str:
+        """Return the class of a group of ranks."""
+        return f"{self.name}.ray.actor_group:RayTrainGroup"
+
+    @property
+    def manager(self) -> str:
+        """Return the function that creates the rollout manager."""
+        return f"{self.name}.ray.placement_group:create_rollout_manager"
+
+
+PACKAGES = (
+    Package(
+        name="slime",
+        distribution="slime",
+        tested=">=0.3.1,<0.3.2",
+        timer="slime.observability.timer:Timer",
+        created="create",
+        train="async_train",
+        parameters=("rollout_id", "rollout_data_ref", "external_data"),
+        handles="_actor_handlers",
+        waits="ray:get",
+    ),
+    Package(
+        name="miles",
+        distribution="miles-rl",
+        tested=">=0.0.2,<0.0.3",
+        timer="miles.utils.timer:Timer",
+        created="init",
+        train="train",
+        parameters=("rollout_id",),
+        handles="_actor_handles",
+        waits=None,
+    ),
+)
+
+
+_jobs: list[Job] = []
+"""The job of this process, from its rollout manager on."""
+
+
+class Call:
+    """A method of the rollout manager's handle that first tells the job of each call.
+
+    Args:
+        method: Ray's.
+        tell: gets the arguments of the call.
+    """
+
+    def __init__(self, method: Any, tell: Callable[..., object]) -> None:
+        self._method = method
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method as Ray does."""
+        self._tell(args, kwargs)
+        return self._method.remote(*args, **kwargs)
+
+
+def _manager_is_created(
+    patches: Patches, package: Package, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    manager = result[0]
+    job = Job(package.name, package.handles, args[0] if args else kwargs["args"], manager)
+    for name in CALLS:
+        tell = partial(patches.guarded, f"{package.name}.{name}", job.calls, name)
+        setattr(manager, name, Call(getattr(manager, name), tell))
+    _jobs[:] = [job]
+
+
+def _group_is_created(group: Any, *_: object) -> Any:
+    return group
+
+
+def _group_answers(group: Any, error: BaseException | None) -> None:
+    for job in _jobs if group is not None and error is None else ():
+        if group not in job.groups:
+            job.groups.append(group)
+        for actor in getattr(group, job.handles):
+            actor.__ray_call__.remote(_activate)
+
+
+def _activate(_: object) -> None:
+    """Attach the adapters in a rank, which may not have inherited the environment of the job."""
+    activate(asked=True)
+
+
+def _train_begins(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for job in _jobs:
+        job.train_begins(group, args[0] if args else kwargs["rollout_id"])
+
+
+def _train_ends(_: object, error: BaseException | None) -> None:
+    for job in _jobs:
+        job.train_ends(error)
+
+
+def _wait_begins(_: object, args: tuple[Any, ...], __: dict[str, Any]) -> list[Job]:
+    """Return the jobs whose training this is the wait for: each rank has a result."""
+    return [job for job in _jobs if job.is_training and args and isinstance(args[0], list)]
+
+
+def _wait_ends(jobs: list[Job] | None, error: BaseException | None) -> None:
+    for job in jobs or ():
+        job.train_ends(error, all_groups=True)
+
+
+def _method_begins(name: str, *_: object) -> list[tuple[Job, Any]]:
+    return [(job, job.method_begins(name)) for job in _jobs]
+
+
+def _method_ends(token: list[tuple[Job, Any]] | None, error: BaseException | None) -> None:
+    for job, nested in token or ():
+        job.method_ends(nested, error)
+
+
+def _attach_driver(package: Package, patches: Patches) -> None:
+    patches.result(package.manager, partial(_manager_is_created, patches, package))
+    patches.around(f"{package.group}.{package.created}", _group_is_created, _group_answers)
+    for name in METHODS:
+        patches.around(f"{package.group}.{name}", partial(_method_begins, name), _method_ends)
+    train = f"{package.group}.{package.train}"
+    patches.around(train, _train_begins, _train_ends if package.waits is None else None)
+    if package.waits is not None:
+        patches.around(package.waits, _wait_begins, _wait_ends)
+
+
+# -- timers of every process
+
+
+def _timer_begins(timer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name = args[0] if args else kwargs["name"]
+    if name != ACROSS_STEPS:
+        timer.__dict__.setdefault(TIMED, {})[name] = open_timer(name)
+
+
+def _timer_ends(timer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    close_timer(timer.__dict__.get(TIMED, {}).pop(args[0] if args else kwargs["name"], None))
+
+
+def _attach_timer(package: Package, patches: Patches) -> None:
+    patches.around(f"{package.timer}.start", _timer_begins, timer=True)
+    patches.around(f"{package.timer}.end", _timer_ends, timer=True)
+
+
+def _adapter(
+    package: Package, name: str, trigger: str, attach: Callable[[Package, Patches], None], needs: Needs
+) -> Adapter:
+    return Adapter(
+        name=name,
+        distributions=(package.distribution,),
+        tested=package.tested,
+        trigger=trigger.partition(":")[0],
+        needs=needs,
+        attach=partial(attach, package),
+    )
+
+
+def _adapters(package: Package) -> tuple[Adapter, Adapter]:
+    driver: Needs = {
+        package.manager: ("args", "pg"),
+        f"{package.group}.__init__": ("role",),
+        f"{package.group}.{package.train}": package.parameters,
+        **{f"{package.group}.{name}": () for name in (*METHODS, package.created)},
+        **({} if package.waits is None else {package.waits: ()}),
+    }
+    timers: Needs = {f"{package.timer}.{name}": ("name",) for name in ("start", "end")}
+    return (
+        _adapter(package, package.name, package.manager, _attach_driver, driver),
+        _adapter(package, f"{package.name}.timer", package.timer, _attach_timer, timers),
+    )
+
+
+ADAPTERS = tuple(adapter for package in PACKAGES for adapter in _adapters(package))

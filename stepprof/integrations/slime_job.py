@@ -1,0 +1,185 @@
+"""The windows of the loop of slime and miles, out of the calls that the loop makes.
+
+What only this module knows: between two calls the loop waits for what the first one began, and ``train_async.py`` asks for the
+rollout of the next step before it trains.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.integrations import own_profiler, slime_profiler
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer, start_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CALLS", "METHODS", "ROLES", "Job", "engines_in", "url"]
+
+EVAL = "eval"
+
+CALLS = {
+    "generate": "rollout",
+    "eval": EVAL,
+    **dict.fromkeys(("offload", "onload", "onload_weights", "onload_kv", "save", "dispose")),
+}
+"""Methods of the rollout manager that the loop calls, with the role of the wait that follows; None: a region."""
+
+METHODS = {
+    "update_weights": "weight_sync",
+    **dict.fromkeys(("save_model", "onload", "offload", "clear_memory")),
+}
+"""Methods of a group of ranks besides its training; None: a region."""
+
+ROLES = {"actor": ("actor", "weight_sync"), "critic": ("critic", "actor")}
+"""The groups of ranks, with the roles whose windows they follow; the first names them."""
+
+
+class Job:
+    """The windows of the process that runs the loop. One phase is open at a time; a call of the loop ends the one before.
+
+    Args:
+        name: of the package.
+        handles: the attribute of a group of ranks that lists its actors.
+        args: the options of the job.
+        manager: the handle of the rollout manager.
+    """
+
+    def __init__(self, name: str, handles: str, args: Any, manager: Any) -> None:
+        self.loop = TrainingLoop(name)
+        self.name = name
+        self.handles = handles
+        self.manager = manager
+        self.profiler = slime_profiler.take_over(args)
+        self.groups: list[Any] = []
+        self._close: Callable[[BaseException | None], None] | None = None
+        self._generated: int | None = None
+        self._trained: int | None = None
+        self._depth = 0
+        self._trainings = 0
+        self._is_rollout_pending = False
+        self._is_started = False
+
+    # -- calls of the rollout manager
+
+    def calls(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that the loop calls a method of the rollout manager."""
+        if self._depth:
+            return  # a part of what a group does
+        self._end_phase()
+        rollout = args[0] if args else kwargs.get("rollout_id", 0)
+        if method in ("generate", EVAL):
+            self._start(rollout)
+        if method == "generate":
+            self._generates(rollout)
+        elif method == EVAL:
+            window = self.loop.evaluation(rollout)
+            self._close = partial(self.loop.end_evaluation, window)
+        elif method == "dispose":
+            self.end()
+        else:
+            self._begin_phase(method, CALLS[method])
+
+    def _generates(self, rollout: int) -> None:
+        self._is_rollout_pending = self._generated != self._trained
+        self._generated = rollout
+        if not self._is_rollout_pending:
+            self.loop.begin(rollout + 1)
+            self._begin_phase("generate", "rollout")
+
+    # -- groups of ranks
+
+    def train_begins(self, group: Any, rollout: int) -> None:
+        """Note that a group begins to train with a rollout."""
+        self._end_phase()
+        self.loop.begin(rollout + 1)
+        self._trained = rollout
+        self._is_rollout_pending &= rollout != self._generated
+        self._trainings += 1
+        self._begin_phase("train", ROLES[group.role][0])
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether a group trains now."""
+        return bool(self._trainings)
+
+    def train_ends(self, error: BaseException | None, *, all_groups: bool = False) -> None:
+        """Note that a group has ended to train, or that each has."""
+        self._trainings = 0 if all_groups else self._trainings - 1
+        if not self._trainings:
+            self._end_phase(error)
+            self._wait_for_rollout()
+
+    def method_begins(self, name: str) -> Any:
+        """Open the window or region of a method of a group; return what a nested one is closed by."""
+        self._depth += 1
+        if self._depth > 1:
+            return open_timer(name)
+        self._end_phase()
+        self._is_rollout_pending &= name != "update_weights"  # the loop has waited for it
+        self._begin_phase(name, METHODS[name])
+        return None
+
+    def method_ends(self, nested: Any, error: BaseException | None) -> None:
+        """Close what belongs to a method of a group."""
+        self._depth -= 1
+        if self._depth:
+            close_timer(nested, error)
+            return
+        self._end_phase(error)
+        self._wait_for_rollout()
+
+    # -- phases
+
+    def _wait_for_rollout(self) -> None:
+        if self._is_rollout_pending:
+            self._begin_phase("generate", "rollout")
+
+    def _begin_phase(self, name: str, role: str | None) -> None:
+        opened = open_timer(name, role)
+        self._close = lambda error: close_timer(opened, error)
+
+    def _end_phase(self, error: BaseException | None = None) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close(error)
+
+    # -- the session
+
+    def _start(self, first: int) -> None:
+        """Start the session before the first rollout, when each process answers."""
+        if self._is_started:
+            return
+        self._is_started = True
+        given = None if self.profiler is None else self.profiler.as_configuration(first)
+        config = own_profiler.with_overrides(given)
+        if start_session(self.name, self._attach_processes, config) and self.profiler is not None:
+            self.profiler.settle(self.name, first)
+
+    def _attach_processes(self) -> None:
+        import ray
+
+        for group in self.groups:
+            actors = partial(getattr, group, self.handles)
+            stepprof.attach(lambda actors=actors: list(actors()), role=ROLES[group.role], kind="rank")
+        engines = engines_in(ray.get(self.manager.get_updatable_engines_and_lock.remote()))
+        if engines:
+            stepprof.attach(engines, role="rollout", kind="engine", find=url)
+
+    def end(self) -> None:
+        """End the session while the other processes still answer."""
+        self._end_phase()
+        self.loop.end()
+        stepprof.shutdown()
+
+
+def engines_in(answer: Any) -> list[Any]:
+    """Return the engines in what `get_updatable_engines_and_lock` returns: a tuple, and after miles 0.0.2 an object."""
+    return list(answer.rollout_engines if hasattr(answer, "rollout_engines") else answer[0])
+
+
+def url(engine: Any) -> str:
+    """Return the URL of the SGLang server that an actor has started."""
+    return f"http://{engine.server_host}:{engine.server_port}"

@@ -1,0 +1,86 @@
+"""The windows of a process whose framework times the step, its phases and its evaluations by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["CODETIMING", "KEPT", "Close", "TimedJob", "patch_codetiming"]
+
+Close = Callable[[BaseException | None], None]
+"""Closes what a timer has opened; the argument is what ended the timer."""
+
+CODETIMING = {f"codetiming:Timer.__{each}__": () for each in ("enter", "exit")}
+"""What an adapter needs for `patch_codetiming`."""
+
+KEPT = "_stepprof_timer"
+"""The attribute of a timer that holds what closes its window."""
+
+
+class TimedJob:
+    """The windows of one training loop.
+
+    Args:
+        name: the adapter, for the log.
+        step: returns the number of the step that runs.
+        roles: maps timers to the role whose window they are; all others are regions.
+        whole: the timers of a whole step.
+        evaluations: the timers of an evaluation.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], int],
+        roles: Mapping[str, str],
+        whole: tuple[str, ...],
+        evaluations: tuple[str, ...] = (),
+    ) -> None:
+        self.loop = TrainingLoop(name)
+        self._step = step
+        self._roles = roles
+        self._whole = whole
+        self._evaluations = evaluations
+
+    def begin(self, timer: str) -> Close:
+        """Open what belongs to a timer; return what closes it."""
+        if timer in self._whole:
+            self.loop.begin(self._step())
+            return self.step_ends
+        if timer in self._evaluations:
+            return partial(self.loop.end_evaluation, self.loop.evaluation(self._step()))
+        return partial(close_timer, open_timer(timer, self._roles.get(timer)))
+
+    def step_ends(self, error: BaseException | None) -> None:
+        """Close the window of the step."""
+        self.loop.end(error)
+
+
+def patch_codetiming(patches: Patches, job: Callable[[], TimedJob | None]) -> None:
+    """Make the blocks of codetiming's timers windows and regions.
+
+    Args:
+        patches: of the adapter.
+        job: returns the job of this process; None: it has none, so that timers are regions.
+    """
+
+    def begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        if timer.name:
+            running = job()
+            opened = None if running else open_timer(timer.name)
+            timer.__dict__[KEPT] = running.begin(timer.name) if running else partial(close_timer, opened)
+
+    def ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
+        close: Close | None = timer.__dict__.pop(KEPT, None)
+        if close is not None:
+            close(arguments[1] if len(arguments) > 1 else None)
+
+    enter, leave = CODETIMING
+    patches.around(enter, begins)
+    patches.around(leave, ends)

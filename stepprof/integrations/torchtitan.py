@@ -1,0 +1,130 @@
+"""The adapter of torchtitan: each rank runs the trainer's loop, and every span of its structured logger is a region.
+
+What only this module knows: spans are entered also where the structured logger is off; the span "step" is the whole step; and a
+cycle of torchtitan's profiler is a schedule of torch's that begins with step 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import stepprof
+from stepprof.errors import ConfigError
+from stepprof.integrations import own_profiler
+from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.timed_job import KEPT, Close, TimedJob
+from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
+from stepprof.log import logger
+from stepprof.recording.session import current_session
+
+if TYPE_CHECKING:
+    from stepprof.integrations.patches import Patches
+
+__all__ = ["ADAPTERS", "EVAL", "STEP"]
+
+TRAINER = "torchtitan.trainer:Trainer"
+SPAN = "torchtitan.observability.structured_logger.structured_logging:log_trace_span"
+PROFILER = "torchtitan.tools.profiler:Profiler.Config"
+
+STEP = "step"
+EVAL = "eval"
+
+OTHER_PROFILER = (
+    "profiler.enable_profiling selects them too; leave it out, or set STEPPROF_FROM=framework to record them with "
+    "stepprof alone"
+)
+
+_jobs: list[TimedJob] = []
+"""The job of this process, while its trainer trains."""
+
+
+def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
+    own, steps = trainer.config.profiler, _own_steps(trainer.config)
+    asked = own_profiler.is_asked_for()
+    if asked and not steps:
+        raise ConfigError.at(
+            "profiler.enable_profiling",
+            own.enable_profiling,
+            "must be on and select a step of the job for STEPPROF_FROM=framework",
+        )
+    if not ensure_session("torchtitan", own_profiler.with_overrides({"steps": steps} if asked else None)):
+        return False
+    if asked:
+        own.enable_profiling = False
+    else:
+        _report_both(steps)
+    _jobs[:] = [TimedJob("torchtitan", lambda: int(trainer.step), {}, (STEP,), (EVAL,))]
+    return True
+
+
+def _training_ends(begun: bool | None, error: BaseException | None) -> None:
+    if begun:
+        for job in _jobs:
+            job.loop.end(error)
+        _jobs.clear()
+        stepprof.shutdown()
+
+
+def _own_steps(config: Any) -> list[int]:
+    """Return the steps that torchtitan's own profiler would record."""
+    from torch.profiler import ProfilerAction, schedule
+
+    own = config.profiler
+    if not own.enable_profiling:
+        return []
+    wait = own.profile_freq - own.profiler_active - own.profiler_warmup
+    others = {key: getattr(own, f"profiler_{key}") for key in ("repeat", "skip_first", "skip_first_wait")}
+    given = {key: value for key, value in others.items() if value is not None}
+    recorded = schedule(wait=wait, warmup=own.profiler_warmup, active=own.profiler_active, **given)
+    actions = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+    return [finished + 1 for finished in range(config.training.steps) if recorded(finished) in actions]
+
+
+def _report_both(own: list[int]) -> None:
+    session = current_session()
+    both = [] if session is None else [step for step in own if step in session.config.policy(None).steps]
+    if both:
+        logger.warning("adapter.other_profiler", name="torchtitan", steps=both, reason=OTHER_PROFILER)
+
+
+def _span_begins(span: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+    name = span.base_name
+    for job in _jobs:
+        span.__dict__[KEPT] = job.begin(name)
+    if not _jobs:
+        timer = open_timer(name)
+        if timer is not None:
+            span.__dict__[KEPT] = lambda error: close_timer(timer, error)
+
+
+def _span_ends(span: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
+    close: Close | None = span.__dict__.pop(KEPT, None)
+    if close is not None:
+        close(arguments[1] if len(arguments) > 1 else None)
+
+
+def _attach(patches: Patches) -> None:
+    patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
+    patches.around(f"{SPAN}.__enter__", _span_begins)
+    patches.around(f"{SPAN}.__exit__", _span_ends)
+
+
+ADAPTERS = (
+    Adapter(
+        name="torchtitan",
+        distributions=("torchtitan",),
+        tested=">=0.3.0,<0.3.1",
+        trigger="torchtitan.trainer",
+        attach=_attach,
+        needs={
+            f"{TRAINER}.train": (),
+            f"{SPAN}.__init__": ("event_type",),
+            f"{SPAN}.__enter__": (),
+            f"{SPAN}.__exit__": (),
+            PROFILER: (
+                *("enable_profiling", "profile_freq", "profiler_active", "profiler_warmup"),
+                *("profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait"),
+            ),
+        },
+    ),
+)

@@ -1,0 +1,23 @@
+"""Groups of ranks that are made of the same actors."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from stepprof.integrations.groups import is_ray_worker, merged
+
+
+class TestMerged:
+    def test_the_same_actors(self) -> None:
+        """They are one group with the roles of all."""
+        first, second = SimpleNamespace(_actor_id="a"), SimpleNamespace(_actor_id="b")
+        groups = [([first], ["actor"]), ([second], ["critic"]), ([], ["reward"]), ([first], ["ref"])]
+        assert merged(groups) == [([first], ["actor", "ref"]), ([second], ["critic"])]
+
+
+class TestWorker:
+    def test_a_process_without_ray(self, monkeypatch) -> None:
+        """It is none of Ray's, and Ray is not imported to find out."""
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
+        assert not is_ray_worker()

@@ -1,0 +1,77 @@
+"""What a loop of NeMo-RL does that the job of `tests/real/contracts` does not: hold several teachers, run below an `except`, use vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import stepprof
+from stepprof.integrations import nemo_rl
+from stepprof.remote.attach import waiting
+from stepprof.run.runs import list_runs
+from stepprof.run.spans import read_spans
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(None, []), ("a", ["a"]), (["a", "b"], ["a", "b"]), ({"one": "a", "two": "b"}, ["a", "b"])],
+)
+def test_what_a_parameter_holds(given, found) -> None:
+    """It is one policy, a list or a dict of teachers, or nothing."""
+    assert list(nemo_rl._each(given)) == found
+
+
+def test_owners() -> None:
+    """Of the actors that share a model the first one has vLLM's engine."""
+    leaders = [0, 2]
+    group = SimpleNamespace(
+        workers=["a", "b", "c", "d"], dp_size=2, get_dp_leader_worker_idx=leaders.__getitem__
+    )
+    assert nemo_rl._owners(group) == ["a", "c"]
+
+
+def test_megatron_is_no_engine() -> None:
+    """Its options may have a part for vLLM, and it has no workers of its own."""
+    nemo_rl._attach_engines(SimpleNamespace(cfg={"backend": "megatron", "vllm_cfg": {}}))
+    nemo_rl._attach_engines(SimpleNamespace())
+    assert not waiting
+
+
+class TestTimers:
+    @pytest.fixture
+    def spans(self, tmp_path, monkeypatch):
+        """Return what ends the job and reads its first step."""
+        for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
+            monkeypatch.setenv(f"STEPPROF_{name}", value)
+        job = nemo_rl.Job()
+        job.number = 1
+        monkeypatch.setattr(nemo_rl, "_jobs", [job])
+
+        def end():
+            stepprof.shutdown()
+            (run,) = list_runs(tmp_path)
+            return [(each["kind"], each.get("error")) for each in read_spans(run, step=1)]
+
+        yield end
+        stepprof.shutdown()
+
+    def test_below_an_except(self, spans) -> None:
+        """The error that the job handles already is none of the step."""
+        timer = SimpleNamespace()
+        try:
+            raise ValueError
+        except ValueError:
+            nemo_rl._timer_begins(timer, (nemo_rl.STEP,), {})
+            nemo_rl._timer_ends(timer, (), {"label": nemo_rl.STEP})
+        ((kind, error),) = spans()
+        assert (kind, bool(error)) == ("window", False)
+
+    def test_twice(self, spans) -> None:
+        """A timer that runs already, which NeMo-RL refuses, leaves the step open; one that does not run is no step."""
+        timer = SimpleNamespace()
+        nemo_rl._timer_ends(timer, (nemo_rl.STEP,), {})
+        nemo_rl._timer_begins(timer, (nemo_rl.STEP,), {})
+        nemo_rl._timer_begins(timer, (nemo_rl.STEP,), {})
+        nemo_rl._timer_ends(timer, (nemo_rl.STEP,), {})
+        assert [kind for kind, _ in spans()] == ["window"]

@@ -1,0 +1,83 @@
+"""The variables of NeMo-RL's own profiling, as the configuration of stepprof."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+import stepprof
+from stepprof.config.config import load
+from stepprof.errors import ConfigError
+from stepprof.integrations import nemo_rl_nsys
+
+
+@pytest.fixture(autouse=True)
+def _configured(monkeypatch):
+    """Profile the steps 3 and 4."""
+    monkeypatch.setenv(nemo_rl_nsys.RANGE, "3:5")
+    monkeypatch.setenv(nemo_rl_nsys.PATTERNS, "*policy*")
+
+
+@pytest.fixture
+def _asked(monkeypatch):
+    """Ask for the framework's configuration."""
+    monkeypatch.setenv("STEPPROF_FROM", "framework")
+
+
+READ = {nemo_rl_nsys.RANGE: "3:5", nemo_rl_nsys.PATTERNS: "*policy*"}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Return the module that has read the variables."""
+    found = SimpleNamespace(**READ)
+    monkeypatch.setitem(sys.modules, "frame.nsys", found)
+    return found
+
+
+@pytest.mark.usefixtures("_asked")
+class TestTakeOver:
+    def test_steps(self) -> None:
+        """The last number is not recorded; the configuration is a valid one."""
+        given = nemo_rl_nsys.as_configuration()
+        assert given is not None
+        assert given["steps"] == [3, 4]
+        assert [each for each in range(9) if each in load(given).policy(None).steps] == [3, 4]
+
+    def test_switched_off(self, module) -> None:
+        """The module forgets both variables."""
+        nemo_rl_nsys.take_over("frame.nsys")
+        assert vars(module) == dict.fromkeys(READ, "")
+
+    @pytest.mark.parametrize("value", ["", "3", "5:5", "5:3", "a:b", "-1:2"])
+    def test_what_selects_nothing(self, monkeypatch, value) -> None:
+        """It is refused by its variable."""
+        monkeypatch.setenv(nemo_rl_nsys.RANGE, value)
+        with pytest.raises(ConfigError, match=nemo_rl_nsys.RANGE):
+            nemo_rl_nsys.as_configuration()
+
+    def test_patterns(self, monkeypatch) -> None:
+        """Without them NeMo-RL would profile nothing."""
+        monkeypatch.delenv(nemo_rl_nsys.PATTERNS)
+        with pytest.raises(ConfigError, match=nemo_rl_nsys.PATTERNS):
+            nemo_rl_nsys.as_configuration()
+
+
+class TestBeside:
+    def test_left_alone(self, module) -> None:
+        """A job that does not ask keeps NeMo-RL's profiling."""
+        nemo_rl_nsys.take_over("frame.nsys")
+        assert vars(module) == READ
+        assert nemo_rl_nsys.as_configuration() is None
+
+    @pytest.mark.parametrize(("steps", "reported"), [([4, 9], [[4]]), ([5], [])])
+    def test_steps_of_both(self, tmp_path, steps, reported) -> None:
+        """A step that both record is reported."""
+        stepprof.init({"steps": steps, "backend": "null", "output_dir": str(tmp_path)})
+        with capture_logs() as lines:
+            nemo_rl_nsys.settle("nemo_rl.nsys")
+        stepprof.shutdown()
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported

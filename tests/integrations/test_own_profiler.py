@@ -1,0 +1,62 @@
+"""Whether a job asks for the steps of its framework's own profiler, and what counts more than these."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+from structlog.testing import capture_logs
+
+import stepprof
+from stepprof.errors import ConfigError
+from stepprof.instrument.context import cell
+from stepprof.integrations import own_profiler
+from stepprof.run.runs import list_runs, read_run
+
+
+class TestAsked:
+    def test_by_its_variable_alone(self, monkeypatch) -> None:
+        """The configuration of the framework counts only where the job says so."""
+        assert not own_profiler.is_asked_for()
+        monkeypatch.setenv("STEPPROF_FROM", "framework")
+        assert own_profiler.is_asked_for()
+        monkeypatch.setenv("STEPPROF_FROM", "verl")
+        with pytest.raises(ConfigError, match="STEPPROF_FROM"):
+            own_profiler.is_asked_for()
+
+
+class TestOverrides:
+    def test_variables_are_on_top(self, monkeypatch) -> None:
+        """The folder of the runs is often a variable of the cluster, whatever the job configures."""
+        monkeypatch.setenv("STEPPROF_OUTPUT_DIR", "/shared")
+        given = OmegaConf.create({"steps": [2], "output_dir": "here"})
+        assert own_profiler.with_overrides(given) == {"steps": [2], "output_dir": "/shared"}
+
+    def test_none_is_given(self) -> None:
+        """The environment's own configuration holds then, with its file."""
+        assert own_profiler.with_overrides(None) is None
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Start a session that records steps 2 and 3."""
+    cell.adapters["framework"] = {"status": "attached", "version": "1"}
+    stepprof.init({"steps": [2, 3], "backend": "null", "output_dir": str(tmp_path)})
+    yield tmp_path
+    stepprof.shutdown()
+    del cell.adapters["framework"]
+
+
+class TestSettle:
+    def test_it_is_replaced(self, session) -> None:
+        """The run says where its configuration is from."""
+        own_profiler.settle("framework", "--steps", [2], take_over=True)
+        stepprof.shutdown()
+        (run,) = list_runs(session)
+        assert read_run(run)["adapters"]["framework"]["configuration"] == "--steps"
+
+    @pytest.mark.parametrize(("steps", "reported"), [([1, 2], [[2]]), ([4], [])])
+    def test_both_record(self, session, steps, reported) -> None:
+        """The steps that both select are reported."""
+        with capture_logs() as lines:
+            own_profiler.settle("framework", "--steps", steps, take_over=False)
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported

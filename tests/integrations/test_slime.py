@@ -1,0 +1,159 @@
+"""What the loop of slime and miles does that the jobs of `tests/real/contracts` do not: fail, update weights itself, have actors that cannot be attached."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import stepprof
+from stepprof.errors import ConfigError
+from stepprof.instrument.context import cell
+from stepprof.integrations import slime, slime_job
+from stepprof.integrations.patches import Patches
+from stepprof.run.runs import list_runs
+from stepprof.run.spans import read_spans
+
+OPTIONS = {"use_pytorch_profiler": False, "profile_target": ["train_overall"]}
+PACKAGE = slime.PACKAGES[0]
+
+
+class Method:
+    """A method of a handle, as Ray's: it notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.name = "ray's"
+
+    def remote(self, *args: object) -> str:
+        """Note a call."""
+        self.calls.append(args)
+        return "ref"
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Return the job of a loop whose processes are not attached, and end its session."""
+    for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
+        monkeypatch.setenv(f"STEPPROF_{name}", value)
+    monkeypatch.setattr(slime_job.Job, "_attach_processes", lambda _: None)
+    yield slime_job.Job("slime", "_actor_handlers", SimpleNamespace(**OPTIONS), None)
+    stepprof.shutdown()
+
+
+def spans(folder, step):
+    """Return the names of what a step has recorded."""
+    (run,) = list_runs(folder)
+    return [each["name"] for each in read_spans(run, step=step)]
+
+
+ACTOR = SimpleNamespace(role="actor")
+
+
+class TestJob:
+    def test_training_fails(self, job, tmp_path) -> None:
+        """Its window is closed with the error, and the step is still open."""
+        job.calls("generate", (0,), {})
+        job.train_begins(ACTOR, 0)
+        job.train_ends(ValueError("lost"))
+        job.end()
+        assert spans(tmp_path, 1) == ["rollout", "actor", "step"]
+        assert not job.is_training
+
+    def test_calls_inside_a_method_of_a_group(self, job, tmp_path) -> None:
+        """slime reloads weights from disk in `update_weights`, by calls of its own: they are a part of it."""
+        job.calls("generate", (0,), {})
+        update = job.method_begins("update_weights")
+        job.calls("onload_weights", (), {})
+        nested = job.method_begins("offload")
+        job.method_ends(nested, None)
+        job.method_ends(update, None)
+        job.end()
+        assert spans(tmp_path, 1) == ["rollout", "offload", "weight_sync", "step"]
+
+    def test_resumed(self, job, tmp_path) -> None:
+        """Steps have the numbers of the whole training."""
+        job.calls("generate", (), {"rollout_id": 41})
+        job.end()
+        assert spans(tmp_path, 42) == ["rollout", "step"]
+
+    def test_actors_that_cannot_be_attached(self, job, monkeypatch) -> None:
+        """The session ends: half a recording is none."""
+
+        def fail(_: object) -> None:
+            raise ConfigError("no such rank")
+
+        monkeypatch.setattr(slime_job.Job, "_attach_processes", fail)
+        with pytest.raises(ConfigError):
+            job.calls("generate", (0,), {})
+        assert cell.session is None
+
+
+class TestEngines:
+    @pytest.mark.parametrize(
+        "answer",
+        [(["engine"], "lock", 0), SimpleNamespace(rollout_engines=["engine"])],
+        ids=["tuple", "miles after 0.0.2"],
+    )
+    def test_they_are_listed(self, answer) -> None:
+        """The rollout manager answers with those whose weights are updated."""
+        assert slime_job.engines_in(answer) == ["engine"]
+
+    def test_url(self) -> None:
+        """It is that of the server that the actor has started."""
+        assert slime_job.url(SimpleNamespace(server_host="[::1]", server_port=1)) == "http://[::1]:1"
+
+
+class TestHandle:
+    def test_methods_are_rays(self, tmp_path) -> None:
+        """Each call reaches Ray, whatever an adapter does, and what else a method has is Ray's."""
+        manager = SimpleNamespace(**{name: Method() for name in slime_job.CALLS})
+        original = manager.generate
+        patches = Patches("slime")
+        slime._manager_is_created(patches, PACKAGE, (manager, None), (SimpleNamespace(**OPTIONS), None), {})
+        (job,) = slime._jobs
+        job.calls = lambda *_: 1 / 0
+        try:
+            assert manager.generate.remote(3) == "ref"
+        finally:
+            slime._jobs.clear()
+        assert original.calls == [(3,)]
+        assert manager.generate.name == "ray's"
+
+
+class TestRanks:
+    def test_each_actor_gets_the_adapters(self, job) -> None:
+        """Also where Ray's workers do not inherit the environment of the job; a group is attached once."""
+        actor = SimpleNamespace(__ray_call__=Method())
+        group = SimpleNamespace(_actor_handlers=[actor])
+        slime._jobs[:] = [job]
+        try:
+            slime._group_answers(group, None)
+            slime._group_answers(group, None)
+            slime._group_answers(SimpleNamespace(), ValueError("not created"))
+        finally:
+            slime._jobs.clear()
+        assert actor.__ray_call__.calls == [(slime._activate,)] * 2
+        assert job.groups == [group]
+
+    def test_the_wait_between_trainings_is_no_region(self, job, tmp_path) -> None:
+        """It runs from one step into the next."""
+        timer = SimpleNamespace()
+        job.calls("generate", (0,), {})
+        slime._timer_begins(timer, ("train_wait",), {})
+        slime._timer_begins(timer, (), {"name": "train"})
+        slime._timer_ends(timer, ("train",), {})
+        slime._timer_ends(timer, ("train_wait",), {})
+        job.end()
+        assert spans(tmp_path, 1) == ["train", "rollout", "step"]
+
+
+class TestNeeds:
+    def test_every_patch_is_among_them(self) -> None:
+        """What is patched without having been looked up could fail half way."""
+        for package in slime.PACKAGES:
+            needs = {need for each in slime.ADAPTERS for need in each.needs}
+            methods = {
+                f"{package.group}.{name}" for name in (*slime_job.METHODS, package.created, package.train)
+            }
+            assert methods | {package.manager, f"{package.timer}.start", f"{package.timer}.end"} <= needs

@@ -1,0 +1,76 @@
+"""The options of slime's own profiler, as the configuration of stepprof."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+import stepprof
+from stepprof.config.config import load
+from stepprof.errors import ConfigError
+from stepprof.integrations import slime_profiler
+
+
+def options(**given):
+    """Return the options of a job that profiles the trainings 3 and 4, counted from 0."""
+    defaults = {"use_pytorch_profiler": True, "profile_target": ["train_overall"], "profile_step_start": 3, "profile_step_end": 5}  # fmt: skip
+    return SimpleNamespace(**{**defaults, **given})
+
+
+@pytest.fixture
+def _asked(monkeypatch):
+    """Ask for the framework's configuration."""
+    monkeypatch.setenv("STEPPROF_FROM", "framework")
+
+
+@pytest.mark.usefixtures("_asked")
+class TestTakeOver:
+    def test_steps(self) -> None:
+        """They count from the first rollout of the job, and end before the last number."""
+        args = options()
+        profiler = slime_profiler.take_over(args)
+        assert profiler.as_configuration(0)["steps"] == [4, 5]
+        assert profiler.as_configuration(100)["steps"] == [104, 105]
+        assert not args.use_pytorch_profiler
+
+    def test_configuration(self) -> None:
+        """It is a valid one: every rank, with shapes and stacks; SGLang is not theirs."""
+        config = load(slime_profiler.take_over(options()).as_configuration(0))
+        assert config.torch.with_stack
+        assert config.torch.record_shapes
+        assert not config.policy("rollout").enabled
+
+    @pytest.mark.parametrize(
+        ("given", "key"),
+        [
+            ({"use_pytorch_profiler": False}, "--use-pytorch-profiler"),
+            ({"profile_target": ["train_actor"]}, "--profile-target"),
+            ({"profile_step_end": 3}, "--profile-step-end"),
+        ],
+    )
+    def test_what_has_no_counterpart(self, given, key) -> None:
+        """It is refused by its option, and the own profiler is left as it is."""
+        args = options(**given)
+        before = args.use_pytorch_profiler
+        with pytest.raises(ConfigError, match=key):
+            slime_profiler.take_over(args)
+        assert args.use_pytorch_profiler is before
+
+
+class TestBoth:
+    @pytest.mark.parametrize(("begin", "reported"), [(3, [[3, 4]]), (0, [[3, 4]]), (4, [[4]]), (5, [])])
+    def test_steps_of_both(self, tmp_path, begin, reported) -> None:
+        """The own profiler records them, or warms up in the one before them."""
+        stepprof.init({"steps": [3, 4], "backend": "null", "output_dir": str(tmp_path)})
+        args = options(profile_step_start=begin, profile_step_end=6)
+        with capture_logs() as lines:
+            slime_profiler.take_over(args).settle("slime", 0)
+        stepprof.shutdown()
+        assert args.use_pytorch_profiler
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported
+
+    def test_it_is_off(self) -> None:
+        """There is nothing to settle."""
+        assert slime_profiler.take_over(options(use_pytorch_profiler=False)) is None

@@ -1,0 +1,77 @@
+"""Which steps torchtitan's own profiler would record, and what a job that has none is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import stepprof
+from stepprof.errors import ConfigError
+from stepprof.instrument.context import cell
+from stepprof.integrations import torchtitan
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Configure a job, and end its session."""
+    for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
+        monkeypatch.setenv(f"STEPPROF_{name}", value)
+    yield tmp_path
+    torchtitan._jobs.clear()
+    stepprof.shutdown()
+
+
+def trainer(steps=30, **profiler):
+    """Return a trainer of so many steps with torchtitan's defaults, and a profiler that is on."""
+    own = dict.fromkeys(("profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait"))
+    own |= {"enable_profiling": True, "profile_freq": 10, "profiler_active": 1, "profiler_warmup": 3}
+    config = SimpleNamespace(
+        profiler=SimpleNamespace(**own | profiler), training=SimpleNamespace(steps=steps)
+    )
+    return SimpleNamespace(config=config, step=1)
+
+
+class TestOwnSteps:
+    @pytest.mark.torch
+    @pytest.mark.parametrize(
+        ("profiler", "steps"),
+        [
+            ({}, [10, 20, 30]),
+            ({"profiler_repeat": 1}, [10]),
+            ({"profiler_active": 2, "profiler_skip_first": 5}, [14, 15, 24, 25]),
+            ({"enable_profiling": False}, []),
+        ],
+    )
+    def test_of_a_schedule(self, profiler, steps) -> None:
+        """They are those of torch's schedule, from 1."""
+        assert torchtitan._own_steps(trainer(**profiler).config) == steps
+
+    @pytest.mark.torch
+    def test_none(self, environment, monkeypatch) -> None:
+        """A job that asks for the steps of torchtitan's profiler must have some."""
+        monkeypatch.setenv("STEPPROF_FROM", "framework")
+        with pytest.raises(ConfigError, match=r"profiler\.enable_profiling"):
+            torchtitan._training_begins(trainer(steps=5), (), {})
+        assert cell.session is None
+
+
+class TestSpans:
+    @pytest.mark.torch
+    def test_a_failed_step_is_closed(self, environment) -> None:
+        """And the session ends with the training."""
+        begun = torchtitan._training_begins(trainer(enable_profiling=False), (), {})
+        span = SimpleNamespace(base_name="step")
+        torchtitan._span_begins(span, (), {})
+        assert torchtitan._jobs[0].loop.step == 1
+        torchtitan._span_ends(span, (RuntimeError, RuntimeError("the loss is not finite"), None), {})
+        assert torchtitan._jobs[0].loop.step is None
+        torchtitan._training_ends(begun, None)
+        assert cell.session is None
+
+    def test_without_a_job(self) -> None:
+        """A span of a process without a session leaves nothing behind."""
+        span = SimpleNamespace(base_name="optim")
+        torchtitan._span_begins(span, (), {})
+        torchtitan._span_ends(span, (None, None, None), {})
+        assert vars(span) == {"base_name": "optim"}

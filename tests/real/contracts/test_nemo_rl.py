@@ -1,0 +1,165 @@
+"""The adapters of NeMo-RL, which has no wheel: names against its interface, windows by running a skeleton on a real Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from interface import load, missing_in_interface
+
+from stepprof.integrations import nemo_rl
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+pytestmark = pytest.mark.timeout(500)
+
+DRIVER = "driver"
+HERE = Path(__file__).parent
+MODULES = ("algorithms/grpo", "distributed/worker_groups", "utils/nsys", "utils/timer")
+MODELS = "nemo_rl.models"
+
+
+class TestNames:
+    @pytest.mark.parametrize("adapter", nemo_rl.ADAPTERS, ids=lambda each: each.name)
+    def test_names_and_parameters(self, adapter) -> None:
+        """Everything that the adapters need is in the interface."""
+        assert missing_in_interface(adapter, load("nemo_rl")) == []
+
+    @pytest.mark.parametrize("target", nemo_rl.TRAINERS)
+    def test_each_loop(self, target) -> None:
+        """It has the timer of a step; all that is attached is in a parameter that is known."""
+        module = f"nemo_rl.algorithms.{target.partition(':')[0]}"
+        assert nemo_rl.STEP in load("nemo_rl")["timers"][module]
+        assert {*nemo_rl.TRAINERS[target]} <= {*nemo_rl.GROUPS, *nemo_rl.GENERATIONS}
+
+    def test_timers(self) -> None:
+        """Each timer that is a role, an evaluation or has a meaning of its own is started."""
+        started = {name for names in load("nemo_rl")["timers"].values() for name in names}
+        assert {*nemo_rl.ROLES, *nemo_rl.EVALUATIONS, nemo_rl.SAMPLING, nemo_rl.TRAINING} <= started
+
+    @pytest.mark.parametrize(
+        ("module", "owner", "attributes"),
+        [
+            ("policy.lm_policy", "Policy", {"worker_group"}),
+            ("policy.teacher_worker_group", "TeacherWorkerGroup", {"worker_group"}),
+            ("value.lm_value", "Value", {"worker_group"}),
+            ("generation.vllm.vllm_generation", "VllmGeneration", {"worker_group", "cfg"}),
+            ("generation.vllm.vllm_worker", "BaseVllmGenerationWorker", {"llm"}),
+        ],
+    )
+    def test_attributes(self, module, owner, attributes) -> None:
+        """Groups of ranks and engines are attributes that no signature has."""
+        assert attributes <= set(load("nemo_rl")["modules"][f"{MODELS}.{module}"][owner])
+
+    def test_addresses(self) -> None:
+        """SGLang's servers are asked of the object that generates."""
+        found = load("nemo_rl")["modules"][f"{MODELS}.generation.sglang.sglang_generation"]
+        assert found["SGLangGeneration.get_rollout_engine_urls"] == []
+
+
+def run_job(folder, *arguments, **environment):
+    """Run a job of the skeleton whose second step is recorded; return its run and what it printed."""
+    for module in MODULES:
+        place = folder / "nemo_rl" / f"{module}.py"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "skeletons" / "nemo_rl" / place.name, place)
+    shutil.copy(HERE / "nemo_rl_job.py", folder / "job.py")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    options = [] if environment else ["--steps", "2", "--ranks", "all"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stepprof", "run", *options, "--backend", "null", "--", sys.executable, "job.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )  # fmt: skip
+    assert "trained" in done.stdout, done.stdout + done.stderr
+    assert "adapter.failed" not in done.stderr, done.stderr
+    (found,) = list_runs(folder / "stepprof-runs")
+    return found, done
+
+
+def spans(run, step, kind):
+    """Return what there is in a step: windows or regions, in the order in which they begin."""
+    found = [each for each in read_spans(run, step=step) if each["kind"] == kind]
+    return sorted(found, key=lambda each: each["start"])
+
+
+def roles(run, step):
+    """Return the roles of the driver's windows in a step, in their order."""
+    return [each["role"] for each in spans(run, step, "window") if each["rank"] == DRIVER]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the run of a job of three steps."""
+    return run_job(tmp_path_factory.mktemp("nemo_rl"))[0]
+
+
+@pytest.mark.ray
+class TestJob:
+    def test_windows(self, run) -> None:
+        """Each step has one window and one of each timed phase; a step that samples twice is one step."""
+        sampled = ["weight_sync", "rollout", "reward"]
+        trained = ["experience", "advantage", "actor"]
+        assert {step: roles(run, step) for step in range(4)} == {
+            0: ["eval"],
+            1: [None, *sampled, *trained],
+            2: [None, *sampled, *sampled, *trained, "eval"],
+            3: [None, *sampled, *trained],
+        }
+
+    def test_regions(self, run) -> None:
+        """Other timers are regions; those of the ranks too."""
+        found = Counter((each["name"], each["rank"] == DRIVER) for each in spans(run, 2, "region"))
+        assert found == {
+            ("data_processing", True): 2,
+            ("prepare_for_generation/total", True): 2,
+            ("dynamic_sampling", True): 2,
+            ("checkpointing", True): 1,
+            ("offload_before_refit", False): 4,
+            ("get_logprobs", False): 2,
+            ("train", False): 2,
+        }
+
+    def test_recorded_step(self, run) -> None:
+        """It is the one that NeMo-RL's log calls 2, in each rank; SGLang's server was asked for."""
+        assert steps(run) == [2]
+        manifest = read_step(run, 2)
+        assert {each["status"] for each in manifest["windows"]} == {"complete", "joined"}
+        found = Counter((each["role"], each["status"]) for each in manifest["engines"])
+        assert found["actor", "complete"] == 2
+        (error,) = {each["error"] for each in manifest["engines"] if each["role"] == "rollout"}
+        assert "http://127.0.0.1:9 cannot be reached" in error
+
+    def test_adapters(self, run) -> None:
+        """Those of the modules that the job imports are attached; a checkout has no version."""
+        assert {name: each["status"] for name, each in read_run(run)["adapters"].items()} == {
+            **dict.fromkeys(("nemo_rl.timer", "nemo_rl.nsys", "nemo_rl.grpo"), "untested"),
+            "ray": "attached",
+        }
+
+    def test_a_step_that_fails(self, tmp_path) -> None:
+        """Its windows are marked; the error reaches the job."""
+        run, done = run_job(tmp_path, "fails")
+        assert "failed: out of memory" in done.stdout
+        failed = [each["role"] for each in spans(run, 3, "window") if each.get("error")]
+        assert failed == [None, "actor"]
+        assert steps(run) == [2]
+
+    def test_own_profiler(self, tmp_path) -> None:
+        """stepprof takes its place if it is asked to: no worker is started below nsys."""
+        own = {"NRL_NSYS_PROFILE_STEP_RANGE": "2:3", "NRL_NSYS_WORKER_PATTERNS": "*policy*"}
+        run, done = run_job(tmp_path, STEPPROF_FROM="framework", **own)
+        assert steps(run) == [2]
+        assert read_run(run)["adapters"]["nemo_rl.nsys"]["configuration"] == "NRL_NSYS_PROFILE_STEP_RANGE"
+        assert "own profiler" not in done.stdout
+        assert "workers below nsys False" in done.stdout

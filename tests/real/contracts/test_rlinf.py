@@ -1,0 +1,141 @@
+"""The adapters of RLinf against its wheel: names and parameters by reading it, windows by running a runner."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from skeleton import ANYTHING, build
+from wheels import assigns, packages
+
+from stepprof.integrations import rlinf
+from stepprof.integrations.source_check import missing_in_source
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+pytestmark = pytest.mark.timeout(500)
+
+ACCELERATORS = "rlinf/scheduler/hardware/accelerators"
+KEPT = [
+    *("rlinf/runners/embodied_runner.py", "rlinf/utils/distributed.py", "rlinf/utils/timers.py"),
+    f"{ACCELERATORS}/accelerator.py",
+]
+WORKER = """
+class Worker: ...
+"""
+GROUP = """
+class WorkerGroup:
+    worker_info_list = property(lambda self: [])
+"""
+METRICS = """
+def compute_evaluate_metrics(found): return {}
+def print_metrics_table(*args): ...
+"""
+PROGRESS = """
+def check_progress(step, last, validate, save, *args, **kwargs): return step == validate, False, step == last
+"""
+HARDWARE = """
+class Hardware:
+    def register(**_): return lambda found: found
+class HardwareConfig: ...
+"""
+STUBS = {
+    "rlinf/scheduler/__init__.py": "from .worker.worker import Worker\n" + ANYTHING,
+    "rlinf/scheduler/hardware/hardware.py": HARDWARE + ANYTHING,
+    "rlinf/scheduler/worker/worker.py": "from ..hardware.accelerators import accelerator\n" + WORKER,
+    "rlinf/scheduler/worker/worker_group.py": GROUP,
+    "rlinf/utils/metric_utils.py": METRICS,
+    "rlinf/utils/runner_utils.py": PROGRESS,
+    "rlinf/utils/logging.py": ANYTHING,
+    "rlinf/utils/metric_logger.py": ANYTHING,
+}
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    """Return the folder in which RLinf's package is."""
+    return packages("rlinf")
+
+
+def timers(wheel):
+    """Return the source of the runners: their timers are `self.timer("name")`."""
+    return "".join(path.read_text() for path in (wheel / "rlinf/runners").glob("*_runner.py"))
+
+
+class TestNames:
+    def test_names_and_parameters(self, wheel, monkeypatch) -> None:
+        """Everything that the adapters need is in the wheel, with the parameters."""
+        monkeypatch.syspath_prepend(str(wheel))
+        assert {each.name: missing_in_source(each) for each in rlinf.ADAPTERS} == {
+            each.name: [] for each in rlinf.ADAPTERS
+        }
+
+    @pytest.mark.parametrize("timer", [rlinf.STEP, *rlinf.ROLES, "eval"])
+    def test_timers(self, wheel, timer) -> None:
+        """A runner enters each timer that is a role, the step or the evaluation."""
+        assert f'self.timer("{timer}")' in timers(wheel)
+
+    @pytest.mark.parametrize("runner", rlinf.RUNNERS)
+    def test_attributes(self, wheel, runner) -> None:
+        """The groups and the counter of finished steps are attributes that no signature has."""
+        counter, groups = rlinf.RUNNERS[runner]
+        module, _, owner = runner.partition(":")
+        assert {counter, *groups} <= assigns(wheel / f"{module.replace('.', '/')}.py", owner)
+
+    def test_the_door_into_workers(self, wheel) -> None:
+        """RLinf calls `register` of the module that its variable names."""
+        text = (wheel / "rlinf/scheduler/cluster/utils.py").read_text()
+        assert "ext_module.register()" in text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the run of a job of three steps of which the second is recorded."""
+    folder = build("rlinf", tmp_path_factory.mktemp("rlinf"), KEPT, STUBS)
+    shutil.copy(Path(__file__).with_name("rlinf_job.py"), folder / "job.py")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--backend", "null", "--", sys.executable, "job.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )  # fmt: skip
+    assert "trained 3" in done.stdout, done.stdout + done.stderr
+    (found,) = list_runs(folder / "stepprof-runs")
+    return found
+
+
+def spans(run, step, kind):
+    """Return how many windows (by role) or regions (by name) of a step there are."""
+    key = "role" if kind == "window" else "name"
+    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
+
+
+class TestJob:
+    def test_windows(self, run) -> None:
+        """Each step has one window with the number of RLinf's checkpoints, and one of each timed phase."""
+        phases = {None: 1, "rollout": 1, "advantage": 1, "weight_sync": 1}
+        assert spans(run, 1, "window") == spans(run, 3, "window") == phases
+        assert spans(run, 2, "window") == {**phases, "eval": 1}
+
+    def test_ranges_are_regions(self, run) -> None:
+        """What RLinf decorates with `Worker.timer` has its label."""
+        assert {"worker/generate", "worker/run_training"} <= set(spans(run, 1, "region"))
+
+    def test_the_recorded_step(self, run) -> None:
+        """It is the one that RLinf calls 2 when it is finished."""
+        assert steps(run) == [2]
+        assert {each["status"] for each in read_step(run, 2)["windows"]} == {"complete", "joined"}
+        attached = {"status": "attached", "version": "0.3.0"}
+        assert read_run(run)["adapters"] == dict.fromkeys(
+            ("rlinf.EmbodiedRunner", "rlinf.timers", "rlinf.workers"), attached
+        )

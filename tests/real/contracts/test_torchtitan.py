@@ -1,0 +1,171 @@
+"""The adapter of torchtitan against its wheel: names and parameters by reading it, windows by running its training loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from skeleton import build
+from wheels import assigns, packages
+
+from stepprof.integrations import torchtitan
+from stepprof.integrations.source_check import missing_in_source
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
+
+pytestmark = pytest.mark.timeout(500)
+
+LOGGER = "torchtitan/observability/structured_logger"
+KEPT = [
+    *("torchtitan/trainer.py", "torchtitan/tools/profiler.py"),
+    *(f"{LOGGER}/{name}.py" for name in ("__init__", "structured_logging", "step_state")),
+]
+NAMES = """
+class Names(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Names(name, (), {"__init__": lambda self, *args, **kwargs: None})
+def __getattr__(name):
+    return getattr(Names("Module", (), {}), name)
+"""
+CONFIGURABLE = """
+class Configurable:
+    class Config: ...
+TORCH_DTYPE_MAP = {}
+"""
+LOADER = """
+class DataloaderExhaustedError(Exception): ...
+"""
+LOGGING = """
+from logging import getLogger
+logger = getLogger("torchtitan")
+"""
+STUBS = {
+    **dict.fromkeys(["tyro/__init__.py", "spmd_types/__init__.py"], NAMES),
+    "torchtitan/config/__init__.py": CONFIGURABLE + NAMES,
+    "torchtitan/components/dataloader.py": LOADER + NAMES,
+    "torchtitan/components/loss.py": "IGNORE_INDEX = -100\n" + NAMES,
+    "torchtitan/tools/logging.py": LOGGING,
+    **dict.fromkeys(
+        [
+            *(
+                "torchtitan/components/checkpointer/__init__.py",
+                "torchtitan/components/quantization/utils.py",
+            ),
+            *(f"torchtitan/components/{name}.py" for name in ("metrics", "optimizer")),
+            *(f"torchtitan/components/{name}.py" for name in ("lr_scheduler", "tokenizer", "validate")),
+            *(f"torchtitan/config/{name}.py" for name in ("configs", "override", "function")),
+            *(f"torchtitan/distributed/{name}.py" for name in ("__init__", "utils", "activation_checkpoint")),
+            *(
+                f"torchtitan/distributed/{name}.py"
+                for name in ("context_parallel", "cudagraph", "spmd_types")
+            ),
+            *(f"torchtitan/models/common/{name}.py" for name in ("attention", "decoder", "token_dispatcher")),
+            *(f"torchtitan/protocols/{name}.py" for name in ("__init__", "model_spec")),
+            "torchtitan/tools/utils.py",
+        ],
+        NAMES,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    """Return the folder in which torchtitan's package is."""
+    return packages("torchtitan")
+
+
+class TestNames:
+    def test_names_and_parameters(self, wheel, monkeypatch) -> None:
+        """Everything that the adapter needs is in the wheel, with the parameters."""
+        monkeypatch.syspath_prepend(str(wheel))
+        (adapter,) = torchtitan.ADAPTERS
+        assert missing_in_source(adapter) == []
+
+    def test_attributes(self, wheel) -> None:
+        """The step and the name of a span are attributes that no signature has."""
+        assert {"step", "config"} <= assigns(wheel / "torchtitan/trainer.py", "Trainer")
+        assert "base_name" in assigns(wheel / f"{LOGGER}/structured_logging.py", "log_trace_span")
+
+    @pytest.mark.parametrize(
+        ("file", "span"), [("trainer", torchtitan.STEP), ("components/validate", torchtitan.EVAL)]
+    )
+    def test_spans(self, wheel, file, span) -> None:
+        """The step and the evaluation are spans of these names."""
+        assert f'log_trace_span("{span}")' in (wheel / f"torchtitan/{file}.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Return a function that runs a job of three steps and returns its run and the folder of the job."""
+    folder = build("torchtitan", tmp_path_factory.mktemp("torchtitan"), KEPT, STUBS)
+    shutil.copy(Path(__file__).with_name("torchtitan_job.py"), folder / "job.py")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+    def run(output, *options, **environment):
+        command = [sys.executable, "-m", "stepprof", "run", *options, "--output-dir", output]
+        done = subprocess.run(
+            [*command, "--", sys.executable, "job.py"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert "trained 3" in done.stdout, done.stdout + done.stderr
+        (found,) = list_runs(folder / output)
+        return found, folder, done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def recorded(job):
+    """Return the run of a job whose second step is recorded."""
+    return job("runs", "--steps", "2")[0]
+
+
+def spans(run, step, kind):
+    """Return how many windows (by role) or regions (by name) of a step there are."""
+    key = "role" if kind == "window" else "name"
+    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
+
+
+class TestJob:
+    def test_windows(self, recorded) -> None:
+        """Each step has one window with torchtitan's number; the evaluation has its role."""
+        assert spans(recorded, 1, "window") == spans(recorded, 3, "window") == {None: 1}
+        assert spans(recorded, 2, "window") == {None: 1, "eval": 1}
+
+    def test_spans_are_regions(self, recorded) -> None:
+        """As context managers and as decorators, although no structured logger was started."""
+        assert spans(recorded, 1, "region") == {"fetching_batch": 2, "fwd_bwd": 2, "optim": 1}
+
+    def test_the_recorded_step(self, recorded) -> None:
+        """It is the one that torchtitan calls 2, whole, with the trace of this rank."""
+        assert steps(recorded) == [2]
+        (window,) = [each for each in read_step(recorded, 2)["windows"] if each["role"] is None]
+        assert (window["status"], window["rank"]) == ("complete", 0)
+        assert read_run(recorded)["adapters"]["torchtitan"] == {"status": "attached", "version": "0.3.0"}
+
+
+class TestOwnProfiler:
+    def test_its_steps(self, job) -> None:
+        """They are recorded with stepprof, and torchtitan's profiler is off."""
+        run, folder, _ = job("own", OWN="1", STEPPROF_FROM="framework")
+        assert steps(run) == [2]
+        assert not (folder / "outputs").exists()
+
+    def test_both(self, job) -> None:
+        """A step that both are to record is reported."""
+        _, folder, log = job("both", "--steps", "2-3", "--backend", "null", OWN="1")
+        assert "profiler.enable_profiling" in log
+        assert list(folder.glob("outputs/profiling/traces/iteration_2/*.json.gz"))
