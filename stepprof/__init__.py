@@ -20,9 +20,13 @@ from typing import TYPE_CHECKING, Any
 from stepprof.instrument.region import bind, counter, mark, region
 from stepprof.instrument.state import State
 from stepprof.instrument.step import current_step, profile_step, state, tick
+from stepprof.version import VERSION
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof import errors
+    from stepprof.analysis.data.run import Run
     from stepprof.config.config import (
         Config,
         EngineOptions,
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from stepprof.remote.attach import Engine, attach, detach
     from stepprof.run.trigger import trigger
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 __all__ = [
     "Config",
@@ -64,6 +68,7 @@ __all__ = [
     "errors",
     "init",
     "mark",
+    "open_run",
     "profile_step",
     "region",
     "shutdown",
@@ -93,6 +98,29 @@ _LAZY = {
         "stepprof.config.config",
     ),
 }
+
+
+def open_run(*paths: str | Path, output_dir: str | Path | None = None) -> Run:
+    """Open a recorded run for pandas, Polars, DuckDB or a script. Needs ``pip install 'stepprof[data]'``.
+
+    Args:
+        paths: a run id or the path of a run. Several: the directories of one run, copied from nodes
+            without a shared disk. None: the newest run.
+        output_dir: the folder of the runs; None: ``$STEPPROF_OUTPUT_DIR``, else ``stepprof-runs``.
+
+    Returns:
+        The run: tables of its steps and spans, and its recorded steps with their slices, engines and report.
+
+    Raises:
+        ConfigError: there is no such run, the directories are of several runs, or the extra ``data`` is not
+            installed.
+
+    >>> run = stepprof.open_run("stepprof-runs/demo-1")  # doctest: +SKIP
+    >>> polars.DataFrame(run.steps)  # doctest: +SKIP
+    """
+    from stepprof.analysis.data.run import Run
+
+    return Run.of(*paths, output_dir=output_dir)
 
 
 def __getattr__(name: str) -> Any:

@@ -57,6 +57,7 @@ EVENTS: dict[str, Event] = {
     "capture.size_unknown": Event("warning", "the size of a capture is not known", "backend reason"),
     "abort.failed": Event("warning", "a backend could not abort its capture", "backend reason"),
     "backend.unavailable": Event("warning", "a backend cannot record in this process", "backend reason"),
+    "evidence.failed": Event("warning", "the evidence of a capture is missing"),
     "region.not_marked": Event("warning", "a region is not marked in the capture"),
     "region.name_cut": Event("warning", "the name of a region was cut", "name reason"),
     # adapters of training frameworks
@@ -77,6 +78,9 @@ EVENTS: dict[str, Event] = {
     "adapter.not_started": Event("warning", "an adapter could not start a session", "name reason"),
     "adapter.other_profiler": Event(
         "warning", "the profiler of {name} itself records some of the same steps", "name steps reason"
+    ),
+    "adapter.left_out": Event(
+        "warning", "the adapter of {name} does not record a part of this job: {part}", "name part"
     ),
     "adapter.yielded": Event(
         "info", "the job has a session of its own: {name} opens no windows, its timers are regions", "name"

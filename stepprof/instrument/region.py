@@ -22,6 +22,7 @@ from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, holding, newest, scope
 
 if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
     from stepprof.instrument.span_recorder import Recorder
 
 __all__ = ["Region", "bind", "counter", "mark", "region"]
@@ -175,17 +176,17 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
                 break
     if len(name) > LONGEST_NAME:
         name = recorder.cut(name)
-    span = (name, "region", start, end, thread, task, where or newest.window, attributes, failed)
+    span: Span = (name, "region", start, end, thread, task, where or newest.window, attributes, failed)
+    hook = recorder.hook
+    if hook is not None:
+        span = hook.exit(token, span)
+    elif token is not None:
+        recorder.late(token)
     if recorder.keep:
         pending = recorder.pending
         pending.append(span)
         if len(pending) > WAKE_AT:
             recorder.relieve()
-    hook = recorder.hook
-    if hook is not None:
-        hook.exit(token, span)
-    elif token is not None:
-        recorder.late(token)
 
 
 def _fill(made: Region, name: str, attributes: dict[str, object]) -> Region:
@@ -207,9 +208,10 @@ def region(name: Any, /, **attributes: object) -> Any:
 
     Args:
         name: the name of the interval. A bare ``@region`` uses the function's qualified name.
-        attributes: plain values (strings, numbers, lists of them) for the span and the trace.
+        attributes: plain values (strings, numbers, lists of them) for the span and the trace. ``tokens``, ``samples`` and
+            ``batch_size`` state how much work the call did, in tokens and samples.
 
-    >>> with region("reward", batch=64):
+    >>> with region("reward", samples=64):
     ...     pass
     >>> @region("update_actor")
     ... def update_actor(x):

@@ -9,6 +9,7 @@ __all__ = [
     "DEEPEST",
     "SIMPLE",
     "WAKE_AT",
+    "Measured",
     "Newest",
     "Scope",
     "Span",
@@ -55,6 +56,12 @@ class Scope:
 
 Span = tuple[str, str, int, int, int, "int | None", "Scope | None", "Mapping[str, object] | None", bool]
 """(name, kind, start, end [perf_counter_ns], native thread id, task id, scope, attributes, error)."""
+
+
+class Measured(Span):
+    """The span of a region in a recorded window, with the CPU time of its thread."""
+
+    cpu_ns: int
 
 
 class Newest:

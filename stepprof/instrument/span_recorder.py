@@ -36,8 +36,8 @@ class Hook(Protocol):
         """A region begins; ``lane``: it may be suspended, so that it is not put on the thread's stack."""
         ...
 
-    def exit(self, token: object, span: Span) -> None:
-        """A region ends, with what `enter` returned; or a window, a mark, a counter."""
+    def exit(self, token: object, span: Span) -> Span:
+        """A region ends, with what `enter` returned; or a window, a mark, a counter. Return the span, with what was measured in addition."""
         ...
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stepprof.backends.base import Backend
     from stepprof.config.config import Policy
     from stepprof.recording.background_worker import Background
+    from stepprof.recording.evidence.collector import Evidence
     from stepprof.recording.export.executor import Exporter
     from stepprof.run.model import Outcome, Window
 __all__ = ["Capturer"]
@@ -59,6 +60,8 @@ class Capturer:
         self.access = ExclusiveAccess()
         self.backends = BackendPool(origin.run.path, self._note_unavailable)
         self.capture: LocalCapture | None = None
+        self.evidence: Evidence | None = None
+        """Collects evidence while a capture runs; None: it is off."""
         self.health = "ok"
         self.last_error: str | None = None
         self.backend: Backend | None = None
@@ -167,6 +170,8 @@ class Capturer:
                 return error
         capture.started = time.monotonic()
         self.capture = capture
+        if self.evidence is not None:
+            self.evidence.begin(perf_counter_ns(), window.step, window.role)
         self.health = "ok"
         ticket.captured += 1
         if self._armed_ns is not None:
@@ -193,8 +198,8 @@ class Capturer:
             self._post_stop(capture, ending)
             return None, None
         try:
-            self.capture = None
-            left = capture.cut(perf_counter_ns())
+            self._release(ended_ns := perf_counter_ns())
+            left = capture.cut(ended_ns)
             if capture.region is None:
                 self._spent.update(ticket for ticket in left if capture.owns(ticket.window.step))
             fields = self._fields(window.step, window.role)
@@ -220,6 +225,12 @@ class Capturer:
             capture.add_stall(time.perf_counter() - began)
         capture.save()
         return lambda: self.exports.submit(capture), None
+
+    def _release(self, ended_ns: int) -> None:
+        """No capture runs any more."""
+        self.capture = None
+        if self.evidence is not None:
+            self.evidence.end(ended_ns)
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
         """A stop from a thread that may not: the thread that may finds the request."""
@@ -316,7 +327,7 @@ class Capturer:
 
     def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
         """A capture that cannot be stopped from here: let go of it, and say so."""
-        self.capture = None
+        self._release(perf_counter_ns())
         capture.leave_marks()
         self.to_idle(reason)
         capture.fail(ReasonCode.ENDED_EARLY, reason, status)

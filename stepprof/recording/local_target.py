@@ -142,6 +142,8 @@ class LocalTarget:
         ticket.timing.entered_ns = perf_counter_ns()
         if capture is not None:
             capture.join(ticket)
+            if self.capturer.evidence is not None:
+                self.capturer.evidence.note_thread()
         elif self.capturer.is_spent(window.step):
             reason = f"the capture of step {window.step} has ended already"
             self._skip(ticket, ReasonCode.CAPTURE_ENDED, reason)

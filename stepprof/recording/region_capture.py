@@ -7,12 +7,15 @@ no hook, and a region costs no more than a span.
 
 from __future__ import annotations
 
+from threading import get_ident
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends.base import keep_for_good
 from stepprof.errors import StateError
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
+from stepprof.instrument.scope import Measured
 from stepprof.log import logger
 from stepprof.recording.capture import Ending
 from stepprof.recording.window_handle import Ticket, tell
@@ -161,6 +164,16 @@ def _watches(ticket: Ticket, name: str) -> bool:
     return name == schedule.region if schedule is not None else name in ticket.policy.regions
 
 
+def _measured(span: Span, ident: int, began_ns: int) -> Span:
+    """Return the span of a region with the CPU time of its thread, unless it ended on another one."""
+    used = thread_time_ns() - began_ns
+    if used < 0 or get_ident() != ident:
+        return span
+    measured = Measured(span)
+    measured.cpu_ns = min(used, span[3] - span[2])
+    return measured
+
+
 class RegionHook:
     """The recorder calls this at each region while a capture runs or a window is watched."""
 
@@ -172,7 +185,7 @@ class RegionHook:
     def enter(self, name: str, lane: bool) -> object:
         """Begin a region; return the token for `exit`. Never raise: the region is the user's code."""
         marked: Any = None
-        entry = None
+        entry = cpu = None
         name = short_name(name)
         try:
             capturer = self._capturer
@@ -191,15 +204,18 @@ class RegionHook:
                     marked = marks, id(mark)
                     if capturer.capture is not capture and marks.pop(id(mark), None) is not None:
                         keep_for_good(mark)  # the capture ended meanwhile, and has not left the range
+                if not lane and capturer.evidence is not None:
+                    cpu = capturer.evidence.note_thread()
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
             self._tell_once(error)
-        return marked, lane, entry
+        return marked, lane, entry, cpu
 
-    def exit(self, token: Any, span: Span) -> None:
-        """End a region. ``token`` is None for a mark, a counter or a window, and for a region that
-        began before the hook.
+    def exit(self, token: Any, span: Span) -> Span:
+        """End a region; return its span with its CPU time, if that was measured. ``token`` is None for
+        a mark, a counter or a window, and for a region that began before the hook.
         """
-        marked, lane, entry = token or (None, True, None)
+        marked, lane, entry, cpu = token or (None, True, None, None)
+        measured = span if cpu is None else _measured(span, *cpu)
         try:
             if marked is not None:
                 mark = marked[0].pop(marked[1], None)
@@ -218,6 +234,7 @@ class RegionHook:
                 self._watch.exit(entry)
         except Exception as error:  # noqa: BLE001 - as above
             self._tell_once(error)
+        return measured
 
     def late(self, token: Any) -> None:
         """End a region whose capture has ended: only this thread can end its range."""

@@ -25,6 +25,7 @@ from stepprof.recording import exit_handlers
 from stepprof.recording.background_worker import Background
 from stepprof.recording.control.live_status import Live
 from stepprof.recording.engine_ports import EngineHost, EngineRegistry, Join, WindowEngines, waiting
+from stepprof.recording.evidence.collector import Evidence
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.leftover_files import remove_leftovers
 from stepprof.recording.local_target import LocalTarget
@@ -108,6 +109,8 @@ class Session:
         self.local = LocalTarget(
             origin, self.recorder, self.exporter, self.background, strict=config.strict, changed=self.publish
         )
+        if config.evidence and config.spans:
+            self.local.capturer.evidence = Evidence(self.recorder, self.background.post, self._spans.write)
         self._engine_host = EngineHost(origin, self.selector, self.background.post, self.publish)
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
@@ -446,6 +449,9 @@ class Session:
     def disown(self) -> None:
         """In a forked child: this is the parent's session."""
         self._closed = True
+        evidence = self.local.capturer.evidence
+        if evidence is not None:
+            evidence.forget()
 
     def shutdown(
         self, timeout: float | None = None, *, reason: str = "the run ended while it was recording"

@@ -7,7 +7,7 @@ parsed: the bytes are searched for the step number.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -27,20 +27,26 @@ LONGEST_LINE = 16 << 20
 _WINDOW = re.compile(rb'"kind":\s*"window"')
 
 
-def span_lines(path: Path, step: int | None = None, *, windows: bool = False) -> Iterator[bytes]:
+def span_lines(
+    path: Path, step: int | Collection[int] | None = None, *, windows: bool = False
+) -> Iterator[bytes]:
     """Yield the lines of a span file with their line breaks. An incomplete last line has none.
 
     A line of more than 16 MiB is yielded in pieces.
 
     Args:
         path: the file.
-        step: yield the first line, then only lines with this number as a `step`: all of that step, and few others.
+        step: yield the first line, then only lines with this number, or one of these, as a `step`: all of
+            these steps, and few others.
         windows: yield the first line, then only lines of windows, of every step.
 
     Raises:
         OSError: it cannot be read.
     """
-    mark = _WINDOW if windows else None if step is None else re.compile(rb'"step":\s*%d(?!\d)' % step)
+    mark = _WINDOW if windows else None
+    if step is not None:
+        numbers = b"|".join(b"%d" % each for each in ([step] if isinstance(step, int) else sorted(step)))
+        mark = re.compile(rb'"step":\s*(?:%s)(?!\d)' % numbers)
     at_start, rest = True, b""
     with open_plain(path) as file:
         left = data_bytes(file)
@@ -83,7 +89,7 @@ def _is_sound(span: Any) -> bool:
     if type(span) is not dict:
         return False
     get = span.get
-    step, role, start, duration = get("step"), get("role"), get("start", 0), get("dur", 0)
+    step, role, start, duration, cpu = get("step"), get("role"), get("start", 0), get("dur", 0), get("cpu", 0)
     return (
         (step is None or (type(step) is int and 0 <= step <= LARGEST_STEP))
         and (role is None or type(role) is str)
@@ -91,6 +97,8 @@ def _is_sound(span: Any) -> bool:
         and 0 <= start < LARGEST_NS
         and type(duration) is int
         and 0 <= duration < LARGEST_NS
+        and type(cpu) is int
+        and 0 <= cpu < LARGEST_NS
         and type(get("name", "")) is str
         and type(get("kind", "")) is str
         and isinstance(get("thread"), int | None)
@@ -113,7 +121,7 @@ def _decoder() -> Callable[[bytes], dict[str, Any]]:
     nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST_NS)]
     step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
     fields = {
-        **dict.fromkeys(("start", "dur"), nanoseconds),
+        **dict.fromkeys(("start", "dur", "cpu"), nanoseconds),
         **dict.fromkeys(("name", "kind"), str),
         **dict.fromkeys(("thread", "task", "rank", "host", "pid"), int | str | None),
         **dict.fromkeys(("attrs", "value", "error", "anchor", "boot_id", "pid_namespace"), Any),

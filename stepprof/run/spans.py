@@ -12,13 +12,21 @@ from stepprof.run.fields import is_rank
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = ["read_spans"]
+__all__ = ["EVIDENCE", "read_spans"]
 
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 
 
+EVIDENCE = frozenset({"gc", "stack", "usage"})
+"""The kinds of lines that are evidence of a recorded window, and no spans (`stepprof.run.evidence`)."""
+
+
 def read_spans(
-    path: Path, *, step: int | None = None, findings: list[dict[str, Any]] | None = None
+    path: Path,
+    *,
+    step: int | None = None,
+    findings: list[dict[str, Any]] | None = None,
+    evidence: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yield the spans of a run, rank by rank and in the order of the files.
 
@@ -28,6 +36,7 @@ def read_spans(
         path: the run's folder.
         step: only the spans of this step.
         findings: receives {file, problem} for each file with damaged lines. An incomplete last line is not a finding: its process was writing it, or was killed.
+        evidence: yield lines of evidence too.
     """
     try:
         found = (file for file in (path / SPANS).iterdir() if _SPANS_FILE.fullmatch(file.name))
@@ -49,7 +58,9 @@ def read_spans(
                     origin.update(_origin(span))
                 elif "name" not in span:
                     damaged += 1
-                elif step is None or span.get("step") == step:
+                elif (step is None or span.get("step") == step) and (
+                    evidence or span.get("kind") not in EVIDENCE
+                ):
                     span.update(origin)
                     yield span
         except OSError as error:

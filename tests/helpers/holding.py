@@ -102,7 +102,7 @@ def check_late(
     assert rollout["seconds"] < held
     left = len(begins_ns) - len(within)
     assert any(
-        f"{left} of its {len(begins_ns)} forward steps" in each["problem"] for each in report["findings"]
+        f"{left} of its {len(begins_ns)} forward steps" in each["problem"] for each in report["problems"]
     )
     (cost,) = report["stops"]
     assert cost["iterations"] == len(begins_ns)

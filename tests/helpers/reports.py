@@ -116,13 +116,13 @@ def make_report(
         clock_error_ns=184_000,
         stepprof="0.4.0",
         version=11,
-        headlines=[
-            s.Headline(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout , without a break for the last {worst.tail:.1f} s", "tail", worst.tail),
-            s.Headline(f"{ranks} of {ranks} processes: no work was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
-            s.Headline(f"actor rank {straggler} was the last to finish actor: {last - median:.1f} s behind the median of the others", "straggler", last - median),
-            s.Headline("54% of the communication is not overlapped by computation: 4.1 s on average", "overlap", 4.1),
-            s.Headline("recording delayed actor rank 3 by 460 ms", "overhead", 0.46),
-            s.Headline("actor rank 17 reached 66.8 GiB (GPU 1, allocated)", "memory", None),
+        findings=[
+            s.Finding(f"generation ran below half of its peak batch for {worst.below_half:.0%} of the rollout , without a break for the last {worst.tail:.1f} s", "tail", worst.tail),
+            s.Finding(f"{ranks} of {ranks} processes: no work was recorded for {t_gen / end:.0%} of the step on average while the rollout ran", "idle", t_gen),
+            s.Finding(f"actor rank {straggler} was the last to finish actor: {last - median:.1f} s behind the median of the others", "straggler", last - median),
+            s.Finding("54% of the communication is not overlapped by computation: 4.1 s on average", "overlap", 4.1),
+            s.Finding("recording delayed actor rank 3 by 460 ms", "overhead", 0.46),
+            s.Finding("actor rank 17 reached 66.8 GiB (GPU 1, allocated)", "memory", None),
         ],
         sources=_sources(ranks, engines, per_host),
         gantt=gantt,
@@ -153,9 +153,9 @@ def make_report(
             s.StopCost(f"rollout/{n}", 32, 1.5 + n / 10, "write", [(128, 6.0), (512, 24.0)])
             for n in range(engines)
         ],
-        findings=[
-            s.Finding("actor rank 41", "the trace ends in the middle of an event: the 211,904 events before it are used"),
-            s.Finding(None, "rollout/1 worker 1: its capture was lost (the engine restarted while it recorded)"),
+        problems=[
+            s.Problem("actor rank 41", "the trace ends in the middle of an event: the 211,904 events before it are used"),
+            s.Problem(None, "rollout/1 worker 1: its capture was lost (the engine restarted while it recorded)"),
         ],
         unmatched=[
             s.UnmatchedTime("ref", "sync", [s.ProcessTime(label, 0.3, 4) for label in list(done)[:8]], 8, 64),
@@ -374,15 +374,15 @@ def make_comparison():
     """Two steps of the same run: the rollout's tail grew."""
     return s.Comparison(
         "grpo-7b-math step 12", "grpo-7b-math step 40",
-        headlines=[
-            s.Headline("the step took 9.4 s longer (57.4 s → 66.8 s, +16 %)", "step", 9.4),
-            s.Headline("rollout took 8.1 s longer: the tail grew from 11.2 s to 18.9 s", "tail", 8.1),
-            s.Headline("update_actor is 0.4 s faster, within what equal ranks differ by", "region", None),
+        findings=[
+            s.Finding("the step took 9.4 s longer (57.4 s → 66.8 s, +16 %)", "step", 9.4),
+            s.Finding("rollout took 8.1 s longer: the tail grew from 11.2 s to 18.9 s", "tail", 8.1),
+            s.Finding("update_actor is 0.4 s faster, within what equal ranks differ by", "region", None),
         ],
         changes=[
             s.Change("step", "step", 57.4, 66.8, None, True), s.Change("rollout", "role", 27.4, 35.5, 0.8, True), s.Change("rollout/0 tail", "rollout", 11.2, 18.9, 0.9, True),
             s.Change("actor / update_actor", "region", 19.2, 18.8, 0.5, False), s.Change("ref / compute_log_prob", "region", 5.0, 6.1, 0.3, True),
             s.Change("reward / math_verify", "region", 2.8, 2.1, None, True), s.Change("aten::mm", "op", 416.0, 421.0, 9.0, False), s.Change("aten::copy_", "op", 94.0, 61.0, 6.0, True),
         ],
-        findings=[s.Finding("B", "rollout/1 is missing: its capture failed")],
+        problems=[s.Problem("B", "rollout/1 is missing: its capture failed")],
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import stepprof
+from stepprof.run.spans import EVIDENCE
 
 
 def lines_of(session) -> list[dict]:
@@ -16,7 +17,7 @@ def lines_of(session) -> list[dict]:
 
 def spans_of(session, name=None, kind=None) -> list[dict]:
     """End the session; its spans, in the order of their starts."""
-    found = [line for line in lines_of(session) if line["kind"] != "spans"]
+    found = [line for line in lines_of(session) if line["kind"] not in {"spans", *EVIDENCE}]
     found = [line for line in found if (name in {None, line["name"]}) and (kind in {None, line["kind"]})]
     return sorted(found, key=lambda line: line["start"])
 

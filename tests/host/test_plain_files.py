@@ -169,6 +169,7 @@ OTHERS = {
     "run/rendezvous.py": "/proc",
     "host/process_identity.py": "/proc",
     "host/memory.py": "/proc and /sys",
+    "host/kernel_times.py": "/proc",
     "doctor/finding.py": "/proc and /sys",
     "recording/export/fork.py": "/proc and /dev/null",
     "cli/demo_launcher.py": "/proc",

@@ -243,11 +243,11 @@ class TestTheEnd:
         assert str(timeline) in job.stdout
 
     def test_is_a_report_that_knows_engine_and_trainers(self, job: Job) -> None:
-        """Its page and its data are there, the headlines are printed, and the engine's own steps are its rollout."""
+        """Its page and its data are there, the findings are printed, and the engine's own steps are its rollout."""
         folder = job.path / f"step-{RECORDED[-1]:06d}"
         assert (folder / "report.html").stat().st_size > 10_000
         report = json.loads((folder / "report.json").read_bytes())
-        assert report["headlines"][0]["text"].partition(":")[0] in job.stdout
+        assert report["findings"][0]["text"].partition(":")[0] in job.stdout
         assert {each["role"] for each in report["roles"]} >= {"rollout", "reward", "actor"}
         engines = [each for each in report["rollout"] if each["iterations"]]
         assert len(engines) == 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.torch
 
 
-def eventually(condition, timeout=20):
+def eventually(condition, timeout=60):
     """Wait for what another process is about to do."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -377,33 +379,45 @@ class TestSignals:
         """The job dies at once; the forked export ends its file, and tells the manifest in the place of its parent."""
         running = warm.start("""
             stepprof.init()
+            def stop():
+                print("export", os.getpid(), flush=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            os.register_at_fork(after_in_child=stop)
             with profile_step(2, role="actor"):
-                work(20_000)
-            print(len(stepprof.state().pending_exports), flush=True)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        """).wait_for("1")
-        assert warm.window()["status"] == "exporting"
-        running.send(number).send(signal.SIGCONT)
-        assert running.wait().returncode == -number
-        eventually(lambda: warm.window()["status"] == "complete")
+                work()
+            time.sleep(300)
+        """).wait_for("\n")
+        export = int(running.stdout.split()[1])
+        try:
+            eventually(lambda: warm.window()["status"] == "exporting")
+            assert running.send(number).wait().returncode == -number
+        finally:
+            os.kill(export, signal.SIGCONT)
+        eventually(lambda: not Path(f"/proc/{export}").exists())
+        assert warm.window()["status"] == "complete"
         assert warm.is_readable(warm.window())
 
     def test_the_end_waits_for_an_export(self, warm):
         """A script that ends while its export runs ends after it; `shutdown` can be told to wait less."""
-        warm.run_twice("""
+        slow = "os.register_at_fork(after_in_child=lambda: time.sleep(1))"
+        warm.run_twice(f"""
+            {slow}
             stepprof.init()
             with profile_step(2, role="actor"):
-                work(20_000)
+                work()
             sys.exit(0)
         """).check()
         assert warm.window()["status"] == "complete"
         assert warm.is_readable(warm.window())
-        warm.run("""
+        ran = warm.run(f"""
+            {slow}
             stepprof.init(run_id="second")
             with profile_step(2, role="actor"):
-                work(20_000)
+                work()
             stepprof.shutdown(0)
+            print(len(os.listdir("runs/second/step-000002/actor")))
         """).check()
+        assert ran.stdout == "0\n"
 
 
 CHILD = """

@@ -1,11 +1,13 @@
 """The table "every pair is defined" of docs/states.md, by random sequences of legal and illegal events.
 
 The table is read from the page. Each event is looked up under the state at hand; what it says has to be what the log shows, transition by transition.
+`STATES_SEQUENCES` in the environment makes it more sequences: `nox -s campaigns` does so.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import runpy
 import tempfile
@@ -42,6 +44,7 @@ from stepprof.state_machine import STATES
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 SELECTED = (2, 3, 7, 8)
 MOST_OPEN = 6
+SEQUENCES = int(os.environ.get("STATES_SEQUENCES", "20"))
 
 
 @dataclass(frozen=True)
@@ -519,12 +522,13 @@ def plugin(tmp_path_factory, monkeypatch):
 
 @pytest.mark.usefixtures("plugin")
 class TestEveryPair:
+    @pytest.mark.timeout(0)  # as many sequences as are asked for; each wait in them has a bound
     def test_random_sequences(self) -> None:
         """Whatever comes in whatever order, each event does what the table says, and what must hold holds."""
         run_state_machine_as_test(
             Sequences,
             settings=settings(
-                max_examples=60,
+                max_examples=SEQUENCES,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

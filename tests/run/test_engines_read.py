@@ -365,7 +365,7 @@ class TestLateStop:
         assert main(["report", str(run.path), "--json"]) == 0
         [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]
         assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
-        assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["findings"])
+        assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["problems"])
 
     def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
         """In both formats; one in JSON gives the same report again. `--from` and `--to` show what is around."""
@@ -394,7 +394,7 @@ class TestLateStop:
         assert main(["report", str(run.path), "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["rollout"] == []
-        assert any("its clock is known within 1 s only" in each["problem"] for each in report["findings"])
+        assert any("its clock is known within 1 s only" in each["problem"] for each in report["problems"])
 
     def test_a_window_of_another_step_in_the_same_capture(self, late, run, capsys):
         """It joined what ran: of the capture it has what lies in its own time."""

@@ -56,8 +56,10 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
         RuntimeError: the interpreter is shutting down.
     """
     reader, writer = os.pipe()
-    parent, pid = os.getpid(), 0
+    parent, pid, collects = os.getpid(), 0, gc.isenabled()
     try:
+        # no finalizer of the user's objects in the child; hooks of `os.register_at_fork` may allocate there
+        gc.disable()
         # for the one line below; `catch_warnings` would undo changes of other threads
         warnings.filterwarnings(
             "ignore", "This process .* is multi-threaded", DeprecationWarning, rf"{re.escape(__name__)}$"
@@ -73,7 +75,9 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
     except BaseException:
         os.close(reader)
         raise
-    finally:
+    finally:  # in the parent alone: the child never returns
+        if collects:
+            gc.enable()
         os.close(writer)
     os.set_blocking(reader, False)
     return pid, reader
@@ -83,7 +87,7 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
     """Run the child. It never returns."""
     code = 70
     try:
-        gc.disable()  # no finalizer of the user's objects
+        gc.disable()  # also if another thread of the parent has enabled it again
         _let_go_of_signals(mask)
         _let_go_of_sockets()
         _step_back()

@@ -61,10 +61,9 @@ def _failure(ray: Any, error: Exception, name: str, owes_stop: bool) -> EngineFa
     if isinstance(error, known.RayTaskError):
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, ImportError) or "No module named 'stepprof" in str(cause):
-            what, health = (
-                f"stepprof cannot be imported there: {cause}; install it in the actor's environment",
-                "unconfigured",
-            )
+            why = str(cause).partition("\n")[0]
+            what = f"stepprof cannot be imported there: {why}; install it in the actor's environment"
+            health = "unconfigured"
         else:
             what, lost = f"the call failed there: {_first_line(cause)}", True
     elif isinstance(error, known.ActorUnavailableError):
@@ -90,8 +89,7 @@ def _failure(ray: Any, error: Exception, name: str, owes_stop: bool) -> EngineFa
 
 
 def _first_line(error: BaseException) -> str:
-    text = describe_error(error)
-    return text.strip().splitlines()[0][:300]
+    return describe_error(error).partition("\\n")[0][:300]  # it shows the end of a line as an escape
 
 
 def _why_dead(error: BaseException) -> str:

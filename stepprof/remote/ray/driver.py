@@ -99,7 +99,7 @@ class ActorDriver(EngineDriver):
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
         self.listens = kind != "engine"
-        self._listening = Listening(self.name, self._join, self._hear)
+        self._listening = Listening(self.name, self._join, self._hear, is_recorded=kind == "rank")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._as} {self.name}>"

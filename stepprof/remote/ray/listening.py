@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from stepprof.log import logger
+from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import remote_loop
 from stepprof.run.manifest_writer import describe_error
 
@@ -35,6 +36,7 @@ class Listening:
         name: what the actor is called in the log.
         join: has the session made there.
         hear: sends what is open; the future of the actor's `Answer`.
+        is_recorded: the actor is a rank, so that a recorded step reports why it cannot take part.
     """
 
     def __init__(
@@ -42,8 +44,11 @@ class Listening:
         name: str,
         join: Callable[[], Awaitable[None]],
         hear: Callable[[int, Windows], concurrent.futures.Future[Any]],
+        *,
+        is_recorded: bool = False,
     ) -> None:
         self._name = name
+        self._is_recorded = is_recorded
         self._join = join
         self._hear = hear
         self._joined = False
@@ -78,13 +83,17 @@ class Listening:
         try:
             await self._join()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the job goes on
-            if self._wait_seconds == RETRY_SECONDS:
+            if self._wait_seconds == RETRY_SECONDS and not self._is_reported_later(error):
                 logger.warning("actor.spans_missing", name=self._name, reason=describe_error(error))
             self._again_at = time.monotonic() + self._wait_seconds
             self._wait_seconds *= 2
             return
         self._joined = True
         self._catch_up()  # with what is open by now
+
+    def _is_reported_later(self, error: Exception) -> bool:
+        """Return whether the first recorded step fails for the same reason and reports it: one line is enough."""
+        return self._is_recorded and isinstance(error, EngineFailure) and error.health == "unconfigured"
 
     def reset(self) -> None:
         """Note that the session there has ended, or will soon."""

@@ -186,7 +186,7 @@ def test_a_file_that_no_node_sees_is_read_here(ray_here, run, capsys) -> None:
     Path(gone.paths[0]).unlink()
     with Cluster() as cluster:
         report = analyse(found, cluster=cluster)
-    assert any("No such file" in finding.problem for finding in report.findings)
+    assert any("No such file" in finding.problem for finding in report.problems)
     assert len([source for source in report.sources if source.events]) == 11
 
 

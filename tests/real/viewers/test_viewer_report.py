@@ -25,7 +25,7 @@ from stepprof.analysis.report.schema import (
     Comparison,
     Finding,
     GanttRow,
-    Headline,
+    Gate,
     Idle,
     Island,
     Memory,
@@ -33,6 +33,7 @@ from stepprof.analysis.report.schema import (
     Overhead,
     Overlap,
     PhaseSkew,
+    Problem,
     ProcessTime,
     Report,
     Rollout,
@@ -214,15 +215,13 @@ class TestPage:
         """Each sentence and each cause has one source; the page only begins a sentence with a capital."""
         report = make_report()
         show(page, tmp_path, report)
-        sentences = page.evaluate(
-            "[...document.querySelectorAll('#headlines .text')].map(e => e.textContent)"
-        )
+        sentences = page.evaluate("[...document.querySelectorAll('#findings .text')].map(e => e.textContent)")
         text = StringIO()
         print_report(report, Console(file=text, width=300))
         json = msgspec.json.decode(dump(report), type=Report)
-        assert [each.text for each in json.headlines] == [each.text for each in report.headlines]
-        assert [each.lower() for each in sentences] == [each.text.lower() for each in report.headlines]
-        assert all(each.text in text.getvalue() for each in report.headlines)
+        assert [each.text for each in json.findings] == [each.text for each in report.findings]
+        assert [each.lower() for each in sentences] == [each.text.lower() for each in report.findings]
+        assert all(each.text in text.getvalue() for each in report.findings)
         legend = page.evaluate("document.querySelector('#idle .legend').innerText")
         for heading in causes(each.causes for each in report.idle).values():
             assert heading in str(legend)
@@ -298,9 +297,11 @@ class TestPage:
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
     def test_a_comparison_has_its_page(self, page: Chromium, tmp_path: Path) -> None:
-        show(page, tmp_path, make_comparison())
+        gate = Gate("none", 0.05, "no regression above 5%: 1.00 s before, 1.01 s now")
+        show(page, tmp_path, msgspec.structs.replace(make_comparison(), gate=gate))
         text = page.evaluate("document.getElementById('main').innerText")
         assert "What changed from A to B?" in text
+        assert gate.text in text
         assert "rollout/0 tail" in page.evaluate("document.getElementById('clock').textContent")
 
     def test_an_empty_report_is_a_page(self, page: Chromium, tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ class TestOtherTraces:
 
 class TestHostile:
     def test_names_are_text_wherever_they_come_up(self, page: Chromium, tmp_path: Path) -> None:
-        """A script that would give itself away by the title, in every text of a report: headline, role, region, process, host, file, sample, cause, operator, finding."""
+        """A script that would give itself away by the title, in every text of a report: finding, role, region, process, host, file, sample, cause, operator, finding."""
         show(page, tmp_path, hostile_report())
         move(page, ".gantt canvas", 700, 70)
         assert HOSTILE in tip(page)
@@ -336,7 +337,7 @@ class TestHostile:
 
     def test_so_they_are_in_a_comparison(self, page: Chromium, tmp_path: Path) -> None:
         changes = [Change(HOSTILE, topic, 1.0, 2.0, 0.1, True) for topic in ("step", "op", HOSTILE)]
-        show(page, tmp_path, Comparison(HOSTILE, HOSTILE, SCHEMA_VERSION, [Headline(HOSTILE, HOSTILE, 1.0)], changes, [Finding(HOSTILE, HOSTILE)]))  # fmt: skip
+        show(page, tmp_path, Comparison(HOSTILE, HOSTILE, SCHEMA_VERSION, [Finding(HOSTILE, HOSTILE, 1.0)], changes, [Problem(HOSTILE, HOSTILE)]))  # fmt: skip
         assert page.evaluate("document.title") == f"{HOSTILE} against {HOSTILE} · stepprof"
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
@@ -359,7 +360,7 @@ def hostile_report() -> Report:
     each = [ProcessTime(HOSTILE, 1.0)]
     return Report(
         HOSTILE, 1, 0, 2.0, HOSTILE, 5, version=HOSTILE, stepprof=HOSTILE,
-        headlines=[Headline(HOSTILE, HOSTILE, 1.0)],
+        findings=[Finding(HOSTILE, HOSTILE, 1.0)],
         sources=[SourceInfo(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, None, HOSTILE, HOSTILE, 1, 1, HOSTILE, 1, 1)],
         gantt=[GanttRow(HOSTILE, HOSTILE, "rank", [Bar(0.0, 2.0, HOSTILE, HOSTILE, 0)], [(0.0, 1.0)])],
         roles=[TimeOf(HOSTILE, None, 1.0, 0.5, each)],
@@ -372,7 +373,7 @@ def hostile_report() -> Report:
         memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)], stops=[StopCost(HOSTILE, 1, 1.0, HOSTILE, [(32, 32.0)])],
         unmatched=[UnmatchedTime(HOSTILE, HOSTILE, each, 1, 2)], shortfalls=[Shortfall(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0)],
         islands=[Island([HOSTILE], 0, 2.0), Island([HOSTILE], 0, 1.0)],
-        findings=[Finding(HOSTILE, HOSTILE)],
+        problems=[Problem(HOSTILE, HOSTILE)],
     )  # fmt: skip
 
 

@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 
 from conftest import environment
+from driven import begin, told
+from test_vllm_server import Serving
+from vllm_driven import Trace
 
+import stepprof
+from stepprof.integrations.vllm import FOLDER
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs
 
@@ -34,19 +39,19 @@ if __name__ == "__main__":
 """
 
 
+def _switched(folder: Path) -> dict[str, str]:
+    """Return the variables that record step 2 below a folder."""
+    return {"STEPPROF_STEPS": "2", "STEPPROF_RANKS": "all", "STEPPROF_OUTPUT_DIR": str(folder / "runs")}
+
+
 class TestPlugin:
     def test_an_engine_without_engine_args(self, model: str, tmp_path: Path) -> None:
         """The variable is all: the engine is built with a profiler, and step 2 has its trace."""
         (tmp_path / "job.py").write_text(JOB)
-        switched = {
-            "STEPPROF_STEPS": "2",
-            "STEPPROF_RANKS": "all",
-            "STEPPROF_OUTPUT_DIR": str(tmp_path / "runs"),
-        }
         done = subprocess.run(
             [sys.executable, "job.py", model],
             cwd=tmp_path,
-            env=environment({**switched, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}),
+            env=environment({**_switched(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}),
             capture_output=True,
             text=True,
             timeout=500,
@@ -58,3 +63,24 @@ class TestPlugin:
         (entry,) = read_step(run, 2)["engines"]
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert len(entry["artifacts"]) == 1
+
+    def test_a_server_without_serve_args(self, model: str, tmp_path: Path) -> None:
+        """`vllm serve` with the variable alone has the routes of a profiler. The step goes on while it writes its trace, and ends when that is there."""
+        server = Serving(model, tmp_path / "log", env=_switched(tmp_path))
+        try:
+            server.wait()
+            begin(tmp_path, steps="2")
+            folder = tmp_path / "runs" / FOLDER / "engine-1"
+            stepprof.attach(server.url, role="rollout", trace_dir=folder)
+            with stepprof.profile_step(2):
+                with stepprof.profile_step(2, role="rollout"):
+                    server.generate(3)
+                (pending,) = told(tmp_path)
+            is_there = (tmp_path / "run" / "step-000002" / "rollout/replica-0/rank-0.trace.json.gz").is_file()
+        finally:
+            stepprof.shutdown()
+            server.close()
+        (entry,) = told(tmp_path)
+        assert (pending["pending"], is_there) == (True, True)
+        assert (entry["status"], entry["error"], entry["pending"]) == ("complete", None, False)
+        assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3

@@ -260,7 +260,7 @@ def test_the_default_bound_and_none(
     report = reported(tmp_path / "run", capsys)
     assert any(
         "only the first 32 forward steps of rollout/0 were recorded" in each["text"]
-        for each in report["headlines"]
+        for each in report["findings"]
     )
     (cost,) = report["stops"]
     assert (cost["iterations"], cost["basis"], [bound for bound, _ in cost["estimates"]]) == (

@@ -323,18 +323,22 @@ class TestTheChild:
         """The child leaves without a word: what the program would do at its end happens once, in the parent."""
         ran = run_script(
             """
-            import atexit, os, sys
+            import atexit, gc, os, sys
             from stepprof.recording.export.executor import Exporter
 
             class Noisy:
                 def __del__(self): os.write(1, b"finalized\\n")
 
+            gc.set_threshold(10_000)
             noisy = Noisy(); noisy.me = noisy; del noisy
             atexit.register(lambda: os.write(1, b"atexit\\n"))
+            # a hook of the program, which allocates: coverage has one, too
+            os.register_at_fork(after_in_child=lambda: [[] for _ in range(100_000)])
             sys.stdout.write("buffered\\n")
             exporter = Exporter()
             exporter.submit("x", lambda: tuple([] for _ in range(0)), "fork", print)
             assert exporter.wait(30)
+            assert gc.isenabled()
             """
         ).check()
         lines = ran.stdout.splitlines()

@@ -1,0 +1,223 @@
+"""Collect the evidence of a capture, and write it into the span file when the capture has ended.
+
+The lines have the kinds `gc` (a garbage collection), `stack` (a stretch of equal stacks) and `usage`
+(a thread, or the process). `stepprof.run.evidence` reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import PurePath
+from time import thread_time_ns
+from typing import TYPE_CHECKING
+
+from stepprof.host.kernel_times import storage_bytes
+from stepprof.instrument.scope import Scope, newest
+from stepprof.log import logger
+from stepprof.recording.evidence.call_names import call_name
+from stepprof.recording.evidence.garbage import GarbageWatch
+from stepprof.recording.evidence.stacks import StackSampler, Stretch
+
+if TYPE_CHECKING:
+    from stepprof.instrument.scope import Span
+    from stepprof.instrument.span_recorder import Recorder
+
+__all__ = ["Evidence"]
+
+LONGEST_TEXT = 200
+"""Maximum characters of the name of a function or a file."""
+
+FINISH_SECONDS = 1.0
+"""How long the background thread waits for the end of the sampler."""
+
+Place = tuple["int | None", "str | None"]
+
+
+class Evidence:
+    """The evidence of one capture after the other.
+
+    Args:
+        recorder: knows the threads.
+        post: runs work on the background thread.
+        write: writes spans to the span file; called there.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        post: Callable[[Callable[[], object]], None],
+        write: Callable[[list[Span]], object],
+    ) -> None:
+        self._recorder = recorder
+        self._post = post
+        self._write = write
+        self._running: _Running | None = None
+
+    def begin(self, start_ns: int, step: int, role: str | None) -> None:
+        """Begin with a capture, on the thread that opened it. Never raise."""
+        running = _Running(self._recorder, start_ns, (step, role))
+        try:
+            running.start()
+            if _newest:  # of a session that was left with its window open
+                _newest.pop().stop(start_ns)
+            _newest.append(running)
+            self._running = running
+            self.note_thread()
+        except Exception as error:  # noqa: BLE001 - the capture is worth more than this
+            self._running = None
+            running.stop(start_ns)
+            logger.warning("evidence.failed", reason=repr(error))
+
+    def note_thread(self) -> tuple[int, int] | None:
+        """Have this thread sampled. Return its identifier and its CPU time; None: nothing is collected."""
+        running = self._running
+        if running is None:
+            return None
+        ident = threading.get_ident()
+        running.threads[ident] = self._recorder.thread.id
+        return ident, thread_time_ns()
+
+    def end(self, end_ns: int) -> None:
+        """End with the capture. Never raise and never wait."""
+        running, self._running = self._running, None
+        if running is not None:
+            if running in _newest:
+                _newest.remove(running)
+            running.stop(end_ns)
+            self._post(partial(self._finish, running))
+
+    def forget(self) -> None:
+        """In a forked child: nothing here is its own."""
+        running, self._running = self._running, None
+        _newest.clear()
+        if running is not None:
+            running.forget()
+
+    def _finish(self, running: _Running) -> None:
+        if running.finish():
+            self._write(running.spans())
+        else:
+            logger.warning("evidence.failed", reason=f"the sampler did not end within {FINISH_SECONDS:g} s")
+
+
+_newest: list[_Running] = []
+"""The evidence that is collected in this process: one at most, like its capture."""
+
+
+class _Running:
+    """The evidence of one capture."""
+
+    def __init__(self, recorder: Recorder, start_ns: int, opener: Place) -> None:
+        self.threads: dict[int, int] = {threading.get_ident(): recorder.thread.id}
+        self._opener = opener
+        self._start_ns = self._end_ns = start_ns
+        self._thread = recorder.thread.id
+        self._garbage = GarbageWatch(lambda: recorder.thread.id, self._place)
+        self._sampler = StackSampler(self.threads, self._place) if _has_one_lock() else None
+        self._stored: tuple[int, int] | None = None
+        self._stored_before: tuple[int, int] | None = None
+
+    def _place(self) -> Place:
+        window = newest.window
+        return self._opener if window is None else (window.number, window.role)
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError if the system allows no further thread."""
+        self._stored_before = storage_bytes()
+        if self._sampler is not None:
+            self._sampler.start()
+        self._garbage.start()
+
+    def stop(self, end_ns: int) -> None:
+        """End."""
+        self._garbage.stop()
+        self._end_ns = end_ns
+        if self._sampler is not None:
+            self._sampler.stop(end_ns)
+        self._stored = storage_bytes()
+
+    def forget(self) -> None:
+        """In a forked child, which has no sampler: free what was inherited."""
+        self._garbage.stop()
+        if self._sampler is not None:
+            self._sampler.forget()
+
+    def finish(self) -> bool:
+        """Wait for the sampler, and return whether it has ended."""
+        return self._sampler is None or self._sampler.finish(FINISH_SECONDS)
+
+    def spans(self) -> list[Span]:
+        """Return the lines to write."""
+        found = [
+            _span(("gc", "gc"), each.thread, (each.start_ns, each.end_ns), (each.step, each.role), {
+                "generation": each.generation,
+                "count": each.count,
+                "busy": each.busy_ns,
+                "collected": each.collected,
+            })
+            for each in self._garbage.found
+        ]  # fmt: skip
+        name = lru_cache(maxsize=None)(call_name)  # slow: once for each instruction
+        for stretch in [] if self._sampler is None else self._sampler.stretches:
+            found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
+        for total in () if self._sampler is None else self._sampler.totals.values():
+            used = _used(total.first, total.last, ("cpu", "run_queue"))
+            counts = {"samples": total.samples, "dropped": total.dropped}
+            times = total.start_ns, min(total.end_ns, self._end_ns)
+            found.append(_span(("thread", "usage"), total.thread, times, self._opener, {**counts, **used}))
+        stored = _used(self._stored_before, self._stored, ("read_bytes", "write_bytes"))
+        attributes = {"collections_dropped": self._garbage.dropped, **stored}
+        times = self._start_ns, self._end_ns
+        found.append(_span(("process", "usage"), self._thread, times, self._opener, attributes))
+        return found
+
+
+def _used(
+    first: tuple[int, int] | None, last: tuple[int, int] | None, names: Sequence[str]
+) -> dict[str, int]:
+    """Return by how much two counters have grown, if the system provides them."""
+    if first is None or last is None:
+        return {}
+    return {name: after - before for name, before, after in zip(names, first, last, strict=True)}
+
+
+def _stack_span(stretch: Stretch, call: str | None) -> Span:
+    frames = [
+        (_short(getattr(code, "co_qualname", code.co_name)), _short(PurePath(code.co_filename).name), line)
+        for code, line in stretch.stack
+    ]
+    call = None if call is None else _short(call)
+    attributes: dict[str, object] = {"frames": frames, "call": call, "samples": stretch.samples}
+    if stretch.counted:
+        attributes |= {"cpu": round(stretch.cpu_ns), "run_queue": round(stretch.queue_ns)}
+    times = stretch.start_ns, max(stretch.start_ns, stretch.end_ns)
+    place = stretch.step, stretch.role
+    return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+def _span(
+    what: tuple[str, str],
+    thread: int,
+    times: tuple[int, int],
+    place: Place,
+    attributes: Mapping[str, object],
+) -> Span:
+    """Return a line: its name and kind, its times by `perf_counter_ns`, its step and role."""
+    where = Scope()
+    where.number, where.role = place
+    where._bound = None
+    return *what, *times, thread, None, where, attributes, False
+
+
+def _has_one_lock() -> bool:
+    """Return whether one lock guards the interpreter. Without it no frame of another thread is safe to
+    read.
+    """
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())

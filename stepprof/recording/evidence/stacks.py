@@ -1,0 +1,244 @@
+"""Sample the stacks of a few threads at a low rate, and merge equal samples into stretches.
+
+One daemon thread samples while a capture runs. It takes no lock. A frame of another thread is held
+within a single call of C code only: the interpreter's lock is not released meanwhile, so the
+sampler never releases the last reference to an object of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, chain, repeat, starmap
+from operator import attrgetter, methodcaller
+from time import perf_counter_ns
+from types import CodeType
+
+from stepprof.host.kernel_times import ThreadTimes
+from stepprof.recording.evidence.garbage import GarbageWatch
+
+__all__ = ["INTERVAL_NS", "StackSampler", "Stretch", "ThreadTotal"]
+
+INTERVAL_NS = 25_000_000
+"""Time between two samples."""
+
+LONGEST_NS = 600_000_000_000
+"""Nothing is sampled after so long in one capture: its window may never be closed."""
+
+DEPTH = 16
+"""Maximum number of frames of a stack, the innermost ones."""
+
+MOST = 5_000
+"""Maximum number of stretches of one capture."""
+
+MOST_THREADS = 16
+
+OWN_CODE = {GarbageWatch.collected.__code__}
+"""The interpreter calls it in the middle of the job's code."""
+
+Stack = tuple[tuple[CodeType, int], ...]
+"""Code and line of each frame, the innermost first."""
+Place = tuple["int | None", "str | None"]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Consecutive equal samples of one thread. Times by `perf_counter_ns`."""
+
+    thread: int
+    step: int | None
+    role: str | None
+    stack: Stack
+    instruction: int
+    """The instruction of the innermost frame (`f_lasti`)."""
+    start_ns: int
+    end_ns: int
+    cpu_ns: float
+    queue_ns: float
+    """Run-queue delay."""
+    counted: bool
+    """The kernel counts both."""
+    samples: int = 1
+
+
+@dataclass(slots=True)
+class ThreadTotal:
+    """What one thread used while it was sampled. Times by `perf_counter_ns`."""
+
+    thread: int
+    times: ThreadTimes
+    first: tuple[int, int] | None
+    """CPU time and run-queue delay at the start; None: the kernel does not count them."""
+    last: tuple[int, int] | None
+    start_ns: int
+    end_ns: int
+    samples: int = 0
+    dropped: int = 0
+    current: Stretch | None = None
+
+
+_frame = attrgetter("f_code", "f_lineno", "f_lasti")
+
+
+def stack_of(ident: int) -> tuple[Stack, int] | None:
+    """Return the stack of a thread and the instruction of its innermost frame; None: the thread has
+    ended.
+
+    >>> [code.co_name for code, line in stack_of(threading.get_ident())[0]][0]
+    'stack_of'
+    """
+    found: deque[tuple[CodeType, int, int]] = deque()
+    with contextlib.suppress(AttributeError):  # None has no f_code: the frame before was the outermost
+        # getattr(frame, "f_back") again and again, in C: see the module's docstring
+        found.extend(
+            map(
+                _frame,
+                accumulate(
+                    chain(
+                        map(methodcaller("get", ident), starmap(sys._current_frames, ((),))),
+                        repeat("f_back", DEPTH - 1),
+                    ),
+                    getattr,
+                ),
+            )
+        )
+    while found and found[0][0] in OWN_CODE:
+        found.popleft()
+    return (tuple((code, line) for code, line, _ in found), found[0][2]) if found else None
+
+
+class StackSampler:
+    """Samples threads from `start` to `stop`.
+
+    Args:
+        threads: the threads to sample: the native id of each by its identifier. More may be added.
+        place: returns the step and role of the window that is open.
+    """
+
+    def __init__(self, threads: dict[int, int], place: Callable[[], Place]) -> None:
+        self.stretches: list[Stretch] = []
+        self.totals: dict[int, ThreadTotal] = {}
+        self._threads = threads
+        self._place = place
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._due = 0
+        self._end_ns = 0
+        self._thread = threading.Thread(target=self._run, name="stepprof-stacks", daemon=True)
+
+    def start(self) -> None:
+        """Start to sample. Raises RuntimeError if the system allows no further thread."""
+        self._due = perf_counter_ns()
+        for thread in self._threads.values():  # here: the sampler may have to wait for the interpreter's lock
+            self._begin(thread)
+        self._thread.start()
+
+    def stop(self, end_ns: int) -> None:
+        """End the thread soon; nothing after this time is kept."""
+        self._end_ns = end_ns
+        self._stop.put(None)
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: close the inherited files."""
+        for total in list(self.totals.values()):
+            total.times.close()
+
+    def finish(self, timeout: float) -> bool:
+        """Wait until the thread has ended; return whether it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            until = perf_counter_ns() + LONGEST_NS
+            while not self._is_over() and perf_counter_ns() < until:
+                self._sample()
+                self._due = perf_counter_ns() + INTERVAL_NS
+            for total in self.totals.values():
+                if not total.times.ended:
+                    end_ns = self._end_ns or perf_counter_ns()
+                    self._count(total, end_ns, end_ns)
+                    self._keep(total, end_ns)
+        finally:
+            for total in self.totals.values():
+                total.times.close()
+
+    def _is_over(self) -> bool:
+        """Wait for the next sample; return whether there is none."""
+        try:
+            self._stop.get(timeout=INTERVAL_NS / 1e9)
+        except queue.Empty:
+            return False
+        return True
+
+    def _sample(self) -> None:
+        """Sample all threads.
+
+        A sample counts from the time when it was due: a call that held the interpreter's lock since
+        then is what the thread was doing.
+        """
+        place = self._place()
+        for ident, thread in list(self._threads.items())[:MOST_THREADS]:
+            total = self.totals.get(thread) or self._begin(thread)
+            if total.times.ended:
+                continue
+            now = perf_counter_ns()
+            found = stack_of(ident)
+            stretch = total.current
+            if (
+                stretch is not None
+                and found == (stretch.stack, stretch.instruction)
+                and place == (stretch.step, stretch.role)
+            ):
+                self._count(total, now, now)
+                stretch.samples += 1
+            else:
+                begin = min(now, max(self._due, total.end_ns))
+                rest = self._count(total, begin, now)
+                self._keep(total, begin)
+                if found is not None and rest is not None:
+                    total.current = Stretch(
+                        thread, *place, *found, begin, begin, *rest, counted=total.last is not None
+                    )
+            total.samples += 1
+
+    def _begin(self, thread: int) -> ThreadTotal:
+        times, now = ThreadTimes(thread), perf_counter_ns()
+        first = times.read()
+        total = self.totals[thread] = ThreadTotal(thread, times, first, first, now, now)
+        return total
+
+    def _count(self, total: ThreadTotal, begin: int, now: int) -> tuple[float, float] | None:
+        """Add what the thread used since the last sample to its stretch, up to `begin`. Return the rest;
+        None: the thread has ended.
+        """
+        before, since = total.last, max(now - total.end_ns, 1)
+        counts = total.times.read()
+        total.end_ns = now
+        if total.times.ended:
+            self._keep(total, begin)
+            return None
+        if before is None or counts is None:
+            return 0.0, 0.0
+        total.last = counts
+        share = (begin - now + since) / since
+        used, waited = counts[0] - before[0], counts[1] - before[1]
+        if total.current is not None:
+            total.current.cpu_ns += used * share
+            total.current.queue_ns += waited * share
+        return used * (1 - share), waited * (1 - share)
+
+    def _keep(self, total: ThreadTotal, end_ns: int) -> None:
+        """End the current stretch of a thread."""
+        stretch, total.current = total.current, None
+        if stretch is None or (self._end_ns and stretch.start_ns >= self._end_ns):
+            return
+        stretch.end_ns = min(end_ns, self._end_ns or end_ns)
+        if len(self.stretches) < MOST:
+            self.stretches.append(stretch)
+        else:
+            total.dropped += 1

@@ -1,0 +1,29 @@
+"""Read the attributes of regions and windows that state how much work was done.
+
+`tokens`, `samples` and `batch_size` have a meaning of their own (docs/concepts.md); all other attributes are
+the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["AMOUNTS", "amounts"]
+
+AMOUNTS = ("tokens", "samples", "batch_size")
+_LARGEST = 1e18
+
+
+def amounts(attributes: object) -> dict[str, float]:
+    """Return the amounts among the attributes of a span; values that are no amount are left out.
+
+    >>> amounts({"tokens": 4096, "samples": -1, "batch_size": "8", "loss": 0.5})
+    {'tokens': 4096.0}
+    """
+    if not isinstance(attributes, Mapping):
+        return {}
+    return {key: float(attributes[key]) for key in AMOUNTS if _is_amount(attributes.get(key))}
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST

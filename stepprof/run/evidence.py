@@ -1,0 +1,287 @@
+"""Read the evidence of a recorded step from the span files: garbage collections, stacks, CPU times.
+
+Lines of the kinds `gc`, `stack` and `usage` are written at the end of a capture; the line of a region
+in a recorded window has its CPU time. Times are nanoseconds of the clock of that host since the Unix
+epoch, as of all spans. A damaged line is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from stepprof.run.fields import LARGEST_NS
+from stepprof.run.layout import SPANS
+from stepprof.run.spans import EVIDENCE, read_spans
+
+__all__ = [
+    "CaptureUse",
+    "Collection",
+    "Evidence",
+    "Frame",
+    "RegionCpu",
+    "StackStretch",
+    "ThreadUse",
+    "read_evidence",
+]
+
+MOST_LINES = 200_000
+"""Maximum number of lines of each kind of one process."""
+
+DEEPEST = 64
+LONGEST_TEXT = 255
+
+
+class Frame(NamedTuple):
+    """A frame of a stack."""
+
+    function: str
+    file: str
+    """The base name of the file."""
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    thread: int
+    """The native id of the thread."""
+    step: int | None
+    role: str | None
+    start_unix_ns: int
+    end_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collection(_Interval):
+    """A garbage collection, or a run of short ones. It stops every thread of the process."""
+
+    seconds: float
+    """Seconds in collections: less than the interval of a run."""
+    count: int
+    generation: int
+    collected: int
+    """Number of objects that were freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackStretch(_Interval):
+    """Consecutive equal samples of the stack of a thread."""
+
+    samples: int
+    frames: tuple[Frame, ...]
+    """The innermost first."""
+    call: str | None
+    """The call that the innermost line makes, as the source writes it; None: the function itself runs, or
+    Python 3.10.
+    """
+    cpu_seconds: float | None
+    """CPU time of the thread; None: not known."""
+    run_queue_seconds: float | None
+    """How long the thread was ready and had no CPU; None: not known."""
+
+    @property
+    def label(self) -> str:
+        """The call, or else the function."""
+        return self.call or self.frames[0].function
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCpu(_Interval):
+    """A region of a recorded window, with the CPU time of its thread."""
+
+    name: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadUse(_Interval):
+    """A sampled thread during the capture."""
+
+    cpu_seconds: float | None
+    run_queue_seconds: float | None
+    samples: int
+    dropped: int
+    """Stretches that were not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureUse(_Interval):
+    """The process during the capture. `thread` opened it."""
+
+    read_bytes: int | None
+    """Read from storage, without what the page cache had; None: not known."""
+    write_bytes: int | None
+    collections_dropped: int
+
+
+I = TypeVar("I", bound=_Interval)  # noqa: E741 - an interval
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence of one process."""
+
+    rank: int | str
+    host: str | None
+    pid: int | None
+    collections: tuple[Collection, ...] = ()
+    stretches: tuple[StackStretch, ...] = ()
+    regions: tuple[RegionCpu, ...] = ()
+    threads: tuple[ThreadUse, ...] = ()
+    captures: tuple[CaptureUse, ...] = ()
+
+    def within(self, begin_ns: int, end_ns: int, thread: int | None = None) -> Evidence:
+        """Return what overlaps an interval. Collections and stretches are cut to it, with their share of
+        their seconds; the rest stays whole.
+
+        Args:
+            begin_ns: nanoseconds since the Unix epoch.
+            end_ns: nanoseconds since the Unix epoch.
+            thread: only this thread; None: all. Collections of all threads stay: each stops them all.
+        """
+
+        def chosen(items: tuple[I, ...], *, of_thread: bool = True) -> Iterable[I]:
+            return (
+                each
+                for each in items
+                if each.start_unix_ns < end_ns
+                and each.end_unix_ns > begin_ns
+                and (thread is None or not of_thread or each.thread == thread)
+            )
+
+        return replace(
+            self,
+            collections=tuple(
+                _cut(each, begin_ns, end_ns) for each in chosen(self.collections, of_thread=False)
+            ),
+            stretches=tuple(_cut(each, begin_ns, end_ns) for each in chosen(self.stretches)),
+            regions=tuple(chosen(self.regions)),
+            threads=tuple(chosen(self.threads)),
+            captures=tuple(chosen(self.captures, of_thread=False)),
+        )
+
+
+C = TypeVar("C", Collection, StackStretch)
+
+
+def _cut(item: C, begin_ns: int, end_ns: int) -> C:
+    start, end = max(item.start_unix_ns, begin_ns), min(item.end_unix_ns, end_ns)
+    share = (end - start) / (item.end_unix_ns - item.start_unix_ns)
+    if share == 1:
+        return item
+    kept: dict[str, Any] = {"start_unix_ns": start, "end_unix_ns": end}
+    for key in ("seconds", "cpu_seconds", "run_queue_seconds"):
+        value = getattr(item, key, None)
+        if value is not None:
+            kept[key] = value * share
+    return replace(item, **kept)
+
+
+@dataclass(slots=True)
+class _Found:
+    collections: list[Collection] = field(default_factory=list)
+    stretches: list[StackStretch] = field(default_factory=list)
+    regions: list[RegionCpu] = field(default_factory=list)
+    threads: list[ThreadUse] = field(default_factory=list)
+    captures: list[CaptureUse] = field(default_factory=list)
+
+
+def read_evidence(path: Path, step: int, *, findings: list[dict[str, Any]] | None = None) -> list[Evidence]:
+    """Return the evidence of a step, one for each process that has some, in the order of the files.
+
+    Args:
+        path: the run's folder.
+        step: the number of the step. If it was recorded several times, `Evidence.within` selects one.
+        findings: receives {file, problem} for each file with damaged lines.
+    """
+    processes: dict[tuple[Any, Any, Any], _Found] = {}
+    damaged = 0
+    for span in read_spans(path, step=step, findings=findings, evidence=True):
+        kind = span.get("kind")
+        if kind in EVIDENCE or (kind == "region" and "cpu" in span):
+            found = processes.setdefault((span["rank"], span["host"], span["pid"]), _Found())
+            try:
+                _take(found, kind, span)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                damaged += 1
+    if damaged and findings is not None:
+        problem = f"{damaged} damaged line{'s' * (damaged > 1)} of evidence ignored"
+        findings.append({"file": SPANS, "problem": problem})
+    return [
+        Evidence(
+            *process,
+            tuple(found.collections),
+            tuple(found.stretches),
+            tuple(found.regions),
+            tuple(found.threads),
+            tuple(found.captures),
+        )
+        for process, found in processes.items()
+    ]
+
+
+def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
+    """Add the evidence of a line. Raises KeyError, TypeError or ValueError if it is damaged."""
+    start, attributes = span["start"], _Attributes(span["attrs"] if kind in EVIDENCE else {})
+    where = (_integer(span["thread"]), span.get("step"), span.get("role"), start, start + span["dur"])
+    if kind == "region":
+        _add(found.regions, RegionCpu(*where, span["name"], span["cpu"] / 1e9))
+    elif kind == "gc":
+        seconds, count = attributes.seconds("busy"), attributes.count("count")
+        generation, collected = attributes.count("generation"), attributes.count("collected")
+        _add(found.collections, Collection(*where, seconds, count, generation, collected))
+    elif kind == "stack":
+        samples, frames, call = attributes.count("samples"), attributes["frames"], attributes["call"]
+        stack = tuple(map(_frame, frames[:DEEPEST]))
+        if not stack:
+            raise ValueError("no frame")
+        call = None if call is None else _text(call)
+        _add(found.stretches, StackStretch(*where, samples, stack, call, *attributes.times()))
+    elif span["name"] == "thread":
+        samples, dropped = attributes.count("samples"), attributes.count("dropped")
+        _add(found.threads, ThreadUse(*where, *attributes.times(), samples, dropped))
+    else:
+        stored = (attributes.known("read_bytes"), attributes.known("write_bytes"))
+        _add(found.captures, CaptureUse(*where, *stored, attributes.count("collections_dropped")))
+
+
+def _add(items: list[Any], item: object) -> None:
+    if len(items) < MOST_LINES:
+        items.append(item)
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a line. Each method raises KeyError, TypeError or ValueError."""
+
+    def count(self, key: str) -> int:
+        return _integer(self[key])
+
+    def known(self, key: str) -> int | None:
+        return _integer(self[key]) if key in self else None
+
+    def seconds(self, key: str) -> float:
+        return _integer(self[key]) / 1e9
+
+    def times(self) -> tuple[float | None, float | None]:
+        """Return the CPU time and the run-queue delay; None: not known."""
+        return (self.seconds("cpu"), self.seconds("run_queue")) if "cpu" in self else (None, None)
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST_NS:
+        raise ValueError("no count")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError("no text")
+    return value[:LONGEST_TEXT]
+
+
+def _frame(value: object) -> Frame:
+    if type(value) is not list or len(value) != 3:
+        raise ValueError("no frame")
+    return Frame(_text(value[0]), _text(value[1]), _integer(value[2]))

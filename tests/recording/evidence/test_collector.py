@@ -1,0 +1,440 @@
+"""What a recorded window shows of real jobs with planted faults: each job runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from ran import Ran
+
+from stepprof.run.evidence import Evidence, read_evidence
+from stepprof.run.runs import list_runs
+from stepprof.run.spans import EVIDENCE, read_spans
+
+PRELUDE = """
+import contextlib, gc, os, pickle, signal, sys, threading, time
+import stepprof
+from stepprof import profile_step, region
+
+stepprof.init({"steps": "2", "backend": "null", "evidence": True})
+"""
+
+
+@pytest.fixture
+def evidence(run_script, tmp_path):
+    """Run the lines of a job, and return the evidence of step 2 of its one process."""
+
+    def run(job: str, **more: object) -> Evidence:
+        run_script(PRELUDE + job, **more).check()
+        return read(tmp_path)
+
+    return run
+
+
+def read(folder) -> Evidence:
+    findings: list = []
+    [run] = list_runs(folder / "stepprof-runs")
+    [found] = read_evidence(run, 2, findings=findings)
+    assert findings == []
+    return found
+
+
+def seconds(items) -> float:
+    return sum(each.end_unix_ns - each.start_unix_ns for each in items) / 1e9
+
+
+class TestStacks:
+    def test_a_sleep(self, evidence) -> None:
+        """The stretch has the call, the function, the file and the line, and no CPU time."""
+        found = evidence("""
+def prepare_batch():
+    time.sleep(0.5)
+with profile_step(2, role="actor"):
+    prepare_batch()
+""")
+        asleep = [each for each in found.stretches if each.label == "time.sleep"]
+        assert seconds(asleep) == pytest.approx(0.5, abs=0.2)
+        assert {(each.step, each.role) for each in asleep} == {(2, "actor")}
+        function, file, line = asleep[-1].frames[0]
+        assert (function, line) == ("prepare_batch", 9)
+        assert file.startswith("script_")
+        assert [frame.function for frame in asleep[-1].frames] == ["prepare_batch", "<module>"]
+        assert sum(each.cpu_seconds for each in asleep) < 0.25
+
+    def test_a_call_that_holds_the_interpreter(self, evidence) -> None:
+        """No sample can be taken meanwhile: the stretch begins when the sample was due, and has the CPU time."""
+        found = evidence("""
+large = [list(range(100)) for _ in range(50_000)]
+with profile_step(2):
+    time.sleep(0.2)
+    began = time.perf_counter()
+    for _ in range(2):
+        pickle.dumps(large)
+    print(time.perf_counter() - began)
+""")
+        pickling = [each for each in found.stretches if each.label == "pickle.dumps"]
+        taken = max(each.end_unix_ns for each in found.captures) - min(
+            each.start_unix_ns for each in pickling
+        )
+        assert seconds(pickling) == pytest.approx(taken / 1e9, rel=0.3)
+        asleep = [each for each in found.stretches if each.label == "time.sleep"]
+        assert sum(each.cpu_seconds for each in pickling) > 3 * sum(each.cpu_seconds for each in asleep)
+
+    def test_a_lock(self, evidence) -> None:
+        """A thread that has regions is sampled too; each is waiting for what it waits for."""
+        found = evidence("""
+class Buffer:
+    def __init__(self):
+        self._lock = threading.Lock()
+    def put(self):
+        with self._lock:
+            pass
+buffer = Buffer()
+def worker():
+    with region("worker"):
+        buffer.put()
+with profile_step(2):
+    with buffer._lock:
+        thread = threading.Thread(target=worker)
+        thread.start()
+        time.sleep(0.5)
+    thread.join()
+""")
+        main = found.captures[0].thread
+        others = [each for each in found.stretches if each.thread != main]
+        assert {each.label for each in others} == {"self._lock.__enter__"}
+        assert others[0].frames[0].function in {"Buffer.put", "put"}
+        assert {each.thread for each in found.threads} == {main, others[0].thread}
+        assert seconds(others) == pytest.approx(0.5, abs=0.25)
+
+    def test_a_file(self, evidence) -> None:
+        """A read that waits names the call."""
+        found = evidence("""
+reading, writing = os.pipe()
+threading.Timer(0.4, os.write, (writing, b"x")).start()
+with profile_step(2):
+    os.read(reading, 1)
+""")
+        assert seconds(each for each in found.stretches if each.label == "os.read") == pytest.approx(
+            0.4, abs=0.2
+        )
+
+    def test_threads_without_regions_are_not_sampled(self, evidence) -> None:
+        """Only the window's thread is."""
+        found = evidence("""
+threading.Thread(target=time.sleep, args=(0.3,), daemon=True).start()
+with profile_step(2):
+    time.sleep(0.2)
+""")
+        assert {each.thread for each in found.stretches} == {found.captures[0].thread}
+
+    def test_a_thread_that_ends(self, evidence) -> None:
+        """Its stretch ends with it; a new thread with its identifier is not taken for it."""
+        found = evidence("""
+def short():
+    with region("short"):
+        time.sleep(0.15)
+def other():
+    time.sleep(0.3)
+with profile_step(2):
+    for target in (short, other):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+""")
+        main = found.captures[0].thread
+        others = [each for each in found.stretches if each.thread != main]
+        assert {each.frames[0].function for each in others} == {"short"}
+        assert seconds(others) < 0.3
+
+    def test_the_roles_of_a_step(self, evidence) -> None:
+        """A stretch belongs to the window that is open."""
+        found = evidence("""
+with profile_step(2):
+    for role in ("rollout", "actor"):
+        with profile_step(2, role=role):
+            time.sleep(0.3)
+""")
+        asleep = {
+            role: seconds(each for each in found.stretches if each.role == role)
+            for role in ("rollout", "actor")
+        }
+        assert asleep == {"rollout": pytest.approx(0.3, abs=0.15), "actor": pytest.approx(0.3, abs=0.15)}
+
+    def test_objects_of_the_job_end_on_their_own_thread(self, evidence, tmp_path) -> None:
+        """The sampler holds no frame while another thread runs: it never ends the life of a local variable."""
+        evidence("""
+seen = set()
+class Local:
+    def __del__(self):
+        seen.add(threading.get_ident())
+def call():
+    local = Local()
+    sum(range(200))
+gc.disable()
+with profile_step(2):
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        call()
+assert seen == {threading.get_ident()}, seen
+""")
+
+
+class TestGarbage:
+    def test_a_large_cycle(self, evidence) -> None:
+        """A long collection has an entry of its own, with what it freed."""
+        found = evidence("""
+class Node: pass
+gc.disable()
+nodes = [Node() for _ in range(300_000)]
+for one, other in zip(nodes, nodes[1:] + nodes[:1]):
+    one.next = other
+with profile_step(2, role="actor"):
+    del nodes, one, other
+    began = time.perf_counter()
+    gc.collect()
+    print(time.perf_counter() - began)
+""")
+        [pause] = [each for each in found.collections if each.collected >= 300_000]
+        assert (pause.generation, pause.count, pause.step, pause.role) == (2, 1, 2, "actor")
+        assert pause.seconds == pytest.approx((pause.end_unix_ns - pause.start_unix_ns) / 1e9)
+        assert pause.thread == found.captures[0].thread
+        during = [
+            each for each in found.stretches if each.start_unix_ns <= pause.end_unix_ns <= each.end_unix_ns
+        ]
+        assert "gc.collect" in {each.label for each in during} | {each.call for each in found.stretches}
+
+    def test_many_short_ones(self, evidence) -> None:
+        """They are merged, and their number and their seconds are kept."""
+        found = evidence("""
+gc.set_threshold(50, 1000, 1000)
+def made():
+    one = []
+    one.append(one)
+with profile_step(2):
+    for _ in range(50_000):
+        made()
+""")
+        assert sum(each.count for each in found.collections) >= 300
+        assert len(found.collections) < 300
+        assert sum(each.seconds for each in found.collections) <= seconds(found.collections) + 1e-6
+
+    def test_the_callback_is_gone_afterwards(self, evidence) -> None:
+        """Outside of a recorded window nothing is watched."""
+        evidence("""
+before = list(gc.callbacks)
+with profile_step(1):
+    assert gc.callbacks == before
+with profile_step(2):
+    assert len(gc.callbacks) == len(before) + 1
+    assert "stepprof-stacks" in [thread.name for thread in threading.enumerate()]
+assert gc.callbacks == before
+for _ in range(100):
+    if "stepprof-stacks" not in [thread.name for thread in threading.enumerate()]:
+        break
+    time.sleep(0.05)
+else:
+    sys.exit("the sampler goes on")
+""")
+
+
+class TestRegions:
+    def test_the_cpu_time_of_a_region(self, evidence) -> None:
+        """Of a region that works and of one that sleeps."""
+        found = evidence("""
+with profile_step(2):
+    with region("busy"):
+        end = time.thread_time() + 0.3
+        while time.thread_time() < end:
+            pass
+    with region("asleep"):
+        time.sleep(0.3)
+""")
+        used = {each.name: each.cpu_seconds for each in found.regions}
+        assert used == {"busy": pytest.approx(0.3, abs=0.05), "asleep": pytest.approx(0.0, abs=0.05)}
+        assert all(0 <= each.cpu_seconds <= seconds([each]) for each in found.regions)
+
+    def test_only_in_recorded_windows(self, run_script, tmp_path) -> None:
+        """And not where a region can be suspended, or ends on another thread."""
+        run_script(
+            PRELUDE
+            + """
+import asyncio
+@region("decorated")
+def decorated(): pass
+@region("coroutine")
+async def coroutine(): await asyncio.sleep(0)
+@region("generator")
+def generator(): yield
+for step in (1, 2, 3):
+    with profile_step(step):
+        with region("block"): pass
+        decorated()
+        asyncio.run(coroutine())
+        list(generator())
+        moved = region("moved")
+        moved.__enter__()
+        thread = threading.Thread(target=moved.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+"""
+        ).check()
+        [run] = list_runs(tmp_path / "stepprof-runs")
+        with_cpu = {(span["step"], span["name"]) for span in read_spans(run) if "cpu" in span}
+        assert with_cpu == {(2, "block"), (2, "decorated")}
+
+
+class TestThreadsAndProcess:
+    def test_the_use_of_the_thread(self, evidence) -> None:
+        """CPU time and run-queue delay of the window's thread are no longer than the window."""
+        found = evidence("""
+with profile_step(2):
+    end = time.thread_time() + 0.3
+    while time.thread_time() < end:
+        pass
+""")
+        [use] = found.threads
+        [capture] = found.captures
+        assert use.thread == capture.thread
+        assert use.cpu_seconds == pytest.approx(0.3, abs=0.1)
+        assert use.cpu_seconds + use.run_queue_seconds <= seconds([use]) + 0.05
+        assert use.samples >= 3
+        assert use.dropped == 0
+        assert sum(each.cpu_seconds for each in found.stretches) == pytest.approx(use.cpu_seconds, abs=0.05)
+
+    def test_bytes_of_storage(self, evidence, tmp_path) -> None:
+        """What was written to storage is counted."""
+        found = evidence("""
+with profile_step(2):
+    with open("large", "wb") as file:
+        file.write(os.urandom(8 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+""")
+        [capture] = found.captures
+        assert capture.read_bytes is not None
+        assert capture.write_bytes >= 8 << 20
+
+
+class TestEnds:
+    def test_an_exception(self, evidence) -> None:
+        """The evidence up to it is kept."""
+        found = evidence("""
+with contextlib.suppress(ValueError), profile_step(2):
+    time.sleep(0.3)
+    raise ValueError
+time.sleep(0.2)
+""")
+        assert seconds(each for each in found.stretches) == pytest.approx(seconds(found.captures), abs=0.05)
+        assert seconds(found.captures) < 0.5
+
+    def test_sigterm(self, run_script, tmp_path) -> None:
+        """The evidence up to the signal is kept, and the job dies by it."""
+        ran: Ran = run_script(
+            PRELUDE
+            + """
+threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGTERM)).start()
+with profile_step(2):
+    time.sleep(30)
+"""
+        )
+        assert ran.returncode == -signal.SIGTERM
+        found = read(tmp_path)
+        assert "time.sleep" in {each.label for each in found.stretches}
+        assert seconds(found.captures) < 20
+
+    def test_the_end_of_the_script(self, evidence) -> None:
+        """A window that was never stopped has its evidence."""
+        found = evidence("""
+profile_step(2).start()
+time.sleep(0.3)
+""")
+        assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
+
+    def test_a_fork(self, evidence) -> None:
+        """The child has neither callback nor sampler nor their files, and the parent goes on."""
+        found = evidence("""
+before = len(gc.callbacks)
+with profile_step(2):
+    time.sleep(0.1)
+    open_files = os.listdir("/proc/self/fd")
+    child = os.fork()
+    if not child:
+        for _ in range(3):
+            gc.collect()
+        fine = len(gc.callbacks) == before and len(os.listdir("/proc/self/fd")) < len(open_files)
+        os._exit(0 if fine else 1)
+    time.sleep(0.2)
+assert os.waitpid(child, 0)[1] == 0
+""")
+        assert len(found.captures) == 1
+        assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
+
+    def test_no_thread_can_be_started(self, run_script, tmp_path) -> None:
+        """The job and the capture go on without evidence, and the log says so."""
+        ran = run_script(
+            PRELUDE
+            + """
+import logging
+logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s")
+import resource
+threads = len(os.listdir("/proc/self/task"))
+class Thread(threading.Thread):
+    def start(self):
+        if self.name == "stepprof-stacks":
+            raise RuntimeError("can't start new thread")
+        super().start()
+threading.Thread = Thread
+with profile_step(2):
+    with region("a"): pass
+assert not gc.callbacks
+"""
+        ).check()
+        assert "can't start new thread" in ran.stderr
+        [run] = list_runs(tmp_path / "stepprof-runs")
+        assert read_evidence(run, 2) == []
+        manifest = next((run / "step-000002" / "manifest").glob("*.json"))
+        assert json.loads(manifest.read_text())["windows"][0]["status"] == "complete"
+
+
+class TestOff:
+    @pytest.mark.parametrize("config", [{"evidence": False}, {"spans": False}])
+    def test_nothing_is_collected(self, run_script, tmp_path, config) -> None:
+        """No callback, no thread, no line, no CPU time."""
+        run_script(f"""
+import gc, threading, stepprof
+stepprof.init({{"steps": "2", "backend": "null", "evidence": True, **{config!r}}})
+with stepprof.profile_step(2), stepprof.region("a"):
+    assert not gc.callbacks
+    assert "stepprof-stacks" not in [thread.name for thread in threading.enumerate()]
+""").check()
+        [run] = list_runs(tmp_path / "stepprof-runs")
+        assert read_evidence(run, 2) == []
+        spans = read_spans(run, evidence=True)
+        assert not [span for span in spans if "cpu" in span or span["kind"] in EVIDENCE]
+
+
+class TestOneAtMost:
+    def test_a_window_that_is_left_open_samples_until_the_next_one(self, run_script) -> None:
+        """The sampler and the callback of the first session end with the window of the second one."""
+        done = run_script(
+            """
+import gc, threading, time
+from stepprof.recording.evidence.collector import Evidence
+import stepprof
+
+session = stepprof.init({"steps": "2", "backend": "null", "evidence": True})
+evidence = session.local.capturer.evidence
+first, second = (Evidence(session.recorder, evidence._post, evidence._write) for _ in range(2))
+first.begin(time.perf_counter_ns(), 2, None)
+second.begin(time.perf_counter_ns(), 2, None)
+time.sleep(0.3)
+print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
+first.end(time.perf_counter_ns())
+second.end(time.perf_counter_ns())
+time.sleep(0.3)
+print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
+"""
+        )
+        assert done.check().stdout.split() == ["1", "1", "0", "0"]

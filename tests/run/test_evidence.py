@@ -1,0 +1,156 @@
+"""The evidence of a step, read from files that hold anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepprof.run import evidence as module
+from stepprof.run.evidence import Frame, read_evidence
+from stepprof.run.spans import read_spans
+
+BEGIN = 1_700_000_000_000_000_000
+SECOND = 10**9
+HEADER = {"kind": "spans", "rank": 1, "host": "h", "pid": 7}
+GC = {"generation": 2, "count": 1, "busy": SECOND, "collected": 5}
+STACK = {"frames": [["f", "a.py", 3], ["g", "b.py", 4]], "call": "time.sleep", "samples": 4, "cpu": SECOND // 2, "run_queue": 0}  # fmt: skip
+THREAD = {"samples": 40, "dropped": 1, "cpu": SECOND, "run_queue": SECOND}
+PROCESS = {"read_bytes": 5, "write_bytes": 6, "collections_dropped": 0}
+
+
+def line(kind, name="x", attrs=None, **more) -> dict:
+    fields = {"thread": 9, "task": None, "step": 2, "role": "actor", "start": BEGIN, "dur": SECOND}
+    return {"name": name, "kind": kind, **fields, "attrs": attrs, **more}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Write lines of a span file."""
+    (tmp_path / "spans").mkdir()
+
+    def write(*lines: object):
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in (HEADER, *lines)]
+        (tmp_path / "spans" / "rank-1.000001.jsonl").write_text("\n".join(texts) + "\n")
+        return tmp_path
+
+    return write
+
+
+ALL = (
+    line("gc", attrs=GC),
+    line("stack", attrs=STACK),
+    line("usage", "thread", attrs=THREAD),
+    line("usage", "process", attrs=PROCESS),
+    line("region", "forward", attrs={"frames": 3}, cpu=SECOND // 4),
+    line("region", "unrecorded"),
+    line("window", "actor"),
+)
+
+
+class TestReading:
+    def test_all_of_it(self, run) -> None:
+        """Each kind has its fields, in seconds."""
+        findings: list = []
+        [found] = read_evidence(run(*ALL), 2, findings=findings)
+        assert findings == []
+        assert (found.rank, found.host, found.pid) == (1, "h", 7)
+        [pause], [stretch], [region], [thread], [capture] = (
+            found.collections,
+            found.stretches,
+            found.regions,
+            found.threads,
+            found.captures,
+        )
+        assert (pause.seconds, pause.generation, pause.count, pause.collected) == (1.0, 2, 1, 5)
+        assert stretch.frames == (Frame("f", "a.py", 3), Frame("g", "b.py", 4))
+        assert (stretch.label, stretch.cpu_seconds, stretch.run_queue_seconds) == ("time.sleep", 0.5, 0.0)
+        assert (region.name, region.cpu_seconds, region.thread) == ("forward", 0.25, 9)
+        assert (thread.cpu_seconds, thread.run_queue_seconds, thread.dropped) == (1.0, 1.0, 1)
+        assert (capture.read_bytes, capture.write_bytes) == (5, 6)
+
+    def test_spans_are_without_it(self, run) -> None:
+        """Only those who ask for evidence see its lines."""
+        names = {span["name"] for span in read_spans(run(*ALL))}
+        assert names == {"forward", "unrecorded", "actor"}
+
+    def test_another_step(self, run) -> None:
+        """It has none."""
+        assert read_evidence(run(*ALL), 3) == []
+
+    def test_what_the_system_does_not_tell(self, run) -> None:
+        """It is None."""
+        stack = {key: value for key, value in STACK.items() if key not in ("cpu", "run_queue")} | {
+            "call": None
+        }
+        [found] = read_evidence(
+            run(line("stack", attrs=stack), line("usage", "process", attrs={"collections_dropped": 0})), 2
+        )
+        assert (found.stretches[0].cpu_seconds, found.stretches[0].label) == (None, "f")
+        assert found.captures[0].read_bytes is None
+
+    def test_an_interval(self, run) -> None:
+        """What crosses its bounds is cut, with its share of its seconds."""
+        [found] = read_evidence(run(*ALL), 2)
+        half = found.within(BEGIN, BEGIN + SECOND // 2)
+        assert (half.stretches[0].cpu_seconds, half.collections[0].seconds) == (0.25, 0.5)
+        assert half.stretches[0].end_unix_ns == BEGIN + SECOND // 2
+        assert half.regions == found.regions
+        assert found.within(BEGIN + SECOND, BEGIN + 2 * SECOND).stretches == ()
+        other = found.within(BEGIN, BEGIN + SECOND, thread=8)
+        assert (other.stretches, len(other.collections), len(other.captures)) == ((), 1, 1)
+
+
+def without(attrs, key) -> dict:
+    return {name: value for name, value in attrs.items() if name != key}
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        "damaged",
+        [
+            line("gc"),
+            line("gc", attrs=[]),
+            line("gc", attrs=[["generation", 1]]),
+            line("gc", attrs="x"),
+            line("gc", attrs={**GC, "busy": -1}),
+            line("gc", attrs={**GC, "busy": 10**30}),
+            line("gc", attrs={**GC, "count": True}),
+            line("gc", attrs=without(GC, "generation")),
+            line("gc", attrs=GC, thread=None),
+            line("stack", attrs={**STACK, "frames": []}),
+            line("stack", attrs={**STACK, "frames": {}}),
+            line("stack", attrs={**STACK, "frames": 7}),
+            line("stack", attrs={**STACK, "frames": [["f", "a.py"]]}),
+            line("stack", attrs={**STACK, "frames": [["f", None, 1]]}),
+            line("stack", attrs={**STACK, "frames": [["f", "a.py", -1]]}),
+            line("stack", attrs={**STACK, "call": 5}),
+            line("stack", attrs=without(STACK, "run_queue")),
+            line("usage", "thread", attrs=without(THREAD, "samples")),
+            line("usage", "process", attrs={**PROCESS, "read_bytes": "5"}),
+            line("region", "forward", cpu=1, thread=None),
+        ],
+    )
+    def test_a_line_is_left_out(self, run, damaged) -> None:
+        """And counted; the others are read."""
+        findings: list = []
+        [found] = read_evidence(run(damaged, *ALL), 2, findings=findings)
+        assert [len(found.collections), len(found.stretches), len(found.regions)] == [1, 1, 1]
+        assert findings == [{"file": "spans", "problem": "1 damaged line of evidence ignored"}]
+
+    @pytest.mark.parametrize("cpu", [-1, 1.5, "1", None, 1 << 62])
+    def test_a_wrong_cpu_time(self, run, cpu) -> None:
+        """The line of the region is damaged, as with a wrong duration."""
+        findings: list = []
+        [found] = read_evidence(run(line("region", "a", cpu=cpu), *ALL), 2, findings=findings)
+        assert len(found.regions) == 1
+        assert "1 damaged line ignored" in findings[0]["problem"]
+
+    def test_large_content_is_bounded(self, run, monkeypatch) -> None:
+        """Strings, frames and lines."""
+        monkeypatch.setattr(module, "MOST_LINES", 10)
+        attrs = {**STACK, "frames": [["f" * 1000, "a" * 1000, 1]] * 100, "call": "c" * 10_000}
+        [found] = read_evidence(run(*[line("stack", attrs=attrs)] * 20), 2)
+        assert len(found.stretches) == 10
+        assert len(found.stretches[0].frames) == module.DEEPEST
+        assert len(found.stretches[0].label) == len(found.stretches[0].frames[0].function) == 255
