@@ -45,14 +45,17 @@ class RecordingCost:
     others: list[int]
     """The numbers of the other steps."""
     median: float
-    """Of the other steps, as are the two below."""
+    """Of the other steps."""
     shortest: float
+    """Of the other steps."""
     longest: float
+    """Of the other steps."""
     held: float = 0.0
     """The most that profilers delayed the training thread of one process."""
     engines_start: float = 0.0
-    """The longest start call of an engine; below it the longest stop call."""
+    """The longest start call of an engine."""
     engines_stop: float = 0.0
+    """The longest stop call of an engine."""
     export: float = 0.0
     """The longest export next to training."""
 

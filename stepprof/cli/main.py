@@ -4,7 +4,7 @@ A command is a module of `stepprof.cli.commands` with `add(parser)` and `run(arg
 requested command is imported, so `stepprof ls` does not load the imports of `stepprof demo`.
 
 Exit status: 0 success; 1 a problem was found and printed; 2 the command could not run (a wrong
-argument, no such run); 130 interrupted.
+argument, no such run); 130 interrupted. `report --fail-on-regression` also has 3 and 4.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from stepprof import __version__
 from stepprof.cli import commands
 from stepprof.cli.output import any_encoding, say
 from stepprof.errors import StepprofError
+from stepprof.version import VERSION
 
 __all__ = ["COMMANDS", "main"]
 
@@ -40,6 +40,7 @@ COMMANDS = {
     "analyse": "run torch_npu's analysis of captures from Ascend devices",
     "merge": "write one timeline of everything that was recorded in a step",
     "report": "report where the time of a step went: terminal, JSON or HTML; compare two steps or runs",
+    "export": "write the steps, spans and slices of a run as Parquet files",
     "doctor": "check what can record on this machine, with a remedy for each problem",
 }
 COLLECT = (200_000, 50, 1000)
@@ -102,7 +103,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="stepprof", description="Record and analyse single steps of a training job.", epilog=EXIT_STATUS
     )
-    parser.add_argument("--version", action="version", version=f"stepprof {__version__}")
+    parser.add_argument("--version", action="version", version=f"stepprof {VERSION}")
     if command is not None and command not in COMMANDS:
         parser.error(f'"{command}": unknown command{_nearest(command, COMMANDS)}')
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")

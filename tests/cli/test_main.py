@@ -224,7 +224,7 @@ class TestPermissions:
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
             report = json.loads(printed(capsys, "report", "mine", "--json"))
         assert {"source": None, "problem": "the spans cannot be read: Permission denied"} in report[
-            "findings"
+            "problems"
         ]
 
 

@@ -1,4 +1,4 @@
-"""Read every headline back and check what it says: sentences that name a process against the truth, sums against the tables that were compared with it.
+"""Read every finding back and check what it says: sentences that name a process against the truth, sums against the tables that were compared with it.
 
 A sentence that is not understood here is a difference: a new one has to be checked as well.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from truth.known import Known
+from truth.known import Known, merged, minus, total
 from truth.model import Process
 from truth.noting import Notes, key_of
 from truth.waiting import Waited, is_partial
@@ -31,16 +31,16 @@ def _reads(pattern: str) -> Callable[[Callable[[_Sentences, re.Match[str]], None
 
 
 def compare_sentences(notes: Notes, everyone: Sequence[Known], waited: Sequence[Waited]) -> None:
-    """Check every headline, and that those are there which have to be."""
+    """Check every finding, and that those are there which have to be."""
     sentences = _Sentences(notes, everyone, waited)
-    for headline in notes.report.headlines:
+    for finding in notes.report.findings:
         for pattern, check in _SENTENCES:
-            if match := pattern.fullmatch(headline.text):
-                sentences.text = headline.text
+            if match := pattern.fullmatch(finding.text):
+                sentences.text = finding.text
                 check(sentences, match)
                 break
         else:
-            notes.say("a sentence", headline.text, "not understood")
+            notes.say("a sentence", finding.text, "not understood")
     sentences.missing()
 
 
@@ -96,7 +96,7 @@ class _Sentences:
 
     def missing(self) -> None:
         """What has to be said: captures that fell short, and clocks that were never compared."""
-        said = [headline.text for headline in self.report.headlines if headline.topic == "coverage"]
+        said = [finding.text for finding in self.report.findings if finding.topic == "coverage"]
         kinds = {
             "capped": "max_seconds",
             "lost": "was lost",
@@ -110,20 +110,36 @@ class _Sentences:
                 and process.windows
                 and not any(words in text or "were incomplete" in text for text in said)
             ):
-                self.notes.say(f"headline of the {process.fate} capture of {process.rank}", said, words)
+                self.notes.say(f"finding of the {process.fate} capture of {process.rank}", said, words)
         if len({each.place.island for each in self.everyone.values()}) > 1 and not any(
             "never compared" in text for text in said
         ):
-            self.notes.say("headline of clocks", said, "never compared")
+            self.notes.say("finding of clocks", said, "never compared")
 
 
-@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>.+?)(?: \(they overlap\))?")
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>[^`]+?)(?: \(they overlap\))?")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     told.about(match["seconds"], told.report.seconds)
     shares = {row.role: row.share for row in told.report.roles}
     for part in match["parts"].split(", "):
         role, _, share = part.rpartition(" ")
         told.share(share[:-1], shares.get(role, -1.0))
+
+
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>`.+)")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.about(match["seconds"], told.report.seconds)
+    for name, share in re.findall(r"`([^`]+)` (\d+)%", match["parts"]):
+        spent = [each for each in told.report.path if (each.region or "").partition("/")[0] == name]
+        told.share(share, sum(each.seconds for each in spent) / told.report.seconds)
+        most = max((row.share for row in told.report.regions if row.region == name), default=0.0)
+        if int(share) > 100 * most + 1:  # the table was compared with the truth
+            told.wrong(most)
+
+
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+), and no role or region divides it")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.about(match["seconds"], told.report.seconds)
 
 
 @_reads(r"the step took (?P<parts>.+?)(?:, and \d+ more)?, each by its own clock")
@@ -254,55 +270,6 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     )
 
 
-@_reads(
-    rf"generation ran below half of its peak batch for (?P<share>\d+)% of .*?(?:, without a break for the last (?P<tail>{TIME}))?"
-)
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    rows = [row for row in told.report.rollout if round(100 * row.below_half) == int(match["share"])]
-    if not rows:
-        told.wrong(told.report.rollout)
-    elif match["tail"] is not None:
-        low, high = seconds_of(match["tail"])
-        if not any(low <= row.tail <= high for row in rows):
-            told.wrong(rows)
-
-
-_CAUSES = {
-    "the device was idle": "host",
-    "while the rollout ran": "rollout",
-    "while other ranks were in the same role": "peers",
-    "while other roles ran": "other_role",
-    "was not recorded": "not_recorded",
-    "no recorded work or cause explains": "unknown",
-}
-
-
-@_reads(r"(?P<who>.+?): (?P<what>.*?(?P<share>\d+)% of the step.*)")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    cause = next((cause for words, cause in _CAUSES.items() if words in match["what"]), None)
-    rows = [row for row in told.report.idle if row.causes.get(cause or "", 0.0) > 0]
-    if cause is None or not rows:
-        told.wrong(cause)
-        return
-    count = re.fullmatch(r"(\d+) of (\d+) processes", match["who"])
-    if (int(count[1]) if count else 1) != len(rows) or (not count and match["who"] != rows[0].label):
-        told.wrong([row.label for row in rows])
-    told.share(match["share"], sum(row.causes[cause] for row in rows) / sum(row.wall for row in rows))
-
-
-@_reads(
-    rf"(?P<share>\d+)% of the communication is not overlapped by computation: (?P<seconds>{TIME}) on average(?:, (?P<waited>\d+)% of it waiting for other ranks)?"
-)
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    rows = told.report.overlap
-    exposed = sum(row.exposed for row in rows)
-    told.share(match["share"], exposed / sum(row.communication for row in rows))
-    told.about(match["seconds"], exposed / len(rows))
-    if match["waited"] is not None:
-        waited = sum(row.causes.get("collective", 0.0) for row in told.report.idle)
-        told.share(match["waited"], min(waited / exposed, 1.0))
-
-
 @_reads(r"the (?P<kind>GPU|NPU)s were busy for (?P<share>\d+)% of the captured time")
 def _(told: _Sentences, match: re.Match[str]) -> None:
     shares = [
@@ -311,24 +278,124 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     told.share(match["share"], sum(shares) / len(shares))
 
 
+PLACE = r"(?:`(?P<region>[^`]+)`(?: \((?:in )?(?:`(?P<around>[^`]+)`)?(?:, )?(?:role (?P<role>[^)]+))?\))?|the window of (?P<window>[^,]+)|the window)"
+
+
+def _own(told: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool) -> int | None:
+    """How long a process was in a place and in no region inside it [ns]; None: it never was."""
+    known = told.everyone[rank]
+    role = match["role"] or match["window"]
+    regions = [(each.name, each.role, known.at(each.start), known.at(each.end)) for each in known.regions]
+    windows = [(start, end) for each, start, end in known.windows if role is None or each == role]
+    if match["region"] is None:
+        mine, inner = windows, [(start, end) for _, _, start, end in regions]
+    else:
+        here = [each for each in regions if each[0] == match["region"] and role in (None, each[1])]
+        mine = [each[2:] for each in here]
+        inner = [
+            (start, end)
+            for name, _, start, end in regions
+            if name != match["region"] and any(low <= start and end <= high for low, high in mine)
+        ]
+    if not mine:
+        return None
+    met = minus(merged(map(known.call, known.calls)), merged(known.stretches(known.computing)))
+    return total(minus(merged(mine), merged([*inner, *(met if calls else ())])))
+
+
 @_reads(
-    rf"starting and stopping profilers took (?P<seconds>{TIME}) per process on average; (?P<who>\S+) took (?P<stop>{TIME}) to stop"
+    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
-    rows = told.report.idle
-    told.about(match["seconds"], sum(row.causes.get("profiler", 0.0) for row in rows) / len(rows))
-    slowest = max(told.notes.truth.engines, key=lambda engine: engine.stop)
-    told.about(match["stop"], slowest.stop / 1e9)
+    who = key_of(match["who"])
+    if who not in told.everyone:
+        told.wrong("no such process")
+        return
+    island = told.everyone[who].place.island
+    calls = match["calls"] is not None
+    if match["region"] is not None and match["region"] == match["around"]:
+        return  # a region inside itself: which of its calls are meant is not said
+    times = {
+        rank: _own(told, rank, match, calls=calls)
+        for rank, known in told.everyone.items()
+        if known.place.island == island and isinstance(rank, int)
+    }
+    mine = times.pop(who, None)
+    others = [time for time in times.values() if time is not None]
+    low, _ = seconds_of(match["seconds"])
+    if mine is None or not others or low > (mine - min(others)) / 1e9 + LATE * len(told.everyone[who].calls):
+        told.wrong((mine, times))
 
 
-@_reads(rf"recording delayed (?P<who>.+) by (?P<seconds>{TIME})")
+LATE = 0.0006
+"""Threads leave collectives up to so many seconds apart."""
+
+
+@_reads(
+    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) in {PLACE}(?:, collectives not counted)?, and no other rank did"
+)
 def _(told: _Sentences, match: re.Match[str]) -> None:
+    who = key_of(match["who"])
+    here = {rank for rank in told.everyone if isinstance(rank, int) and _own(told, rank, match, calls=False)}
+    if who not in here:
+        told.wrong(here)
+
+
+@_reads(rf"collectives took (?P<seconds>{TIME}) in {PLACE} while nothing was computed")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    calls = {id(call): call for known in told.everyone.values() for call in known.calls}.values()
+    transfer = sum(
+        max(call.leave[rank] - (max(call.arrive.values()) if call.synchronises else call.arrive[rank]) for rank in call.leave)
+        for call in calls
+    )  # fmt: skip
+    error = max((known.place.error for known in told.everyone.values()), default=0)
+    errors = sum(call.blur for call in calls) + 2 * len(calls) * error
+    told.about(match["seconds"], 0, (transfer + errors) / 1e9 + LATE * len(calls))
+
+
+@_reads(rf"the device of (?P<who>.+) had no work for (?P<seconds>{TIME}) in {PLACE}")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    (row,) = [row for row in told.report.idle if row.label == match["who"]]
+    told.about(match["seconds"], 0, row.wall - row.busy)
+
+
+@_reads(
+    rf"(?P<who>.+) stayed in {PLACE} for (?P<seconds>{TIME}) after the recorded (?P<what>engines|ranks) had finished"
+)
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    who = key_of(match["who"])
+    known = told.everyone.get(who) if who is not None else None
+    if known is None:
+        told.wrong("no such process")
+        return
+    role = match["role"] or match["window"]
+    ends = [end for each, _, end in known.windows if role is None or each == role]
+    low, _ = seconds_of(match["seconds"])
+    longest = max(
+        (end - start for each, start, end in known.windows if role is None or each == role), default=0
+    )
+    if not ends or low > longest / 1e9:
+        told.wrong(longest)
+
+
+@_reads(
+    rf"the rollout's tail took (?P<seconds>{TIME}): of \d+ sequences at most \d+ (?:was|were) still generated"
+)
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.about(match["seconds"], 0, max(row.tail for row in told.report.rollout))
+
+
+@_reads(
+    rf"the step is too short to be judged: recording it held (?P<who>.+) up for (?P<held>{TIME}), the step itself took (?P<own>{TIME})"
+)
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.about(match["own"], 0, told.report.seconds)
     process = told.process(match["who"])
     if process is None:
         told.wrong("no such process")
         return
     windows = process.told(told.notes.truth)
-    told.about(match["seconds"], sum(each.arm + each.begin + each.stall for each in windows) / 1e9)
+    told.about(match["held"], sum(each.arm + each.begin + each.stall for each in windows) / 1e9)
 
 
 @_reads(r"(?P<count>\d+) of (?P<all>\d+) sources have no events: .+")

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepprof.analysis.report.analyse import analyse
-from stepprof.analysis.report.schema import Headline, Report
+from stepprof.analysis.report.schema import Finding, Report
 from stepprof.analysis.timeline.find import find
 from truth.comparing import differences
 from truth.model import Shape, Truth
@@ -119,15 +119,15 @@ FALSE = {
         "overhead": [replace(row, stall=0.0) if row.stall else row for row in r.overhead]
     },
     "nothing is said of the capped capture": lambda r: {
-        "headlines": [each for each in r.headlines if each.topic != "coverage"]
+        "findings": [each for each in r.findings if each.topic != "coverage"]
     },
     "a sentence that nobody has checked": lambda r: {
-        "headlines": [*r.headlines, Headline("rank 1 is to blame for everything", "straggler")]
+        "findings": [*r.findings, Finding("rank 1 is to blame for everything", "straggler")]
     },
     "a sentence of the wrong rank": lambda r: {
-        "headlines": [
-            *r.headlines,
-            Headline("rank 3 was the last to finish ref: 800 ms behind rank 0", "straggler"),
+        "findings": [
+            *r.findings,
+            Finding("rank 3 was the last to finish ref: 800 ms behind rank 0", "straggler"),
         ]
     },
 }

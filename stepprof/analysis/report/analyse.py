@@ -7,16 +7,19 @@ digests are returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepprof.analysis.findings.neighbours import Neighbours
+from stepprof.analysis.recording_cost import RecordingCost, recording_cost
 from stepprof.analysis.report.clock_placement import place
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.schema import Finding, Report
+from stepprof.analysis.report.schema import Problem, Report
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
@@ -25,6 +28,7 @@ from stepprof.analysis.timeline.manifest_sources import Process, windows_edges
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
+from stepprof.run.evidence import Evidence, read_evidence
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
@@ -86,13 +90,24 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         step=found.step,
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
         manifests=found.manifests,
-        findings=[
-            *(Finding(source, problem) for source, problem in found.findings),
-            *(Finding(None, problem) for problem in problems),
+        problems=[
+            *(Problem(source, problem) for source, problem in found.findings),
+            *(Problem(None, problem) for problem in problems),
         ],
         placed=placed,
+        evidence=_evidence(found),
+        neighbours=None if found.step is None or not found.runs else Neighbours(found.runs, found.step),
     )
-    return msgspec.structs.replace(report, occurrence=found.occurrence, occurrences=found.occurrences)
+    return msgspec.structs.replace(
+        report, occurrence=found.occurrence, occurrences=found.occurrences, recording=_cost(found)
+    )
+
+
+def _evidence(found: Found) -> list[Evidence]:
+    """Return the evidence of the step from the spans of its runs."""
+    if found.step is None:
+        return []
+    return [each for run in found.runs for each in read_evidence(Path(run), found.step)]
 
 
 def digest_input(
@@ -118,6 +133,16 @@ def digest_input(
         recorded_steps=part.recorded,
         unclear=not part.is_known,
     )
+
+
+def _cost(found: Found) -> RecordingCost | None:
+    """Return how much longer recording made the step; None for a step whose parts are in several folders, or without a run."""
+    if len(found.runs) != 1 or found.step is None or not found.manifests:
+        return None
+    entries = [
+        [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
+    ]
+    return recording_cost(found.runs[0], found.step, *entries)
 
 
 def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-import stepprof
+from stepprof.analysis.findings.catalogue import findings_of
+from stepprof.analysis.findings.facts import Facts, Signs
+from stepprof.analysis.findings.neighbours import Neighbours
+from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.gantt import gantt
-from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, headlines
+from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, sentences
 from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
@@ -24,6 +27,8 @@ from stepprof.analysis.report.schema import (
     Idle,
     Island,
     Memory,
+    PathSegment,
+    Problem,
     Report,
     Rollout,
     Shortfall,
@@ -37,7 +42,9 @@ from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.run.evidence import Evidence
 from stepprof.run.summary import SESSIONS, engine_label, told_once
+from stepprof.version import VERSION
 
 __all__ = ["combine"]
 
@@ -50,8 +57,10 @@ def combine(
     step: int | None,
     run_id: str = "",
     manifests: Sequence[Mapping[str, Any]] = (),
-    findings: Iterable[Finding] = (),
+    problems: Iterable[Problem] = (),
     placed: Mapping[tuple[object, ...], Alignment] | None = None,
+    evidence: Sequence[Evidence] = (),
+    neighbours: Neighbours | None = None,
 ) -> Report:
     """Make the report of one step.
 
@@ -60,8 +69,10 @@ def combine(
         step: its number; None: not known.
         run_id: of which run.
         manifests: of the step, as `stepprof.run.manifest.read_step` combines them; none for traces that stepprof did not record.
-        findings: what was wrong before any source was read.
+        problems: what was wrong before any source was read.
         placed: how the times of each process in the manifests come onto the common clock.
+        evidence: of the step, of each process that has some.
+        neighbours: the steps around it.
     """
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
     engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
@@ -75,7 +86,16 @@ def combine(
         | {process.origin.role for process in everyone if process.kind == "engine"}
     )
     parts = [
-        _part(processes, by_process, engine_roles, engines, shortfalls) for processes in _islands(everyone)
+        _part(
+            processes,
+            by_process,
+            engine_roles=engine_roles,
+            engines=engines,
+            shortfalls=shortfalls,
+            evidence=evidence,
+            neighbours=neighbours,
+        )
+        for processes in _islands(everyone)
     ]
     parts.sort(key=lambda part: -part.island.seconds)
     several = len(parts) > 1
@@ -90,7 +110,7 @@ def combine(
         seconds=parts[0].island.seconds if parts else 0.0,
         clock=describe(alignments),
         clock_error_ns=worst_error(alignments),
-        stepprof=stepprof.__version__,
+        stepprof=VERSION,
         version=next(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
         ),
@@ -98,6 +118,7 @@ def combine(
         gantt=every(lambda part: part.gantt),
         roles=[_on(time, part, several) for part in parts for time in part.roles],
         regions=[_on(time, part, several) for part in parts for time in part.regions],
+        path=every(lambda part: part.path),
         skew=[
             *end_skew(everyone, by_process),
             *(row for each in waits for row in collective_skew(each.by_phase)),
@@ -112,14 +133,14 @@ def combine(
         overhead=overheads(everyone, windows, engines),
         stops=stop_costs(everyone, engines),
         shortfalls=shortfalls,
-        findings=[
-            *findings,
-            *(Finding(digest.origin.path, problem) for digest in digests for problem in digest.findings),
+        problems=[
+            *problems,
+            *(Problem(digest.origin.path, problem) for digest in digests for problem in digest.findings),
             *_left_out(digests),
         ],
         islands=[part.island for part in parts],
     )
-    return msgspec.structs.replace(report, headlines=headlines(report))
+    return msgspec.structs.replace(report, findings=sentences(report, every(lambda part: part.findings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +154,34 @@ class _Part:
     idle: list[Idle]
     rollout: list[Rollout]
     memory: list[Memory]
+    path: list[PathSegment]
+    findings: list[Finding]
 
 
 def _part(
     processes: Sequence[Process],
     waits: Mapping[str, Waiting],
+    *,
     engine_roles: frozenset[str | None],
     engines: Sequence[Mapping[str, Any]],
     shortfalls: Sequence[Shortfall],
+    evidence: Sequence[Evidence],
+    neighbours: Neighbours | None,
 ) -> _Part:
     start, end = _bounds(processes)
+    known = timelines(processes, waits, _unfinished(processes, shortfalls))
+    path = critical_path(known, start, end, engine_roles)
+    rollouts = _rollouts(processes, start, {each.label for each in shortfalls})
+    facts = Facts(
+        start,
+        end,
+        path,
+        {each.label: each for each in known},
+        rollouts,
+        _signs(processes, evidence),
+        engine_roles,
+        neighbours,
+    )
     hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
     return _Part(
         island=Island(list(hosts), start, (end - start) / 1e9, processes[0].island),
@@ -150,9 +189,60 @@ def _part(
         roles=role_times(processes, start, end),
         regions=region_times(processes, start, end),
         idle=idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
-        rollout=_rollouts(processes, start, {each.label for each in shortfalls}),
+        rollout=rollouts,
         memory=memory_peaks(processes, start),
+        path=[_segment(each, start) for each in path],
+        findings=findings_of(facts),
     )
+
+
+def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -> set[str]:
+    """Return the engines' workers whose captures do not show when they finished."""
+    short = {each.label for each in shortfalls}
+    return {
+        process.label
+        for process in processes
+        if process.kind == "engine"
+        and (
+            process.label in short
+            or any(not digest.whole or digest.unclear for digest in process.digests)
+            or engine_label(
+                {
+                    "role": process.origin.role,
+                    "replica": process.origin.replica,
+                    "occurrence": process.origin.occurrence,
+                }
+            )
+            in short
+        )
+    }
+
+
+def _segment(segment: Segment, start: int) -> PathSegment:
+    return PathSegment(
+        segment.process,
+        (segment.start - start) / 1e9,
+        (segment.end - segment.start) / 1e9,
+        segment.kind,
+        segment.role,
+        "/".join(segment.region) or None,
+    )
+
+
+def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[str, Signs]:
+    """Return the evidence by the label of its process."""
+    by_process = {(each.rank, each.host, each.pid): each for each in evidence}
+    found = {}
+    for process in processes:
+        origin = process.origin
+        own = (
+            by_process.get((origin.rank, origin.host, origin.pid))
+            if isinstance(origin.rank, int | str)
+            else None
+        )
+        if own is not None:
+            found[process.label] = Signs.of(own, process.offset_ns)
+    return found
 
 
 def _islands(processes: Sequence[Process]) -> list[list[Process]]:
@@ -312,10 +402,10 @@ def _without_trace(
             )  # fmt: skip
 
 
-def _left_out(digests: Sequence[Digest]) -> Iterable[Finding]:
+def _left_out(digests: Sequence[Digest]) -> Iterable[Problem]:
     for digest in digests:
         if digest.calls.left_out:
-            yield Finding(
+            yield Problem(
                 digest.origin.path,
                 f"{digest.calls.left_out} collectives exceed the limit for matching across ranks: waits in them are not attributed",
             )

@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 
-from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, seconds_text
-from stepprof.analysis.report.schema import Change, Comparison, Finding, Headline, Op, Report, Spread, TimeOf
+from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
+from stepprof.analysis.report.schema import Change, Comparison, Finding, Op, Problem, Report, Spread, TimeOf
+from stepprof.analysis.report.wording import seconds_text
 
 __all__ = ["compare", "noise_text"]
 
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
 WORTH_SAYING = 0.01
-"""Share of the step. A smaller change is no headline, and a smaller part that only one step has is
-no finding.
+"""Share of the step. A smaller change is no finding, and a smaller part that only one step has is
+no problem.
 """
 
 
@@ -56,9 +57,9 @@ def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> C
     return Comparison(
         a=_name(a),
         b=_name(b),
-        headlines=list(_headlines(a, b, changes)),
+        findings=list(_findings(a, b, changes)),
         changes=changes[:MOST_CHANGES],
-        findings=list(_findings(a, b)),
+        problems=list(_problems(a, b)),
     )
 
 
@@ -143,14 +144,14 @@ def _rollouts(a: Report, b: Report) -> Iterable[Change]:
         yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), noise)
 
 
-def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Headline]:
+def _findings(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Finding]:
     step = next(change for change in changes if change.topic == "step")
     difference = b.seconds - a.seconds
     if abs(difference) < WORTH_SAYING * a.seconds:
         text = f"the step took {seconds_text(b.seconds)}, as long as before"
     else:
         text = f"the step took {_than(a.seconds, b.seconds)}; {noise_text(step)}"
-    yield Headline(text, "step", abs(difference))
+    yield Finding(text, "step", abs(difference))
     told = 0
     for change in changes:
         difference = abs(change.b - change.a)
@@ -160,7 +161,7 @@ def _headlines(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Head
             continue
         told += 1
         text = f"{change.what} took {_than(change.a, change.b)}; {noise_text(change)}"
-        yield Headline(text, change.topic, difference)
+        yield Finding(text, change.topic, difference)
 
 
 def noise_text(change: Change) -> str:
@@ -182,8 +183,8 @@ def _than(before: float, after: float) -> str:
     return f"{more}{'longer' if after > before else 'shorter'}: {seconds_text(before)} before, {seconds_text(after)} now"
 
 
-def _findings(a: Report, b: Report) -> Iterable[Finding]:
-    """Yield findings about what cannot be compared: parts that only one step has, and different numbers of
+def _problems(a: Report, b: Report) -> Iterable[Problem]:
+    """Yield problems about what cannot be compared: parts that only one step has, and different numbers of
     processes.
     """
     names: list[Mapping[str, TimeOf]] = [
@@ -192,14 +193,14 @@ def _findings(a: Report, b: Report) -> Iterable[Finding]:
     for here, there, report, other in ((names[0], names[1], a, b), (names[1], names[0], b, a)):
         for what, time in here.items():
             if what not in there and time.share >= WORTH_SAYING:
-                yield Finding(
+                yield Problem(
                     _name(report),
                     f"{what} took {seconds_text(time.seconds)} and does not occur in {_name(other)}",
                 )
     for what, time in names[0].items():
         counts = len(time.per_process), len(names[1][what].per_process) if what in names[1] else 0
         if time.region is None and counts[1] and counts[0] != counts[1]:
-            yield Finding(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
+            yield Problem(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
     for report in (a, b):
-        if report.findings:
-            yield Finding(_name(report), f"its report has {len(report.findings)} notes: it may be incomplete")
+        if report.problems:
+            yield Problem(_name(report), f"its report has {len(report.problems)} notes: it may be incomplete")

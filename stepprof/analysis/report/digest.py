@@ -19,6 +19,7 @@ from stepprof.analysis.report.call_order import Issued, issued
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.nesting import Nest, nest_of
 from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops
 from stepprof.analysis.report.process_groups import configured_groups, groups_of
 from stepprof.analysis.report.region_lookup import regions_around
@@ -110,6 +111,7 @@ class Digest(msgspec.Struct, frozen=True):
     end: int | None = None
     windows: list[Window] = []
     regions: list[RegionTotal] = []
+    nest: Nest | None = None
     works: list[Work] = []
     """One for each device; for a process without a device, one for its threads."""
     calls: Calls = Calls()
@@ -171,6 +173,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
             )
         ],
         regions=regions,
+        nest=nest_of(source, chosen),
         works=_works(source, chosen),
         calls=_calls(source, chosen),
         issued=issued(source, bounds),

@@ -7,79 +7,64 @@ shows that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepprof.analysis.report.schema import (
-    Headline,
-    Idle,
+    Finding,
     Island,
     Memory,
-    Overhead,
     Overlap,
     PhaseSkew,
     Report,
-    Rollout,
     Shortfall,
     UnmatchedTime,
 )
 from stepprof.analysis.report.wording import seconds as three_digits
+from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["headlines", "seconds_text"]
+__all__ = ["sentences"]
 
+NEARLY_ALL = 0.95
+"""Share of the step from which on a single role does not divide it."""
 WORTH_SAYING = 0.01
 """Share of the step's wall time."""
-LONG_TAIL = 0.25
-"""Share of the rollout below half of its peak batch."""
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
-_CAUSES = {
-    "host": "the device was idle for {share}{mean} in recorded windows: the host launched no work",
-    "rollout": "no work was recorded for {share}{mean} while the rollout ran",
-    "peers": "no work was recorded for {share}{mean} while other ranks were in the same role",
-    "other_role": "no work was recorded for {share}{mean} while other roles ran",
-    "not_recorded": "{share}{mean} was not recorded",
-    "unknown": "no recorded work or cause explains {share}{mean}",
-}
 
 
-def headlines(report: Report) -> list[Headline]:
-    """Return the headlines of a report."""
+def sentences(report: Report, causes: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a report: how long the step took, what is missing, the causes, and then their
+    consequences.
+
+    Args:
+        report: with all of its tables.
+        causes: the findings on the critical path, the costliest first.
+    """
     least = report.seconds * WORTH_SAYING
-    found = [
-        *_stragglers(report.skew, least),
+    explained: dict[str | None, float] = defaultdict(float)
+    for cause in causes:
+        if cause.topic == "straggler":
+            explained[cause.process] += cause.seconds or 0.0
+    consequences = [
+        *_stragglers(report.skew, explained, least),
         *_unmatched(report.unmatched, least),
-        *_tails(report.rollout, least),
-        *_idleness(report.idle, least),
-        *_exposed(report.overlap, report.idle, least),
-        *_overheads(report.overhead, least),
-        *_handovers(report.overhead, report.idle, least),
+        *_busy(report.overlap),
         *_memory(report.memory),
     ]
-    found.sort(key=lambda headline: -(headline.seconds or 0.0))
+    consequences.sort(key=lambda finding: -(finding.seconds or 0.0))
     return [
         *_where(report),
         *_clocks(report.islands),
         *_shortfalls(report.shortfalls),
         *_coverage(report),
-        *found,
+        *causes,
+        *consequences,
     ]
 
 
-def seconds_text(seconds: float) -> str:
-    """Return a duration for a sentence.
-
-    >>> [seconds_text(value) for value in (83.4, 1.84, 0.0421, 0.0000034)]
-    ['83 s', '1.8 s', '42 ms', '3 us']
-    """
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
-
-
-def _where(report: Report) -> list[Headline]:
+def _where(report: Report) -> list[Finding]:
     """Return the time of the step by role; on clocks that were never compared, the time on each."""
     if not report.seconds:
         return []
@@ -90,16 +75,39 @@ def _where(report: Report) -> list[Headline]:
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took {', '.join(shown)}{more}, each by its own clock"
-        return [Headline(text, "step", report.seconds)]
+        return [Finding(text, "step", report.seconds)]
     roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
-    if not roles:
-        return []
+    if not roles or (len(roles) == 1 and roles[0].share >= NEARLY_ALL):
+        by_region = _by_region(report)
+        if by_region or not roles:
+            return by_region
     worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
     parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
     # ranks enter a role at different times: the role lasts while any of them is in it
     overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
     text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
-    return [Headline(text, "step", report.seconds)]
+    return [Finding(text, "step", report.seconds)]
+
+
+def _by_region(report: Report) -> list[Finding]:
+    """Return the time of the step by outermost region on its critical path, where roles do not divide it."""
+    spent: dict[str, float] = {}
+    for segment in report.path:
+        if segment.region is not None:
+            name = segment.region.partition("/")[0]
+            spent[name] = spent.get(name, 0.0) + segment.seconds
+    worth = sorted(
+        ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * report.seconds),
+        reverse=True,
+    )
+    if worth:
+        parts = ", ".join(f"`{name}` {seconds / report.seconds:.0%}" for seconds, name in worth[:5])
+        return [Finding(f"the step took {three_digits(report.seconds)}: {parts}", "step", report.seconds)]
+    if not report.path or report.roles[:1] != report.roles or any(time.role for time in report.roles):
+        return []
+    text = f"the step took {three_digits(report.seconds)}, and no role or region divides it"
+    advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
+    return [Finding(text, "step", report.seconds, advice=advice)]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -108,14 +116,14 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {left} more" if left > 0 else "")
 
 
-def _clocks(islands: Sequence[Island]) -> list[Headline]:
+def _clocks(islands: Sequence[Island]) -> list[Finding]:
     if len(islands) < 2:
         return []
     text = f"the clocks of {len(islands)} groups of hosts were never compared: every figure covers one group only"
-    return [Headline(text, "coverage")]
+    return [Finding(text, "coverage")]
 
 
-def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
+def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
     """Return incomplete captures; similar ones share a sentence."""
     groups: dict[tuple[str, str | None], list[Shortfall]] = {}
     for row in rows:
@@ -135,11 +143,11 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Headline]:
             text = f"the capture of {who} {what}"
             if len(those) == 1 and first.reason:
                 text += f": {first.reason}"
-        found.append(Headline(text, "coverage"))
+        found.append(Finding(text, "coverage", process=first.label if len(those) == 1 else None))
     left = len(found) - MOST_SHORTFALLS
     if left > 0:
         found[MOST_SHORTFALLS:] = [
-            Headline(f"captures were incomplete in {left} more ways: report.json lists them", "coverage")
+            Finding(f"captures were incomplete in {left} more ways: report.json lists them", "coverage")
         ]
     return found
 
@@ -169,15 +177,17 @@ def _phase(role: str | None, region: str | None) -> str:
     return region if role is None or role == region else f"{region} ({role})"
 
 
-def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
+def _stragglers(
+    rows: Iterable[PhaseSkew], explained: Mapping[str | None, float], least: float
+) -> list[Finding]:
     """Return, for each process and role, the phase with its largest own delay.
 
-    A delay that existed before the phase began is not counted again.
+    A delay that existed before the phase began is not counted again, nor one that causes explain by half.
     """
-    found: dict[tuple[str, str | None, str], Headline] = {}
+    found: dict[tuple[str, str | None, str], Finding] = {}
     for row in rows:
         seconds = row.behind_median - max(row.began_later or 0.0, row.by_profiler, 0.0) - row.by_waiting
-        if not row.significant or seconds < least:
+        if not row.significant or seconds < least or 2 * explained[row.straggler] >= seconds:
             continue
         phase = _phase(row.role, row.region)
         if row.basis == "collectives":
@@ -192,11 +202,11 @@ def _stragglers(rows: Iterable[PhaseSkew], least: float) -> list[Headline]:
                 text += f", {seconds_text(row.by_profiler)} of it due to the profiler"
         key = (row.straggler, row.role, row.basis)
         if key not in found or seconds > (found[key].seconds or 0.0):
-            found[key] = Headline(text, "straggler", seconds)
-    return sorted(found.values(), key=lambda headline: -(headline.seconds or 0.0))[:MOST_STRAGGLERS]
+            found[key] = Finding(text, "straggler", seconds)
+    return sorted(found.values(), key=lambda finding: -(finding.seconds or 0.0))[:MOST_STRAGGLERS]
 
 
-def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
+def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Finding]:
     """Return time in collectives whose waits cannot be attributed."""
     found = []
     for row in rows[:MOST_STRAGGLERS]:
@@ -208,33 +218,7 @@ def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Headline]:
             text += f"; {row.recorded} of {row.members} members were recorded, so the rank it waited for is unknown"
         else:
             text += " that could not be matched across ranks, so the rank it waited for is unknown"
-        found.append(Headline(text, "collectives", most.seconds))
-    return found
-
-
-def _tails(rollouts: Sequence[Rollout], least: float) -> list[Headline]:
-    """Return the tail of all engines, or of the only one; without engines, of the samples."""
-    found = []
-    engines = [row for row in rollouts if row.iterations]
-    samples_of = [row for row in rollouts if not row.iterations]
-    of_all = [row for row in engines or samples_of if row.label in (ALL_ENGINES, ALL_SAMPLES)]
-    row = max(of_all or engines or samples_of, key=lambda row: row.seconds, default=None)
-    if row is not None and row.below_half >= LONG_TAIL and (below := row.below_half * row.seconds) >= least:
-        phase = "the rollout" if row.whole else "the recorded part of the rollout"
-        if row.iterations:
-            text = f"generation ran below half of its peak batch for {row.below_half:.0%} of {phase}"
-        else:
-            text = f"for {row.below_half:.0%} of {phase} fewer than half of its {row.peak_batch:.0f} samples were in flight"
-        if row.tail > 0:
-            text += f", without a break for the last {seconds_text(row.tail)}"
-        found.append(Headline(text, "tail", below))
-    samples = [(sample.end - sample.start, sample, row) for row in rollouts for sample in row.samples]
-    if samples:
-        took, sample, of = max(samples, key=lambda each: each[0])
-        if took >= max(0.5 * of.seconds, least) and sample.seconds and of.below_half >= LONG_TAIL:
-            name = max(sample.seconds, key=lambda name: sample.seconds[name])
-            text = f"the longest sample, {sample.sample}, took {seconds_text(took)}, {sample.seconds[name] / took:.0%} of it in {name}"
-            found.append(Headline(text, "tail", None))
+        found.append(Finding(text, "collectives", most.seconds))
     return found
 
 
@@ -244,71 +228,26 @@ ALL_SAMPLES = "all samples"
 """Label of the sum of several processes' samples."""
 
 
-def _idleness(rows: Sequence[Idle], least: float) -> list[Headline]:
-    """Return each cause that took a large part of the step, over all affected processes."""
-    found = []
-    for cause, sentence in _CAUSES.items():
-        those = [row for row in rows if row.causes.get(cause, 0.0) > 0]
-        if not those:
-            continue
-        seconds = sum(row.causes[cause] for row in those) / len(those)
-        wall = sum(row.wall for row in those) / len(those)
-        if seconds < 10 * least:
-            continue
-        who = those[0].label if len(those) == 1 else f"{len(those)} of {len(rows)} processes"
-        mean = "" if len(those) == 1 else " on average"
-        text = sentence.format(share=f"{seconds / wall:.0%} of the step", mean=mean)
-        found.append(Headline(f"{who}: {text}", "coverage" if cause == "not_recorded" else "idle", seconds))
-    return found
-
-
-def _exposed(rows: Sequence[Overlap], idle: Sequence[Idle], least: float) -> list[Headline]:
-    found = []
-    exposed = sum(row.exposed for row in rows)
-    communication = sum(row.communication for row in rows)
-    if rows and exposed / len(rows) >= least:
-        text = f"{exposed / communication:.0%} of the communication is not overlapped by computation: {seconds_text(exposed / len(rows))} on average"
-        waited = sum(row.causes.get("collective", 0.0) for row in idle)
-        if waited >= exposed / 10:
-            text += f", {min(waited / exposed, 1.0):.0%} of it waiting for other ranks"
-        found.append(Headline(text, "overlap", exposed / len(rows)))
+def _busy(rows: Sequence[Overlap]) -> list[Finding]:
+    """Return the mean share of the captured time in which devices worked."""
     devices = [row for row in rows if row.device != "cpu" and row.busy_share is not None]
-    if devices:
-        share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
-        kind = devices[0].device.split()[0].upper()
-        text = f"the {kind}s were busy for {share:.0%} of the captured time"
-        found.append(Headline(text, "busy", None))
-    return found
-
-
-def _handovers(rows: Sequence[Overhead], idle: Sequence[Idle], least: float) -> list[Headline]:
-    """Return the time that processes waited for engines to start and stop their recordings."""
-    slowest = max(rows, key=lambda row: row.stop or 0.0, default=None)
-    waited = sum(row.causes.get("profiler", 0.0) for row in idle) / len(idle) if idle else 0.0
-    if slowest is None or not slowest.stop or waited < least:
+    if not devices:
         return []
-    text = f"starting and stopping profilers took {seconds_text(waited)} per process on average; {slowest.label} took {seconds_text(slowest.stop)} to stop"
-    return [Headline(text, "overhead", waited)]
+    share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
+    kind = devices[0].device.split()[0].upper()
+    return [Finding(f"the {kind}s were busy for {share:.0%} of the captured time", "busy")]
 
 
-def _overheads(rows: Sequence[Overhead], least: float) -> list[Headline]:
-    held = [(row.held, row.label) for row in rows if row.stop is None]
-    seconds, label = max(held, default=(0.0, ""))
-    if seconds < least or not seconds:
-        return []
-    return [Headline(f"recording delayed {label} by {seconds_text(seconds)}", "overhead", seconds)]
-
-
-def _memory(rows: Sequence[Memory]) -> list[Headline]:
+def _memory(rows: Sequence[Memory]) -> list[Finding]:
     devices = [row for row in rows if not row.device.startswith("CPU")] or list(rows)
     if not devices:
         return []
     top = max(devices, key=lambda row: row.peak_bytes)
-    return [Headline(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
+    return [Finding(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
 
 
-def _coverage(report: Report) -> list[Headline]:
-    """Return the sources without events. Incomplete captures have their own headlines."""
+def _coverage(report: Report) -> list[Finding]:
+    """Return the sources without events. Incomplete captures have their own findings."""
     short = {each.label for each in report.shortfalls}
     without = [
         source
@@ -321,4 +260,4 @@ def _coverage(report: Report) -> list[Headline]:
     if not without:
         return []
     names = _names([source.label for source in without])
-    return [Headline(f"{len(without)} of {len(report.sources)} sources have no events: {names}", "coverage")]
+    return [Finding(f"{len(without)} of {len(report.sources)} sources have no events: {names}", "coverage")]

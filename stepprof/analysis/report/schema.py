@@ -11,62 +11,102 @@ import msgspec
 from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
-    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Headline", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PhaseSkew", "ProcessTime", "Report",
+    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Gate", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PathSegment", "PhaseSkew", "Problem", "ProcessTime", "Report",
     "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StopCost", "TimeOf",
     "UnmatchedTime",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
     """One trace or span file that the report uses, or a capture that produced none."""
 
     label: str
+    """The process that it belongs to."""
     kind: str
+    """``rank``: of a process that records itself. ``engine``: of an engine's worker. ``spans``: a span file. ``trace``: stepprof did not record it."""
     path: str | None
+    """Relative to the run; None: the capture produced no file."""
     role: str | None
+    """The role of its windows; None: none, or not known."""
     rank: int | str | None
+    """The global rank; for an engine's worker its rank within the engine; ``driver`` for a driver."""
     replica: int | None
+    """The engine's replica."""
     host: str | None
+    """Where it was recorded."""
     status: str | None
     """The outcome in the manifest; None for a trace that stepprof did not record."""
     events: int
+    """How many the report has read from it."""
     bytes: int | None
+    """Size of the file."""
     alignment: str
+    """How its clock was placed on the common one: ``reference`` (it is that clock), ``same-host``, ``ping-pong``, ``http-date``, ``collectives``, ``assumed`` (by ``--assume-offset``), ``unmeasured`` (never compared)."""
     offset_ns: int
+    """What was subtracted from its times."""
     error_ns: int | None
+    """How far that may be off; None: not known."""
     island: str = ""
     """The clock that its times are on, as `Island.clock`."""
 
 
-class Headline(msgspec.Struct, frozen=True):
-    """A finding as a sentence, the most expensive first."""
+class Finding(msgspec.Struct, frozen=True):
+    """What made the step long: where, why, and what to try."""
 
     text: str
+    """The sentence. The terminal and the page print it too."""
     topic: str
-    """``straggler``, ``tail``, ``idle``, ``overlap``, ``overhead``, ``memory``, ``coverage``, …"""
+    """The kind: ``straggler``, ``tail``, ``poll``, ``overlap``, ``memory``, ``coverage``, … ``docs/findings.md`` lists all."""
     seconds: float | None = None
-    """Its cost in seconds of the step, if known; headlines are sorted by it."""
+    """Its seconds of the step; None: it has none. Findings that have a `start` share no second with each other."""
+    process: str | None = None
+    """The label of the process in which the cause lies; None: several, or not known."""
+    role: str | None = None
+    """The role in which the cause lies; None: none, or not known."""
+    region: str | None = None
+    """The innermost region of the cause."""
+    start: float | None = None
+    """Where its longest stretch begins in the timeline; None: it has no place."""
+    end: float | None = None
+    """Where that stretch ends."""
+    why: str | None = None
+    """The evidence."""
+    advice: str | None = None
+    """What to try."""
+    saves: float | None = None
+    """How much shorter the step would be without the cause; None: not computed."""
+    assumption: str | None = None
+    """What `saves` assumes."""
 
 
 class Bar(msgspec.Struct, frozen=True, array_like=True):
-    """One bar of a row: a window, a region, a phase of an engine."""
+    """One bar of a row: a window, a region, a phase of an engine. In JSON an array of its fields in this order."""
 
     start: float
+    """Its begin."""
     seconds: float
+    """Its duration."""
     name: str
+    """The role of a window (``step`` without one), the region, or the phase."""
     role: str | None
+    """The role around it."""
     depth: int
+    """How many earlier bars are still open at its begin."""
 
 
 class GanttRow(msgspec.Struct, frozen=True):
     """One process over the step."""
 
     label: str
+    """The process. Other tables name it the same."""
     host: str | None
+    """Where it ran."""
     kind: str
+    """``rank``, ``engine`` or ``trace``, as in `SourceInfo`."""
     bars: list[Bar]
+    """Its windows, regions and phases; in a long step only the longest."""
     busy: list[tuple[float, float]] = []
     """Where its device or its threads worked, merged to a few hundred intervals of (start,
     seconds).
@@ -77,21 +117,28 @@ class ProcessTime(msgspec.Struct, frozen=True):
     """Seconds of one process."""
 
     label: str
+    """The process."""
     seconds: float
+    """Its time."""
     calls: int = 1
+    """How often."""
     end: float | None = None
+    """When the last of these calls ended; None: not known, or not asked."""
 
 
 class TimeOf(msgspec.Struct, frozen=True):
     """Time of a role (``region`` None) or of a region within it."""
 
     role: str | None
+    """None: windows without a role."""
     region: str | None
+    """None: the role as a whole."""
     seconds: float
     """Wall time: the union over all processes."""
     share: float
     """Share of the step's wall time."""
     per_process: list[ProcessTime]
+    """The time in each process. Processes overlap: do not add them up."""
     clock: str | None = None
     """The hosts of this clock, if the step was recorded on clocks that were never compared."""
 
@@ -100,7 +147,9 @@ class PhaseSkew(msgspec.Struct, frozen=True):
     """The straggler of a phase that several ranks go through, and the waits of the others."""
 
     role: str | None
+    """The role of the phase; None: none."""
     region: str | None
+    """The region; None: the role as a whole."""
     straggler: str
     """The process that ended last; in collectives, the one that the others waited for longest."""
     spread: float
@@ -140,7 +189,9 @@ class UnmatchedTime(msgspec.Struct, frozen=True):
     """
 
     role: str | None
+    """The role around the communication; None: none."""
     region: str | None
+    """The innermost region around it; None: none."""
     spent: list[ProcessTime]
     """By process, the longest first."""
     recorded: int | None
@@ -153,6 +204,7 @@ class Idle(msgspec.Struct, frozen=True):
     """How one process spent the step: ``busy`` plus the causes are its wall time."""
 
     label: str
+    """The process."""
     wall: float
     """Length of the step, on the clock of the process's host."""
     busy: float
@@ -174,19 +226,28 @@ class Sample(msgspec.Struct, frozen=True):
     """One sample that was bound with ``stepprof.bind(sample=…)``: its seconds by region."""
 
     sample: str
+    """Its name, as bound."""
     start: float
+    """The begin of its first region."""
     end: float
+    """The end of its last one."""
     seconds: dict[str, float]
+    """Its time in each region."""
 
 
 class Rollout(msgspec.Struct, frozen=True):
     """One engine's generation: batch size over time, and the tail."""
 
     label: str
+    """The engine; ``samples of rank 0`` if the curve is made from bound samples."""
     iterations: int
+    """Forward steps; 0 for bound samples."""
     seconds: float
+    """Length of the phase, from the first to the last generation."""
     peak_batch: float
+    """Most sequences at a time."""
     mean_batch: float
+    """Sequences at a time, mean over the phase."""
     below_half: float
     """Share of the phase below half of the peak batch."""
     tail: float
@@ -203,11 +264,15 @@ class Overlap(msgspec.Struct, frozen=True):
     """Communication and computation of one process."""
 
     label: str
+    """The process."""
     device: str
     """``gpu``, ``npu`` or ``cpu``; with its number if the process used several: ``gpu 1``."""
     compute: float
+    """In which the device computed."""
     communication: float
+    """In which it communicated."""
     overlapped: float
+    """In which it did both."""
     exposed: float
     """Communication that no computation overlaps."""
     busy_share: float | None
@@ -218,11 +283,15 @@ class Op(msgspec.Struct, frozen=True):
     """An operator or kernel, over all sources."""
 
     name: str
+    """As in the trace."""
     kind: str
     """``op`` or ``kernel``."""
     calls: int
+    """How often it was called."""
     seconds: float
+    """From begin to end, with inner operators."""
     self_seconds: float
+    """Without inner operators."""
     share: float
     """Share of the self time of all operators, or of all kernels."""
     per_process: list[ProcessTime] = []
@@ -233,16 +302,20 @@ class Memory(msgspec.Struct, frozen=True):
     """The peak of a process's memory."""
 
     label: str
+    """The process."""
     device: str
     """Device and kind: ``GPU 0, allocated``."""
     peak_bytes: int
+    """The most that was allocated at a time."""
     at: float | None
+    """When; None: not known."""
 
 
 class Overhead(msgspec.Struct, frozen=True):
     """The cost of recording for a process or an engine. Seconds; None: not known."""
 
     label: str
+    """The process, or the engine."""
     arm: float | None = None
     """Preparing the profiler, before a window or in an earlier one."""
     start: float | None = None
@@ -266,9 +339,11 @@ class StopCost(msgspec.Struct, frozen=True):
     """The time that an engine took to write its trace, with estimates for other limits."""
 
     label: str
+    """The engine."""
     iterations: int
     """Forward steps in the trace."""
     seconds: float
+    """How long it took."""
     basis: str
     """``write``: from the end of the recording until the file was written. ``stop``: the time until
     the engine answered the stop, minus the time for which it continued to record.
@@ -281,11 +356,13 @@ class Shortfall(msgspec.Struct, frozen=True):
     """A capture that does not cover all of its window, or has no trace."""
 
     label: str
+    """The process, or the engine."""
     status: str
     """The outcome in the manifest; ``damaged`` if the file is damaged."""
     capped_by: str | None
     """The limit that ended it before its window: ``max_seconds``, …"""
     reason: str | None
+    """The manifest's reason; None: none is known."""
     recorded: float | None
     """Seconds that it covers; None: not known."""
     window: float | None
@@ -294,64 +371,118 @@ class Shortfall(msgspec.Struct, frozen=True):
     """Forward steps that an engine recorded before it ended its capture by itself; None: another reason, or not known."""
 
 
+class PathSegment(msgspec.Struct, frozen=True):
+    """A part of the critical path: the chain of work and waits that made the step as long as it was."""
+
+    process: str
+    """The process that the step waited for at this time."""
+    start: float
+    """Its begin."""
+    seconds: float
+    """Its duration."""
+    kind: str
+    """``work``: in a window; ``communication``: in a collective that the last rank had entered;
+    ``waiting``: in a collective, for a rank whose time cannot be compared; ``unmatched``: in
+    communication that was not matched across ranks; ``engine``: an engine generated; ``handover``: after the process that this one waited for had
+    finished; ``recording``: the profiler held the process up; ``outside``: in no window.
+    """
+    role: str | None = None
+    """The role of the window; None: none."""
+    region: str | None = None
+    """The regions around it, the innermost one last: ``update/forward``."""
+
+
 class Island(msgspec.Struct, frozen=True):
     """Hosts whose clocks were compared with each other but not with other hosts. Times of different
     islands are never compared.
     """
 
     hosts: list[str]
+    """The hosts whose clocks were compared."""
     start_unix_ns: int
     """Second 0 of all times of its processes."""
     seconds: float
+    """From their first window to their last."""
     clock: str = ""
     """The name of its clock; empty: the common clock of the step."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Problem(msgspec.Struct, frozen=True):
     """A problem of the data that the report is made from."""
 
     source: str | None
+    """The file or process that it concerns; None: the step as a whole."""
     problem: str
+    """The sentence."""
 
 
 class Report(msgspec.Struct, frozen=True):
     """One step."""
 
     run_id: str
+    """The run."""
     step: int | None
     """None: the traces state no step."""
     start_unix_ns: int
+    """Second 0 of all points in time, on the reference clock."""
     seconds: float
     """From the first window to the last. If clocks were never compared, the longest of all islands."""
     clock: str
     """How the sources were placed on one clock, in a sentence."""
     clock_error_ns: int | None
+    """The largest error of a source's placement; None: one of them is not known."""
     schema_version: int = SCHEMA_VERSION
+    """The version of these fields."""
     stepprof: str = ""
+    """The version that made the report."""
     occurrence: int = 1
     """The occurrence of the step, out of `occurrences`: its number may have been used for several
     steps.
     """
     occurrences: int = 1
+    """How often the number was used."""
     version: int | str | None = None
-    headlines: list[Headline] = []
-    sources: list[SourceInfo] = []
-    gantt: list[GanttRow] = []
-    roles: list[TimeOf] = []
-    regions: list[TimeOf] = []
-    skew: list[PhaseSkew] = []
-    unmatched: list[UnmatchedTime] = []
-    idle: list[Idle] = []
-    rollout: list[Rollout] = []
-    overlap: list[Overlap] = []
-    ops: list[Op] = []
-    kernels: list[Op] = []
-    memory: list[Memory] = []
-    overhead: list[Overhead] = []
-    recording: RecordingCost | None = None
-    stops: list[StopCost] = []
-    shortfalls: list[Shortfall] = []
+    """The version that the loop gave the step (`profile_step(version=…)`); None: none."""
     findings: list[Finding] = []
+    """The step, what is missing from the data, the causes (the costliest first), and their consequences."""
+    sources: list[SourceInfo] = []
+    """The files that the report was made from."""
+    gantt: list[GanttRow] = []
+    """The timeline, one row per process."""
+    roles: list[TimeOf] = []
+    """Time by role. Roles that run at the same time overlap."""
+    regions: list[TimeOf] = []
+    """Time by region, the longest first."""
+    path: list[PathSegment] = []
+    """From the start of the step to its end, without a gap; empty: nothing is known of when
+    processes were in windows.
+    """
+    skew: list[PhaseSkew] = []
+    """The ranks that were last in a phase. A later phase repeats the delay of an earlier one."""
+    unmatched: list[UnmatchedTime] = []
+    """Communication whose waits cannot be attributed."""
+    idle: list[Idle] = []
+    """How each process spent the step."""
+    rollout: list[Rollout] = []
+    """Generation of each engine, or of bound samples."""
+    overlap: list[Overlap] = []
+    """Communication that is hidden by computation, and exposed."""
+    ops: list[Op] = []
+    """Operators of the host, by self time."""
+    kernels: list[Op] = []
+    """Kernels of devices, by self time."""
+    memory: list[Memory] = []
+    """Peaks of memory."""
+    overhead: list[Overhead] = []
+    """What recording cost in each process."""
+    recording: RecordingCost | None = None
+    """The step compared with its neighbours that were not recorded; None: too few of them."""
+    stops: list[StopCost] = []
+    """What engines took to write their traces."""
+    shortfalls: list[Shortfall] = []
+    """Captures that miss a part of their window."""
+    problems: list[Problem] = []
+    """What could not be read or does not fit together."""
     islands: list[Island] = []
     """Several if the step was recorded on hosts whose clocks were never compared. Then each figure
     covers the processes of one island.
@@ -366,19 +497,26 @@ class Spread(msgspec.Struct, frozen=True):
     region: str | None
     """None: the role as a whole."""
     steps: int
+    """The number of steps."""
     median: float
+    """Of their seconds."""
     deviation: float
     """One standard deviation, in seconds."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval of the median; None: too few steps."""
 
 
 class Change(msgspec.Struct, frozen=True):
     """The time of one part in A and in B."""
 
     what: str
+    """The part in words."""
     topic: str
     """``step``, ``role``, ``region``, ``op``, ``kernel``, ``rollout``."""
     a: float
+    """Seconds in A."""
     b: float
+    """Seconds in B."""
     noise: float | None
     """The noise in seconds: the larger one of the two below; None: neither is known."""
     significant: bool
@@ -393,12 +531,39 @@ class Change(msgspec.Struct, frozen=True):
     """The number of steps that it is computed from."""
 
 
+class Gate(msgspec.Struct, frozen=True):
+    """Whether B is a regression of A, by ``--fail-on-regression``."""
+
+    verdict: str
+    """``none``, ``regression``, or ``unknown``: the noise is not known, or too large."""
+    limit: float
+    """The largest tolerated increase of the step, as a share of A."""
+    text: str
+    """The verdict as a sentence, with its figures."""
+    a: float | None = None
+    """Seconds of a step of A: the median over its steps that were not recorded, or the step itself if A
+    and B are of one run.
+    """
+    b: float | None = None
+    """The same for B."""
+    noise: float | None = None
+    """Seconds by which the true difference may differ from the measured one, with 95 % certainty."""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """Two steps or two runs: what became slower or faster, the largest change first."""
 
     a: str
+    """The run and the step before."""
     b: str
+    """The run and the step after."""
     schema_version: int = SCHEMA_VERSION
-    headlines: list[Headline] = []
-    changes: list[Change] = []
+    """As in `Report`."""
     findings: list[Finding] = []
+    """The largest significant changes, as sentences. Only `text`, `topic` and `seconds` are set."""
+    changes: list[Change] = []
+    """The parts that differ, the largest change first; at most 200."""
+    problems: list[Problem] = []
+    """What could not be read or compared."""
+    gate: Gate | None = None
+    """The verdict of ``--fail-on-regression``; None: it was not given."""

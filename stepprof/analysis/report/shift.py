@@ -35,6 +35,15 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
     def curve(values: _Curve | None) -> _Curve | None:
         return None if values is None else replace(values, time=packed(values.time))
 
+    nest = digest.nest
+    if nest is not None:
+        nest = replace(
+            nest,
+            start=packed(nest.start),
+            end=packed(nest.end),
+            beside=packed(nest.beside),
+            places=[replace(place, total=packed(place.total)) for place in nest.places],
+        )
     samples = curve(digest.samples)
     if samples is not None:
         longest = [
@@ -51,6 +60,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             replace(each, first=at(each.first), last=at(each.last), when=packed(each.when))
             for each in digest.regions
         ],
+        nest=nest,
         works=[
             replace(each, computing=packed(each.computing), communicating=packed(each.communicating))
             for each in digest.works

@@ -11,6 +11,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import comb, sqrt
 from pathlib import Path
 from statistics import median, stdev
 
@@ -27,10 +29,16 @@ from stepprof.run.layout import SPANS
 from stepprof.run.runs import steps
 from stepprof.run.span_lines import span_lines
 
-__all__ = ["FEWEST", "spreads"]
+__all__ = ["FEWEST", "FEWEST_JUDGED", "spreads"]
 
 FEWEST = 3
 """The number of steps from which a spread is meaningful."""
+FEWEST_JUDGED = 6
+"""The number of steps from which the median has a 95 % interval: all of fewer steps lie on one side of the
+true median with a probability of 1/16 or more.
+"""
+MOST_EXACT = 100
+"""The number of steps up to which that interval is exact, and not that of a normal distribution."""
 MOST_PENDING = 64
 """The number of spans of one part of a step that are kept one by one, before they are merged."""
 
@@ -133,7 +141,21 @@ def spreads(runs: Sequence[Path]) -> list[Spread]:
 
 def _spread(role: str | None, region: str | None, seconds: Sequence[float]) -> Spread:
     few = len(seconds) < FEWEST
-    return Spread(role, region, len(seconds), 0.0 if few else median(seconds), 0.0 if few else stdev(seconds))
+    deviation = 0.0 if few else stdev(seconds)
+    return Spread(
+        role, region, len(seconds), 0.0 if few else median(seconds), deviation, _interval(sorted(seconds))
+    )
+
+
+def _interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the median: each step lies below the true one with probability 1/2."""
+    count = len(ordered)
+    if count > MOST_EXACT:
+        outside = int(count / 2 - 0.98 * sqrt(count)) - 1
+    else:
+        below = accumulate(comb(count, number) / 2**count for number in range(count))
+        outside = sum(share <= 0.025 for share in below) - 1
+    return (ordered[outside], ordered[-1 - outside]) if outside >= 0 else None
 
 
 def _spans(file: Path, *, windows: bool = False) -> Iterable[_Span]:

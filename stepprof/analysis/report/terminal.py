@@ -1,17 +1,17 @@
-"""Print the report as text: headlines, roles over time, and the first rows of each table. The page
+"""Print the report as text: findings, roles over time, and the first rows of each table. The page
 has all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from stepprof.analysis.report.schema import Comparison, Finding, Headline, Report
+from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
     changes_table,
@@ -26,13 +26,13 @@ from stepprof.analysis.report.terminal_tables import (
     stops_table,
     unmatched_table,
 )
-from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.report.wording import seconds, seconds_text
 from stepprof.formatting import printable
 
 __all__ = ["print_comparison", "print_report"]
 
 _INDENT = 2
-_MOST_FINDINGS = 10
+_MOST_PROBLEMS = 10
 _CHANGES = {
     "step": "step",
     "role": "roles",
@@ -41,6 +41,7 @@ _CHANGES = {
     "op": "operators, self time per process",
     "kernel": "kernels, self time per process",
 }
+_VERDICTS = {"none": "green", "regression": "red", "unknown": "yellow"}
 _TOPICS = {
     "straggler": "red",
     "tail": "yellow",
@@ -70,7 +71,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
     title.append(f"  {seconds(report.seconds)}", style="bold cyan")
     console.print(title, soft_wrap=True)
-    _print_headlines(console, report.headlines)
+    _print_findings(console, report.findings)
     if report.roles:
         _section(console, "where the time went", roles_table(report, plain, room))
     if report.rollout:
@@ -93,7 +94,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.stops:
         heading = "time that engines took to write their traces, with estimates for other limits"
         _section(console, heading, stops_table(report.stops, room))
-    _print_findings(console, report.findings)
+    _print_problems(console, report.problems)
     clock = report.clock.rstrip(".")
     if report.clock_error_ns:
         clock += f", error at most {seconds(report.clock_error_ns / 1e9)}"
@@ -105,7 +106,7 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
     """Print what changed from A to B, with `top` rows of each kind."""
     console.print(Text(printable(f"A  {comparison.a}"), style="bold"), soft_wrap=True)
     console.print(Text(printable(f"B  {comparison.b}"), style="bold"), soft_wrap=True)
-    _print_headlines(console, comparison.headlines)
+    _print_findings(console, comparison.findings)
     there = dict.fromkeys(change.topic for change in comparison.changes)
     for topic in [
         *(known for known in _CHANGES if known in there),
@@ -113,20 +114,36 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
     ]:
         changes = [change for change in comparison.changes if change.topic == topic]
         _section(console, _CHANGES.get(topic, topic), changes_table(changes[:top], console.width - _INDENT))
-    _print_findings(console, comparison.findings)
+    _print_problems(console, comparison.problems)
+    if comparison.gate is not None:
+        console.print()
+        style = f"bold {_VERDICTS[comparison.gate.verdict]}"
+        console.print(Text(printable(comparison.gate.text), style=style), soft_wrap=True)
 
 
-def _print_headlines(console: Console, headlines: Sequence[Headline]) -> None:
-    if not headlines:
+def _reasons(finding: Finding) -> Iterator[str]:
+    """Yield why a finding is so, what to try, and what that would bring."""
+    if finding.why:
+        yield f"why: {finding.why}"
+    if finding.advice:
+        yield f"try: {finding.advice}"
+    if finding.saves is not None:
+        yield f"gain: {seconds_text(finding.saves)}, if {finding.assumption}"
+
+
+def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    if not findings:
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for headline in headlines:
-        cost = "" if headline.seconds is None else seconds(headline.seconds)
+    for finding in findings:
+        cost = "" if finding.seconds is None else seconds(finding.seconds)
         table.add_row(
-            Text(cost, style=f"bold {_TOPICS.get(headline.topic, 'blue')}"), Text(printable(headline.text))
+            Text(cost, style=f"bold {_TOPICS.get(finding.topic, 'blue')}"), Text(printable(finding.text))
         )
+        for line in _reasons(finding):
+            table.add_row("", Text(printable(line), style="dim"))
     console.print()
     _indented(console, table)
 
@@ -148,14 +165,14 @@ def _indented(console: Console, content: RenderableType, indent: int = _INDENT) 
         console.print(text, soft_wrap=True)
 
 
-def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    if not findings:
+def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
+    if not problems:
         return
     console.print()
     console.print(Text("notes", style="bold"))
-    for finding in findings[:_MOST_FINDINGS]:
-        source = "" if finding.source is None else f"{finding.source}: "
-        _indented(console, Text(printable(f"{source}{finding.problem}"), style="yellow"))
-    if len(findings) > _MOST_FINDINGS:
-        more = f"and {len(findings) - _MOST_FINDINGS} more, in the JSON"
+    for problem in problems[:_MOST_PROBLEMS]:
+        source = "" if problem.source is None else f"{problem.source}: "
+        _indented(console, Text(printable(f"{source}{problem.problem}"), style="yellow"))
+    if len(problems) > _MOST_PROBLEMS:
+        more = f"and {len(problems) - _MOST_PROBLEMS} more, in the JSON"
         _indented(console, Text(more, style="yellow"))

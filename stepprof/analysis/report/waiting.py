@@ -20,6 +20,7 @@ from stepprof.analysis.report.wait_attribution import UNKNOWN, settle
 
 __all__ = ["Phase", "PhaseWaits", "Unmatched", "Waiting", "Waits", "waits_in"]
 
+MOST_LINKS = 20_000
 Phase = tuple["str | None", "str | None"]
 """A role and a region of it; the region is None where a call lies in none."""
 
@@ -34,6 +35,8 @@ class Waiting:
     """While it waited because the profiler held another rank up for longer."""
     unmatched: Intervals = field(default_factory=lambda: EMPTY)
     """While it was in communication that could not be matched."""
+    links: list[tuple[int, int, str]] = field(default_factory=list)
+    """The longest waits, as (start, end, label of the rank that came last), in order."""
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ def _add(
         return []
     phase, start, wait, profiler, other = (np.concatenate(column) for column in zip(*parts, strict=True))
     process = waits.by_process[label]
+    process.links += _links(start, wait + profiler, other, labels)
     process.when |= Intervals.union(start, start + wait)
     process.for_profiler |= Intervals.union(start + wait, start + wait + profiler)
     for number, calls in enumerate(np.bincount(phase, minlength=len(by_number)).tolist()):
@@ -167,6 +171,18 @@ def _add(
         waits.by_phase[by_number[number]].caused[labels[peer]] += nanoseconds
         pairs.append((number, peer, nanoseconds))
     return pairs
+
+
+def _links(
+    start: Times, wait: Times, other: npt.NDArray[np.int64], labels: Sequence[str]
+) -> list[tuple[int, int, str]]:
+    """Return the longest waits for a known rank."""
+    which = np.flatnonzero((wait > 0) & (other != UNKNOWN))
+    if len(which) > MOST_LINKS:
+        which = which[np.argpartition(-wait[which], MOST_LINKS)[:MOST_LINKS]]
+    which = which[np.argsort(start[which], kind="stable")]
+    columns = start[which].tolist(), (start[which] + wait[which]).tolist(), other[which].tolist()
+    return [(begin, end, labels[peer]) for begin, end, peer in zip(*columns, strict=True)]
 
 
 def _totals(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["causes", "seconds", "share"]
+__all__ = ["causes", "seconds", "seconds_text", "share"]
 
 _CAUSES = {
     "profiler": "profiler",
@@ -17,6 +17,19 @@ _CAUSES = {
     "not_recorded": "not recorded",
     "unknown": "unknown",
 }
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for a sentence.
+
+    >>> [seconds_text(value) for value in (83.4, 1.84, 0.0421, 0.0000034)]
+    ['83 s', '1.8 s', '42 ms', '3 us']
+    """
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} us"
 
 
 def seconds(value: float | None) -> str:

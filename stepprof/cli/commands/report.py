@@ -1,17 +1,19 @@
 """`stepprof report`: show where the time of a step went: in the terminal, as JSON, as a page.
 
-`stepprof report A B` shows what changed between two steps.
+`stepprof report A B` shows what changed between two steps, and `--fail-on-regression` makes a gate of
+it: exit status 3 for a regression, 4 if it cannot be judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepprof.cli.common import output_dir
-from stepprof.cli.output import say, say_json
+from stepprof.cli.output import say, say_json, say_text
 from stepprof.cli.trace_options import (
     add_sources,
     add_work,
@@ -23,7 +25,6 @@ from stepprof.cli.trace_options import (
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stepprof.analysis.recording_cost import RecordingCost
     from stepprof.analysis.report.schema import Comparison, Report
     from stepprof.analysis.timeline.find import Found
     from stepprof.analysis.timeline.ray_workers import Cluster
@@ -32,6 +33,8 @@ __all__ = ["add", "run"]
 
 _THERE = "there"  # --html and --json without a file
 _COMPARISON = "comparison"
+_STATUS = {"none": 0, "regression": 3, "unknown": 4}
+"""Exit statuses of --fail-on-regression; 1 and 2 are those of every command."""
 Chosen = tuple[list[str], int | None]
 """The paths of one run, and the selected step."""
 
@@ -52,16 +55,39 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_THERE,
         metavar="FILE",
-        help="write only the JSON (schema_version 2), to FILE (default: print it instead of text)",
+        help="write only the JSON (schema_version 3), to FILE (default: print it instead of text)",
+    )
+    parser.add_argument(
+        "--markdown",
+        nargs="?",
+        const=_THERE,
+        metavar="FILE",
+        help="write only Markdown, for a pull request or a chat, to FILE (default: print it instead of text)",
+    )
+    parser.add_argument(
+        "--fail-on-regression",
+        metavar="PERCENT",
+        help='with A and B: exit with status 3 if the step of B is longer than that of A by more than this and by more than noise, such as "5%%", and with 4 if that cannot be judged',
     )
     add_work(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report or compare. Return 0."""
+    """Report or compare. Return 0, or with --fail-on-regression 3 for a regression and 4 if it cannot be
+    judged.
+    """
     assume = begin_reading(args)
-    html, json = _file(args.html, "--html", ".html"), _file(args.json, "--json", ".json")
+    outputs = Outputs(
+        _file(args.html, "--html", ".html"),
+        _file(args.json, "--json", ".json"),
+        _file(args.markdown, "--markdown", ".md"),
+    )
+    if outputs.json == outputs.markdown == _THERE:
+        raise ConfigError("--json and --markdown: both print to stdout; give one of them a FILE")
+    limit = _limit(args.fail_on_regression)
     sides = _sides(args.runs, args.step, output_dir(args))
+    if limit is not None and len(sides) != 2:
+        raise ConfigError("--fail-on-regression: needs two runs, or two RUN:STEP: A before, B after")
     with chosen_cluster(args) as cluster:
         founds = [_found(args, side, cluster) for side in sides]
         _refuse_filtered(founds)
@@ -69,27 +95,47 @@ def run(args: argparse.Namespace) -> int:
         reports = [_analysed(args, found, assume, cluster) for found in founds]
     for found, report in zip(founds, reports, strict=True):
         if not found.runs and not any(source.events for source in report.sources):
-            problems = [f"{finding.source}: {finding.problem}" for finding in report.findings]
+            problems = [f"{finding.source}: {finding.problem}" for finding in report.problems]
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     if len(reports) == 1:
-        _give(reports[0], folder, founds[0].named("report"), html, json)
-    else:
-        from msgspec.structs import replace
+        _give(reports[0], folder, founds[0].named("report"), outputs)
+        return 0
+    compared = _compared(reports, founds, sides, limit)
+    _give(compared, folder, _COMPARISON, outputs)
+    return 0 if compared.gate is None else _STATUS[compared.gate.verdict]
 
-        from stepprof.analysis.report.compare import compare
-        from stepprof.analysis.report.step_noise import spreads
 
-        apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
-        compared = compare(reports[0], reports[1], apart)
-        if compared.a == compared.b:  # two runs with one id
-            a, b = (
-                f"{', '.join(paths)} step {found.step}"
-                for (paths, _), found in zip(sides, founds, strict=True)
-            )
-            compared = replace(compared, a=a, b=b)
-        _give(compared, folder, _COMPARISON, html, json)
-    return 0
+def _compared(
+    reports: Sequence[Report], founds: Sequence[Found], sides: Sequence[Chosen], limit: float | None
+) -> Comparison:
+    """Return the comparison, with the gate if there is a limit."""
+    from msgspec.structs import replace
+
+    from stepprof.analysis.report.compare import compare
+    from stepprof.analysis.report.gate import gate
+    from stepprof.analysis.report.step_noise import spreads
+
+    apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
+    compared = compare(reports[0], reports[1], apart)
+    if compared.a == compared.b:  # two runs with one id
+        a, b = (
+            f"{', '.join(paths)} step {found.step}" for (paths, _), found in zip(sides, founds, strict=True)
+        )
+        compared = replace(compared, a=a, b=b)
+    if limit is None:
+        return compared
+    before, after = reports
+    return replace(compared, gate=gate((before.seconds, after.seconds), apart, limit))
+
+
+def _limit(text: str | None) -> float | None:
+    """Return the limit of --fail-on-regression as a share."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,4}(\.\d+)?%", text, re.ASCII):
+        raise ConfigError(f'--fail-on-regression "{text}": must be a percentage, such as 5%')
+    return float(text[:-1]) / 100
 
 
 def _refuse_filtered(founds: Sequence[Found]) -> None:
@@ -101,12 +147,22 @@ def _refuse_filtered(founds: Sequence[Found]) -> None:
             )
 
 
-def _give(content: Report | Comparison, folder: Path, stem: str, html: str | None, json: str | None) -> None:
+class Outputs(NamedTuple):
+    """The values of --html, --json and --markdown."""
+
+    html: str | None
+    json: str | None
+    markdown: str | None
+
+
+def _give(content: Report | Comparison, folder: Path, stem: str, outputs: Outputs) -> None:
     """Print and write the requested outputs; by default text, plus both files of a report."""
+    from stepprof.analysis.report import markdown as text
     from stepprof.analysis.report.page import render
     from stepprof.analysis.report.store import dump, write
 
-    unasked = html is None and json is None and stem != _COMPARISON
+    html, json, markdown = outputs
+    unasked = outputs == (None, None, None) and stem != _COMPARISON
     written = []
     if html is not None or unasked:
         path = folder / f"{stem}.html" if html in (None, _THERE) else Path(str(html))
@@ -116,8 +172,15 @@ def _give(content: Report | Comparison, folder: Path, stem: str, html: str | Non
         path = folder / f"{stem}.json" if json is None else Path(str(json))
         write(path, dump(content))
         written.append(path)
+    if markdown not in (None, _THERE):
+        path = Path(str(markdown))
+        write(path, text.render(content).encode())
+        written.append(path)
     if json == _THERE:
         say_json(dump(content).decode())
+        return
+    if markdown == _THERE:
+        say_text(text.render(content).rstrip("\n"))
         return
     _show(content)
     for path in written:
@@ -155,25 +218,10 @@ def _check_assumed(assume: Mapping[str, int], founds: Sequence[Found]) -> None:
 def _analysed(
     args: argparse.Namespace, found: Found, assume: Mapping[str, int], cluster: Cluster | None
 ) -> Report:
-    from msgspec.structs import replace
-
     from stepprof.analysis.report.analyse import analyse
 
     with progress_bar("reading traces") as progress:
-        report = analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
-    return replace(report, recording=_cost(found))
-
-
-def _cost(found: Found) -> RecordingCost | None:
-    """Return how much longer recording made the step; None for a step whose parts are in several folders, or without a run."""
-    from stepprof.analysis.recording_cost import recording_cost
-
-    if len(found.runs) != 1 or found.step is None or not found.manifests:
-        return None
-    entries = [
-        [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
-    ]
-    return recording_cost(found.runs[0], found.step, *entries)
+        return analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
 
 
 def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:

@@ -77,7 +77,7 @@ def test_a_run(run, tmp_path):
     assert [(op.name, op.calls, op.self_seconds) for op in report.ops] == [("aten::mm", 2, 0.08)]
     (engine,) = report.rollout
     assert (engine.peak_batch, engine.below_half, engine.iterations) == (4, 0.6, 2)
-    assert any(finding.source and "rank-1" in finding.source for finding in report.findings)
+    assert any(finding.source and "rank-1" in finding.source for finding in report.problems)
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {each.label: each.status for each in report.sources}["actor rank 0"] == "complete"
 
@@ -101,7 +101,7 @@ def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path):
         **{field.name: getattr(found.inputs[rank0], field.name) for field in dataclasses.fields(Input)}
     )
     report = analyse(found, workers=2)
-    (finding,) = [each for each in report.findings if "died" in each.problem]
+    (finding,) = [each for each in report.problems if "died" in each.problem]
     assert finding.source == found.inputs[rank0].origin.path
     assert [engine.peak_batch for engine in report.rollout] == [4]
     assert report.ops == []

@@ -84,7 +84,7 @@ def placed_by(runs, **options):
     }
     assert there == merged
     (placing,) = there
-    return *placing, [finding.problem for finding in report.findings]
+    return *placing, [problem.problem for problem in report.problems]
 
 
 @pytest.mark.torch
@@ -93,7 +93,7 @@ class TestGloo:
         """The ranks are on one clock, within the stated error, and the step is as long as it was."""
         found = find(job, output_dir=job[0].parent)
         report = analyse(found, workers=1)
-        assert report.findings == []
+        assert report.problems == []
         assert report.seconds < 60
         assert 0 < report.clock_error_ns < 10**9
         for source in report.sources:

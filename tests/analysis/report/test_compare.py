@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stepprof.analysis.report.compare import compare
-from stepprof.analysis.report.schema import Finding, Op, ProcessTime, Report, Rollout, Spread, TimeOf
+from stepprof.analysis.report.schema import Op, Problem, ProcessTime, Report, Rollout, Spread, TimeOf
 
 
 def time_of(region, *seconds, role="actor", share=0.5):
@@ -48,7 +48,7 @@ class TestChanges:
     def test_one_process_has_no_noise_that_is_known(self):
         compared = compare(report(roles=[time_of(None, 3.0)]), report(roles=[time_of(None, 5.0)]))
         assert (change(compared, "actor").noise, change(compared, "actor").significant) == (None, False)
-        assert [headline.text for headline in compared.headlines] == [
+        assert [finding.text for finding in compared.findings] == [
             "the step took 10 s, as long as before",
             "actor took 67% longer: 3.0 s before, 5.0 s now; the noise is unknown: there is one process, and too few other steps have spans",
         ]
@@ -67,7 +67,7 @@ class TestChanges:
         assert not actor.significant
         assert change(compared, "actor: load").significant
         assert change(compared, "actor: load").noise_steps is None
-        assert [headline.text for headline in compared.headlines] == [
+        assert [finding.text for finding in compared.findings] == [
             "the step took 10% longer: 10 s before, 11 s now; the noise is 1.2 s, from step to step (8 steps): within noise",
             "actor: load took 100% longer: 1.0 s before, 2.0 s now; the noise is 0 us, between processes",
         ]
@@ -99,33 +99,33 @@ class TestChanges:
             report(10.0, kernels=[op("gemm", 2.0, 2.0, kind="kernel")]),
             report(7.5, kernels=[op("gemm", 1.0, 1.0, kind="kernel")]),
         )
-        assert [headline.text for headline in compared.headlines] == [
+        assert [finding.text for finding in compared.findings] == [
             "the step took 25% shorter: 10 s before, 7.5 s now; the noise is unknown: fewer than three other steps have spans",
             "gemm took 50% shorter: 2.0 s before, 1.0 s now; the noise is 0 us, between processes",
         ]
 
     def test_a_step_with_nothing_in_it(self):
         compared = compare(report(0.0), report(1.0))
-        assert compared.headlines[0].text.startswith("the step took longer: 0 us before, 1.0 s now; ")
+        assert compared.findings[0].text.startswith("the step took longer: 0 us before, 1.0 s now; ")
 
 
-class TestFindings:
+class TestProblems:
     def test_what_only_one_of_them_has(self):
         compared = compare(
             report(regions=[time_of("old", 2.0), time_of("tiny", 0.01, share=0.001)]),
             report(step=3, regions=[time_of("new", 3.0)]),
         )
-        assert compared.findings == [
-            Finding("r step 2", "actor: old took 2.0 s and does not occur in r step 3"),
-            Finding("r step 3", "actor: new took 3.0 s and does not occur in r step 2"),
+        assert compared.problems == [
+            Problem("r step 2", "actor: old took 2.0 s and does not occur in r step 3"),
+            Problem("r step 3", "actor: new took 3.0 s and does not occur in r step 2"),
         ]
 
-    def test_different_numbers_of_processes_and_reports_with_findings(self):
+    def test_different_numbers_of_processes_and_reports_with_problems(self):
         compared = compare(
             report(roles=[time_of(None, 1.0)]),
-            report(step=3, roles=[time_of(None, 1.0, 1.0)], findings=[Finding("x", "breaks off")]),
+            report(step=3, roles=[time_of(None, 1.0, 1.0)], problems=[Problem("x", "breaks off")]),
         )
-        assert compared.findings == [
-            Finding(None, "actor: 1 processes in A, 2 in B"),
-            Finding("r step 3", "its report has 1 notes: it may be incomplete"),
+        assert compared.problems == [
+            Problem(None, "actor: 1 processes in A, 2 in B"),
+            Problem("r step 3", "its report has 1 notes: it may be incomplete"),
         ]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stepprof.analysis.report.headlines import ALL_ENGINES, headlines
+from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.schema import (
-    Idle,
+    Finding,
     Island,
     Memory,
-    Overhead,
     Overlap,
     PhaseSkew,
     ProcessTime,
     Report,
-    Rollout,
-    Sample,
     Shortfall,
     SourceInfo,
     TimeOf,
@@ -28,21 +25,13 @@ def report_of(**parts):
 
 
 def texts(**parts):
-    return [headline.text for headline in headlines(report_of(**parts))]
+    return [finding.text for finding in sentences(report_of(**parts), [])]
 
 
 def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_actor", others=3, **more):
     waited = [ProcessTime(f"actor rank {number}", late) for number in range(others)]
     more = {"significant": True, "began_later": 0.0, **more}
     return PhaseSkew(role, region, straggler, late, late, waited, **more)
-
-
-def rollout(label="rollout/0", below=0.41, tail=0.0, iterations=9, seconds=5.0, samples=()):
-    return Rollout(label, iterations, seconds, 8.0, 4.0, below, tail, [], list(samples))
-
-
-def idle(label="rank 0", **causes):
-    return Idle(label, 10.0, 10.0 - sum(causes.values()), causes)
 
 
 def test_nothing_stands_out():
@@ -87,11 +76,11 @@ class TestStragglers:
 
     def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
         """Of 2.5 s the profiler caused 1.0 s: what can be won is 1.5 s. What is mostly the profiler's is no straggler."""
-        (headline,) = headlines(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]))
-        assert headline.text == (
+        (finding,) = sentences(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]), [])
+        assert finding.text == (
             "actor rank 3 was the last to finish actor: 2.5 s behind the median of the others, 1.0 s of it due to the profiler"
         )
-        assert headline.seconds == 1.5
+        assert finding.seconds == 1.5
         assert texts(skew=[skew(late=2.5, by_profiler=2.45)]) == []
 
     @pytest.mark.parametrize("row", [skew(late=0.09), skew(significant=False), skew(began_later=1.79)])
@@ -101,65 +90,6 @@ class TestStragglers:
     def test_three_at_most_the_worst_first(self):
         rows = [skew(f"rank {n}", late=float(n), region=None) for n in range(1, 6)]
         assert [text.split(" was")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
-
-
-class TestRollout:
-    def test_one_engine(self):
-        assert texts(rollout=[rollout()]) == [
-            "generation ran below half of its peak batch for 41% of the rollout"
-        ]
-
-    def test_all_engines_speak_for_each(self):
-        rows = [
-            rollout(below=0.9),
-            rollout("rollout/1", below=0.9),
-            rollout(ALL_ENGINES, below=0.5, tail=1.2),
-        ]
-        assert texts(rollout=rows) == [
-            "generation ran below half of its peak batch for 50% of the rollout, without a break for the last 1.2 s"
-        ]
-
-    def test_samples_where_there_is_no_engine(self):
-        sample = Sample("3/7", 0.0, 4.0, {"generate": 1.0, "tool_call": 3.0})
-        assert texts(rollout=[rollout("samples of rank 0", iterations=0, samples=[sample])]) == [
-            "for 41% of the rollout fewer than half of its 8 samples were in flight",
-            "the longest sample, 3/7, took 4.0 s, 75% of it in tool_call",
-        ]
-
-    def test_a_full_or_a_short_rollout_is_not_said(self):
-        assert texts(rollout=[rollout(below=0.2)]) == []
-        assert texts(rollout=[rollout(seconds=0.01)]) == []
-
-
-class TestIdleness:
-    def test_it_is_a_mean_over_the_processes_of_that_cause(self):
-        """What is not known has a sentence as well; what took less than a tenth of the step has none."""
-        rows = [idle(rollout=6.0, unknown=3.0), idle("rank 1", rollout=4.0, host=0.1)]
-        assert texts(idle=rows) == [
-            "2 of 2 processes: no work was recorded for 50% of the step on average while the rollout ran",
-            "rank 0: no recorded work or cause explains 30% of the step",
-        ]
-
-    @pytest.mark.parametrize(
-        ("cause", "sentence"),
-        [
-            ("host", "the device was idle for 20% of the step in recorded windows: the host launched no work"),
-            ("peers", "no work was recorded for 20% of the step while other ranks were in the same role"),
-            ("other_role", "no work was recorded for 20% of the step while other roles ran"),
-            ("not_recorded", "20% of the step was not recorded"),
-        ],
-    )  # fmt: skip
-    def test_causes(self, cause, sentence):
-        (headline,) = headlines(report_of(idle=[idle(**{cause: 2.0})]))
-        assert headline.text == f"rank 0: {sentence}"
-        assert headline.topic == ("coverage" if cause == "not_recorded" else "idle")
-
-    def test_shares_are_of_the_clock_that_the_process_is_on(self):
-        """On another host the step took 4 s, of which a rank stood idle for 2 s."""
-        row = Idle("rank 0", 4.0, 2.0, {"host": 2.0})
-        assert texts(idle=[row]) == [
-            "rank 0: the device was idle for 50% of the step in recorded windows: the host launched no work"
-        ]
 
 
 class TestCollectives:
@@ -257,39 +187,9 @@ class TestIslands:
 
 
 class TestOverlap:
-    def test_what_nothing_overlaps_and_how_much_of_it_is_waiting(self):
-        rows = [
-            Overlap("rank 0", "cpu", 5.0, 2.0, 0.5, 1.5, 0.7),
-            Overlap("rank 1", "cpu", 5.0, 2.0, 1.5, 0.5, 0.7),
-        ]
-        assert texts(overlap=rows) == [
-            "50% of the communication is not overlapped by computation: 1.0 s on average"
-        ]
-        assert texts(overlap=rows, idle=[idle(collective=0.5)]) == [
-            "50% of the communication is not overlapped by computation: 1.0 s on average, 25% of it waiting for other ranks"
-        ]
-
     def test_how_busy_the_devices_were(self):
         rows = [Overlap(f"rank {n}", "gpu", 1.0, 0.0, 0.0, 0.0, share) for n, share in enumerate((0.4, 0.6))]
         assert texts(overlap=rows) == ["the GPUs were busy for 50% of the captured time"]
-
-
-class TestRecordingItself:
-    def test_what_held_a_process_up_in_all(self):
-        """The export next to training holds nothing up."""
-        rows = [
-            Overhead("rank 0", arm=0.1, start=0.3, wait=0.2, stall=0.1, export=9.0),
-            Overhead("rank 1", export=1.0),
-        ]
-        assert texts(overhead=rows) == ["recording delayed rank 0 by 700 ms"]
-        assert texts(overhead=[Overhead("rank 0", stall=0.05, export=9.0)]) == []
-
-    def test_engines_that_everybody_waits_for(self):
-        rows = [Overhead("rollout/0", start=0.1, stop=3.0), Overhead("rollout/1", start=0.1, stop=4.0)]
-        assert texts(overhead=rows, idle=[idle(profiler=0.5), idle("rank 1", profiler=0.3)]) == [
-            "starting and stopping profilers took 400 ms per process on average; rollout/1 took 4.0 s to stop"
-        ]
-        assert texts(overhead=rows, idle=[idle(rollout=0.5)]) == []
 
 
 def test_roles_that_overlap_are_said_to_and_a_tiny_one_is_left_out():
@@ -320,6 +220,13 @@ def test_traces_without_events_are_said_before_the_findings():
     )
 
 
-def test_the_costliest_comes_first():
-    said = texts(skew=[skew()], overhead=[Overhead("rank 0", stall=3.0)], rollout=[rollout(below=0.5)])
-    assert [text.split()[0] for text in said] == ["recording", "generation", "actor"]
+def test_causes_come_before_consequences():
+    """What a cause explains by half or more is not said again."""
+    cause = Finding("rank 1 spent 1.0 s longer than rank 0 in `load`", "straggler", 1.0, process="rank 1")
+    rows = [skew("rank 1", region="forward"), skew("rank 1", late=2.5), skew("rank 2", late=3.0)]
+    said = [finding.text for finding in sentences(report_of(skew=rows), [cause])]
+    assert said == [
+        cause.text,
+        "rank 2 was the last to finish update_actor (actor): 3.0 s behind the median of the others",
+        "rank 1 was the last to finish update_actor (actor): 2.5 s behind the median of the others",
+    ]

@@ -21,7 +21,7 @@ import stepprof.analysis.report.page
 from stepprof.analysis.report import gantt_bars as bars
 from stepprof.analysis.report.gantt_bars import pack_gantt
 from stepprof.analysis.report.page import render
-from stepprof.analysis.report.schema import Bar, Comparison, Finding, GanttRow, Headline, Report
+from stepprof.analysis.report.schema import Bar, Comparison, Finding, GanttRow, Problem, Report
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
 MEGABYTE = 1_000_000
@@ -124,8 +124,8 @@ class TestPage:
         hostile = msgspec.structs.replace(
             report,
             run_id=HOSTILE,
-            headlines=[Headline(HOSTILE, HOSTILE, 1.0)],
-            findings=[Finding(HOSTILE, HOSTILE)],
+            findings=[Finding(HOSTILE, HOSTILE, 1.0)],
+            problems=[Problem(HOSTILE, HOSTILE)],
             gantt=[GanttRow(HOSTILE, HOSTILE, HOSTILE, [Bar(0.0, 1.0, HOSTILE, HOSTILE, 0)], [])],
         )
         pages = [re.sub(r'id="data">[^<]*<', "", render(each)) for each in (report, hostile)]

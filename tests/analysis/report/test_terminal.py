@@ -17,9 +17,9 @@ from stepprof.analysis.report.schema import (
     Comparison,
     Finding,
     GanttRow,
-    Headline,
     Overhead,
     PhaseSkew,
+    Problem,
     ProcessTime,
     Report,
     Rollout,
@@ -59,14 +59,14 @@ class TestReport:
         report = make_report(4, 1, straggler=2)
         lines = text_of(report).splitlines()
         assert lines[0].startswith("run grpo-7b-math  step 12  version 11  56.9 s")
-        told = report.headlines[2].text
+        told = report.findings[2].text
         assert next(line for line in lines if told in line).split() == [
-            f"{report.headlines[2].seconds:.2f}",
+            f"{report.findings[2].seconds:.2f}",
             "s",
             *told.split(),
         ]
         order = [
-            next(i for i, line in enumerate(lines) if each.text[:40] in line) for each in report.headlines
+            next(i for i, line in enumerate(lines) if each.text[:40] in line) for each in report.findings
         ]
         assert order == sorted(order)
 
@@ -176,8 +176,8 @@ class TestReport:
         report = msgspec.structs.replace(
             make_report(1),
             run_id=hostile,
-            headlines=[Headline(hostile, "tail")],
-            findings=[Finding(hostile, hostile)],
+            findings=[Finding(hostile, "tail")],
+            problems=[Problem(hostile, hostile)],
         )
         text = text_of(report)
         assert "\x1b" not in text
@@ -194,7 +194,7 @@ class TestReport:
 
     def test_long_lists_are_cut_and_say_so(self):
         report = msgspec.structs.replace(
-            make_report(2), findings=[Finding(None, f"finding {i}") for i in range(14)]
+            make_report(2), problems=[Problem(None, f"problem {i}") for i in range(14)]
         )
         notes = section(text_of(report), "notes")
         assert len(notes) == 11
@@ -259,12 +259,12 @@ class TestStore:
 
     def test_the_json_is_for_any_program(self, tmp_path):
         content = json.loads(dump(make_report(1, 1)))
-        assert (content["schema_version"], content["step"]) == (2, 12)
+        assert (content["schema_version"], content["step"]) == (3, 12)
         assert content["skew"][0]["straggler"] == "actor rank 0"
 
     @pytest.mark.parametrize(
         ("data", "said"),
-        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 2}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
+        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 3}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
     )  # fmt: skip
     def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
         (tmp_path / "x.json").write_bytes(data)

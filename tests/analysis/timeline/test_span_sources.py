@@ -89,6 +89,24 @@ class TestSource:
             ("thread", "main thread", "f", -90, 10),
         ]
 
+    def test_evidence(self, tmp_path):
+        """Garbage collections and the stacks of each thread have tracks of their own; they cross the regions. What a thread used has none."""
+        source = source_of(
+            tmp_path,
+            span("w", "window", 0, 100),
+            span("gc", "gc", 3, 20, attrs={"generation": 2}),
+            span("time.sleep", "stack", 5, 30, attrs={"frames": [["f", "a.py", 1]]}),
+            span("lock.acquire", "stack", 5, 30, thread=8),
+            span("thread", "usage", 0, 100, attrs={"samples": 4}),
+        )
+        assert placed(source) == [
+            ("thread", "main thread", "w", -100, 100),
+            ("async", "garbage collections", "gc", -97, 20),
+            ("async", "stacks of thread 7", "time.sleep", -95, 30),
+            ("async", "stacks of thread 8", "lock.acquire", -95, 30),
+        ]
+        assert json.loads(source.slices.args[2])["frames"] == [["f", "a.py", 1]]
+
     def test_arguments(self, tmp_path):
         """Step, role and kind stand before the attributes; an attribute of that name is the user's."""
         source = source_of(

@@ -82,7 +82,7 @@ class TestOneStep:
         path = make(runs)
         assert report("--json") == 0
         content = json.loads(capsys.readouterr().out)
-        assert (content["run_id"], content["schema_version"]) == ("r", 2)
+        assert (content["run_id"], content["schema_version"]) == ("r", 3)
         assert not list(path.rglob("report.*"))
 
     def test_files_of_ones_own(self, runs, tmp_path):
@@ -110,7 +110,7 @@ class TestOneStep:
         assert report("a/r", "b/r", "--json") == 0
         content = json.loads(capsys.readouterr().out)
         assert {source["rank"] for source in content["sources"]} == {0, 1}
-        assert "headlines" in content
+        assert "findings" in content
 
     def test_a_trace_of_somebody_else(self, runs, tmp_path, capsys):
         (tmp_path / "plain").mkdir()
@@ -214,3 +214,120 @@ def test_progress_is_shown_on_a_terminal_alone(capsys, monkeypatch):
         progress(1, 2)
         progress(2, 2)
     assert "2/2" in capsys.readouterr().err
+
+
+class TestMarkdown:
+    def test_it_is_printed_and_nothing_is_written(self, runs, capsys):
+        path = make(runs)
+        assert report("--markdown") == 0
+        out = capsys.readouterr().out
+        assert out.startswith("### r, step 2: 1.50 s\n\n- ")
+        assert "| update | 500 ms |" in out
+        assert not list(path.rglob("report.*"))
+
+    def test_a_file(self, runs, tmp_path, capsys):
+        make(runs)
+        assert report("r", "--markdown", "out.md", "--json", "out.json") == 0
+        assert (tmp_path / "out.md").read_text(encoding="utf-8").startswith("### r, step 2")
+        assert capsys.readouterr().out.splitlines()[-2:] == ["out.json", "out.md"]
+
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            (("--markdown", "--json"), "--json and --markdown: both print to stdout"),
+            (("--markdown", "r"), '--markdown "r": must end in .md'),
+        ],
+    )
+    def test_what_is_refused(self, runs, capsys, options, problem):
+        make(runs)
+        assert report(*options) == 2
+        assert problem in capsys.readouterr().err
+
+
+class TestGate:
+    """`--fail-on-regression`: steps 1 to 12 of each run have spans, and step 2 is recorded."""
+
+    @staticmethod
+    def job(folder, run_id, seconds, *, recorded=1.5, noise=0.01, steps=12):
+        run = make_run(folder, run_id)
+        record(run, step=2, data=TRACE)
+        spans = []
+        for step in range(1, steps + 1):
+            own = recorded if step == 2 else seconds * (1 + noise * ((step * 7) % 5 - 2))
+            start = BASE if step == 2 else BASE + step * 60 * 10**9
+            spans.append(
+                {
+                    "name": "actor",
+                    "kind": "window",
+                    "start": start,
+                    "dur": int(own * 1e9),
+                    "step": step,
+                    "role": "actor",
+                }
+            )
+        write_spans(run, 0, *spans)
+
+    @pytest.mark.parametrize(
+        ("seconds", "noise", "status", "text"),
+        [
+            (1.0, 0.01, 0, "no regression above 5%: "),
+            (1.2, 0.01, 3, "regression above 5%: 1.00 s before, 1.20 s now (+20.0%, "),
+            (0.5, 0.01, 0, "no regression above 5%: "),
+            (1.0, 0.2, 4, "cannot be judged: the noise hides a change of 5%: "),
+        ],
+    )
+    def test_the_exit_status(self, runs, capsys, seconds, noise, status, text):
+        """By the steps that were not recorded; the recorded ones say something else, and do not count."""
+        self.job(runs, "a", 1.0, noise=noise)
+        self.job(runs, "b", seconds, noise=noise, recorded=1.5 if seconds > 1 else 9.0)
+        assert report("a", "b", "--fail-on-regression", "5%") == status
+        assert capsys.readouterr().out.splitlines()[-2].startswith(text)
+
+    def test_too_few_steps(self, runs, capsys):
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 2.0, steps=4)
+        assert report("a", "b", "--fail-on-regression", "5%") == 4
+        assert (
+            "cannot be judged: run B has the spans of 3 steps that can be compared and needs 6"
+            in capsys.readouterr().out
+        )
+
+    def test_it_is_in_the_json_and_in_the_page(self, runs, capsys):
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 1.2)
+        assert report("a", "b", "--fail-on-regression", "12.5%", "--json") == 3
+        gate = json.loads(capsys.readouterr().out)["gate"]
+        assert (gate["verdict"], gate["limit"]) == ("regression", 0.125)
+        assert report("a", "b", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["gate"] is None
+
+    def test_two_steps_of_one_run(self, runs, capsys):
+        """Their noise is that between the other steps."""
+        path = make(runs, steps=(2, 5))
+        base = {"name": "actor", "kind": "window", "role": "actor"}
+        others = [
+            {**base, "start": BASE + step * 10**11, "dur": 10**9, "step": step} for step in range(6, 12)
+        ]
+        file = next((path / "spans").iterdir())
+        with file.open("a") as lines:
+            lines.writelines(json.dumps(each) + "\n" for each in others)
+        assert report("r:2", "r:5", "--fail-on-regression", "5%") == 0
+        assert "two steps of one run, noise from 6 other steps" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            (("a", "b", "--fail-on-regression", "5"), '"5": must be a percentage, such as 5%'),
+            (("a", "b", "--fail-on-regression", "-5%"), "expected one argument"),
+            (("a", "--fail-on-regression", "5%"), "needs two runs, or two RUN:STEP"),
+        ],
+    )
+    def test_what_is_refused(self, runs, capsys, arguments, problem):
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 1.0)
+        try:
+            status = report(*arguments)
+        except SystemExit as ended:
+            status = ended.code
+        assert status == 2
+        assert problem in capsys.readouterr().err

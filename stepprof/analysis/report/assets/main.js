@@ -1,18 +1,21 @@
 // Builds the page, the most important sections first.
 
-const TOPICS = { straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
+const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], data: ["operations", "--wait"], evaluation: ["roles", "--c1"], checkpoint: ["roles", "--c1"], weight_sync: ["roles", "--c1"], serial: ["operations", "--wait"], lock: ["operations", "--wait"], pickle: ["operations", "--c1"], io: ["operations", "--wait"], sleep: ["operations", "--wait"], gc: ["operations", "--c1"], host: ["idle", "--wait"], short: ["cost", "--flush"], straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
 // `ids`: the sections that the page has.
-function headlines(list, total, ids) {
+function findings(list, total, ids) {
   if (!list.length) return null;
-  return el("ol", { class: "heads", id: "headlines" }, list.map(headline => {
-    const [target, colour] = TOPICS[headline.topic] || [null, "--accent"], cost = headline.seconds;
+  return el("ol", { class: "heads", id: "findings" }, list.map(finding => {
+    const [target, colour] = TOPICS[finding.topic] || [null, "--accent"], cost = finding.seconds;
     return el("li", { style: { "--topic": `var(${colour})` } },
       el("div", { class: "cost num" }, cost === null ? "" : seconds(cost), cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
-      el("div", { class: "text" }, capital(headline.text)),
-      ids.has(target) ? el("a", { class: "chip", href: `#${target}` }, headline.topic) : el("span", { class: "chip" }, headline.topic));
+      el("div", null, el("div", { class: "text" }, capital(finding.text)),
+        [["why", finding.why], ["try", finding.advice], ["gain", gain(finding)]].filter(([, text]) => text).map(([name, text]) => el("div", { class: "reason" }, el("b", null, name), " ", text))),
+      ids.has(target) ? el("a", { class: "chip", href: `#${target}` }, finding.topic) : el("span", { class: "chip" }, finding.topic));
   }));
 }
+
+const gain = finding => finding.saves === null || finding.saves === undefined ? null : `${seconds(finding.saves)}, if ${finding.assumption}`;
 
 const capital = text => (/^[a-z]+[ ']/.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 
@@ -79,7 +82,7 @@ function reportPage(report, gantt) {
   const hero = el("section", { class: "hero" },
     el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
-    el("h1", null, known ? `Where did step ${which} go?` : "Where did the time go?"), tiles(report), headlines(report.headlines, report.seconds, new Set(parts.map(node => node.id))));
+    el("h1", null, known ? `Where did step ${which} go?` : "Where did the time go?"), tiles(report), findings(report.findings, report.seconds, new Set(parts.map(node => node.id))));
   return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), known ? el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)) : null, el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
 }
 
@@ -87,8 +90,9 @@ function comparisonPage(comparison) {
   document.title = `${comparison.a} against ${comparison.b} · stepprof`;
   return [
     el("section", { class: "hero" }, el("div", { class: "eyebrow" }, el("span", null, "A ", el("b", null, comparison.a)), el("span", null, "B ", el("b", null, comparison.b))),
-      el("h1", null, "What changed from A to B?"), headlines(comparison.headlines, null, new Set()),
-      comparison.findings.length ? el("ul", { class: "warns" }, comparison.findings.map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem))) : null),
+      el("h1", null, "What changed from A to B?"), findings(comparison.findings, null, new Set()),
+      comparison.gate ? el("p", { class: "gate" }, comparison.gate.text) : null,
+      comparison.problems.length ? el("ul", { class: "warns" }, comparison.problems.map(problem => el("li", null, problem.source ? [el("b", null, problem.source), ": "] : null, problem.problem))) : null),
     ...comparisonParts(comparison)];
 }
 

@@ -149,7 +149,7 @@ function sourcesPart(report) {
     { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, source.path || NOTHING) }];
   const error = !report.clock_error_ns ? "" : ` The clock error between hosts is at most ${seconds(report.clock_error_ns / 1e9)}.`;
   return part("sources", "Sources", "Sources of this report", `${report.clock.replace(/\.?$/, ".")}${error}`,
-    report.findings.length ? el("ul", { class: "warns" }, report.findings.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),
-      report.findings.length > 50 ? el("li", null, `and ${report.findings.length - 50} more, in report.json`) : null) : null,
+    report.problems.length ? el("ul", { class: "warns" }, report.problems.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),
+      report.problems.length > 50 ? el("li", null, `and ${report.problems.length - 50} more, in report.json`) : null) : null,
     report.sources.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, dataTable(columns, report.sources, { shown: 8, find: true })) : null);
 }

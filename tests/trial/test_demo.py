@@ -25,7 +25,7 @@ from stepprof.run.spans import read_spans
 
 pytestmark = [pytest.mark.torch, pytest.mark.demo, pytest.mark.timeout(300)]
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINED = 4
 ROLES = ("rollout", "reward", "ref", "actor")
 
@@ -140,14 +140,14 @@ class TestDemo:
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
     def test_ends_with_one_timeline_and_a_report(self, demo) -> None:
-        """Both of the first recorded step, by their paths; the report's headlines stand in the terminal, and it knows both ranks and all roles."""
+        """Both of the first recorded step, by their paths; the report's findings stand in the terminal, and it knows both ranks and all roles."""
         done, path = demo
         folder = Path("stepprof-runs") / path.name / "step-000002"
         for line in ("timeline  {}/timeline.pftrace", "report    {}/report.html", "          {}/report.json"):
             assert f"{line.format(folder)}\n" in done.stdout
         report = json.loads((path / "step-000002" / "report.json").read_bytes())
         assert {each["role"] for each in report["roles"]} >= set(ROLES)
-        assert report["headlines"][0]["text"] in done.stdout
+        assert report["findings"][0]["text"] in done.stdout
         assert {source["rank"] for source in report["sources"] if source["kind"] == "rank"} == {0, 1}
         assert (path / "step-000002" / "timeline.pftrace").stat().st_size > 100_000
         assert not (path / "step-000003" / "timeline.pftrace").exists()

@@ -1,0 +1,78 @@
+"""Write the tables of a run as Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepprof.analysis.data.run import RecordedStep, Run
+from stepprof.analysis.data.schema import TABLES
+from stepprof.analysis.data.table import Table
+from stepprof.errors import ConfigError
+from stepprof.host.atomic_files import temporary
+
+__all__ = ["Written", "export"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A written file."""
+
+    path: Path
+    rows: int
+    bytes: int
+
+
+def export(run: Run, folder: Path, numbers: Sequence[int]) -> list[Written]:
+    """Write one file for each table of a run: ``steps.parquet``, …
+
+    Args:
+        run: the run.
+        folder: is made if it is missing; files of an earlier export are replaced as a whole.
+        numbers: the recorded steps whose slices and forward steps are written, all occurrences of each.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    recorded = [step for number in numbers for step in _occurrences(run, number)]
+    tables: dict[str, Sequence[Table]] = {
+        "steps": [run.steps],
+        "spans": [run.spans],
+        "slices": [step.slices for step in recorded],
+        "iterations": [step.iterations for step in recorded],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name in TABLES:
+            if tables[name]:
+                written.append(_write(folder / f"{name}.parquet", tables[name]))
+    except OSError as error:
+        raise ConfigError(
+            f'--parquet "{folder}": cannot be written: {error.strerror or error}; name another folder'
+        ) from error
+    return written
+
+
+def _occurrences(run: Run, number: int) -> Iterable[RecordedStep]:
+    last = run.step(number)
+    return (*(run.step(number, each) for each in range(1, last.occurrences)), last)
+
+
+def _write(path: Path, tables: Sequence[Table]) -> Written:
+    from pyarrow import parquet
+
+    hidden = temporary(path)
+    try:
+        rows = 0
+        with parquet.ParquetWriter(hidden, tables[0].reader().schema, compression="zstd") as file:
+            for table in tables:
+                for batch in table.reader():
+                    file.write_batch(batch)
+                    rows += batch.num_rows
+        size = hidden.stat().st_size
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+    return Written(path, rows, size)

@@ -1,0 +1,173 @@
+"""Open a run: its tables, and the recorded steps with theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepprof.analysis.data.schema import ITERATIONS, SLICES, SPANS, STEPS
+from stepprof.analysis.data.spans import span_rows, step_rows
+from stepprof.analysis.data.table import Table, Tell, require_arrow
+from stepprof.errors import ConfigError
+from stepprof.run.runs import find_run, find_step, read_run, run_id_of, steps
+from stepprof.run.same_run import parts_of_one_run
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.find import Found
+
+__all__ = ["RecordedStep", "Run"]
+
+
+class Run:
+    """A run that was recorded, by `stepprof.open_run`.
+
+    A table is read when its rows are asked for, and again each time: the run may still be growing.
+    """
+
+    problems: list[str]
+    """Damage that was found while tables were read: the valid rows are there all the same."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self.problems = []
+
+    @classmethod
+    def of(cls, *paths: str | Path, output_dir: str | Path | None = None) -> Run:
+        """Do what `stepprof.open_run` says."""
+        require_arrow()
+        folder = Path(output_dir or os.environ.get("STEPPROF_OUTPUT_DIR") or "stepprof-runs")
+        found = [find_run(folder, None if path is None else str(path)) for path in paths or (None,)]
+        whole = list({path.resolve(): path.absolute() for path in found}.values())
+        if len({run_id_of(path) for path in whole}) > 1 or len(parts_of_one_run(whole)) > 1:
+            raise ConfigError(f"open_run({', '.join(map(str, paths))}): must be directories of one run")
+        return cls(whole)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id} in {self.path}>"
+
+    @property
+    def id(self) -> str:
+        """The run id."""
+        return run_id_of(self.path)
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._paths[0]
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The content of ``run.json``: configuration, world size, versions."""
+        return read_run(self.path)
+
+    @property
+    def steps(self) -> Table:
+        """The table of steps: one row for each, recorded or not."""
+        return Table(STEPS, lambda _: step_rows(self._paths, self._tell))
+
+    @property
+    def spans(self) -> Table:
+        """The table of spans: windows, regions, marks and counters of every step."""
+        return Table(SPANS, lambda _: span_rows(self._paths, self._tell))
+
+    @property
+    def recorded(self) -> list[int]:
+        """The numbers of the recorded steps."""
+        return sorted({number for path in self._paths for number in steps(path)})
+
+    def step(self, number: int | None = None, occurrence: int | None = None) -> RecordedStep:
+        """Return a recorded step.
+
+        Args:
+            number: its number; None: the last recorded one.
+            occurrence: which one, if the number was used several times; None: the last one.
+
+        Raises:
+            ConfigError: it is not recorded; the message has the nearest one.
+        """
+        return RecordedStep(self, self._paths, find_step(self._paths, number), occurrence, self._tell)
+
+    def _tell(self, source: str, problem: str) -> None:
+        text = f"{source}: {problem}"
+        if text not in self.problems:
+            self.problems.append(text)
+
+
+class RecordedStep:
+    """A recorded step of a run, by `Run.step`."""
+
+    run: Run
+    """The run that it belongs to."""
+    number: int
+    """Its number."""
+
+    def __init__(self, run: Run, paths: list[Path], number: int, occurrence: int | None, tell: Tell) -> None:
+        self.run, self.number = run, number
+        self._paths, self._occurrence, self._tell = paths, occurrence, tell
+
+    def __repr__(self) -> str:
+        return f"<step {self.number} of {self.run.id}>"
+
+    @property
+    def occurrence(self) -> int:
+        """Which occurrence of its number it is; 1 is the first."""
+        return self._found.occurrence
+
+    @property
+    def occurrences(self) -> int:
+        """How many steps with its number were recorded."""
+        return self._found.occurrences
+
+    @property
+    def slices(self) -> Table:
+        """The table of slices: every interval in its traces and spans, on the common clock."""
+        from stepprof.analysis.data.slices import slice_rows
+
+        return Table(SLICES, lambda wanted: slice_rows(self._placed, wanted, self._tell))
+
+    @property
+    def iterations(self) -> Table:
+        """The table of its engines' forward steps."""
+        from stepprof.analysis.data.slices import iteration_rows
+
+        return Table(ITERATIONS, lambda _: iteration_rows(self._placed, self._tell))
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The report, as ``stepprof report --json`` prints it. Its traces are read once.
+
+        A script that reads it must have ``if __name__ == "__main__":``, because large traces are
+        read by worker processes.
+        """
+        import json
+
+        from stepprof.analysis.report.analyse import analyse
+        from stepprof.analysis.report.store import dump
+
+        content: dict[str, Any] = json.loads(dump(analyse(self._found)))
+        return content
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings of the report: what made the step long, the most expensive cause first."""
+        found: list[dict[str, Any]] = self.report["findings"]
+        return found
+
+    @cached_property
+    def _found(self) -> Found:
+        from stepprof.analysis.timeline.find import find
+
+        paths = [str(path) for path in self._paths]
+        return find(paths, output_dir=self.run.path.parent, step=self.number, occurrence=self._occurrence)
+
+    @cached_property
+    def _placed(self) -> Found:
+        from stepprof.analysis.report.merge_placement import placed
+
+        found = placed(self._found)
+        for source, problem in found.findings:
+            self._tell(source or f"step {self.number}", problem)
+        return found

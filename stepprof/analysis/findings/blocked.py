@@ -1,0 +1,90 @@
+"""Find what a thread was blocked in or busy with, by its stacks: locks, serialisation, files, sleeps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+
+from stepprof.analysis.findings.facts import Ledger, Stack
+from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.report.intervals import Intervals
+
+__all__ = ["blocked"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    topic: str
+    label: re.Pattern[str]
+    files: frozenset[str]
+    text: str
+    advice: str
+
+    def fits(self, stack: Stack) -> bool:
+        if stack.waits:
+            return self.topic == "sleep"
+        return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
+
+
+KINDS = (
+    _Kind(
+        "pickle",
+        re.compile(r"(?i)pickle|\b(dumps|loads)\b|\bserialize|deepcopy"),
+        frozenset({"pickle.py", "cloudpickle.py", "serialization.py", "copy.py", "reduction.py"}),
+        "{process} serialised objects for {seconds} in {place}",
+        "pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less",
+    ),
+    _Kind(
+        "lock",
+        re.compile(r"(?i)acquire|lock\b|semaphore|condition|barrier\.wait"),
+        frozenset({"threading.py", "synchronize.py"}),
+        "{process} waited {seconds} for a lock in {place}",
+        "hold the lock for less time, or give each thread its own data",
+    ),
+    _Kind(
+        "io",
+        re.compile(r"(?i)\b(read|readline|readlines|write|flush|fsync|recv|recv_into|send|sendall|urlopen|request|connect|open)\b"),
+        frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
+        "{process} waited {seconds} for a file or the network in {place}",
+        "do it in another thread, or concurrently with the next phase",
+    ),
+    _Kind(
+        "sleep",
+        re.compile(r"(?i)\bsleep\b|\bpoll\b|\bselect\b|\bwait\b|\bjoin\b|\.get\b|\bresult\b"),
+        frozenset({"queue.py", "selectors.py"}),
+        "{process} did nothing for {seconds} in {place}",
+        "wait for an event instead of a time",
+    ),
+)  # fmt: skip
+
+
+def blocked(ledger: Ledger) -> None:
+    """Claim, part by part, the time of stacks of one kind."""
+    for kind in KINDS:
+        for part in ledger.parts("work", "outside", "handover"):
+            signs = ledger.facts.signs.get(part.process)
+            stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
+            if not stacks:
+                continue
+            when = part.when & Intervals.union(
+                [stack.start for stack in stacks], [stack.end for stack in stacks]
+            )
+            if kind.topic == "sleep":  # what other threads do meanwhile is what it waits for
+                when -= Intervals.all_of(
+                    Intervals.unpack(nest.beside) for nest in ledger.facts.timelines[part.process].nests
+                )
+            longest = max(stacks, key=partial(_overlap, when))
+            ledger.claim(
+                part,
+                when,
+                kind.topic,
+                kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
+                why=f"its stacks show {longest.label} in {longest.place}",
+                advice=kind.advice,
+                assumption="the thread does not wait there",
+            )
+
+
+def _overlap(when: Intervals, stack: Stack) -> int:
+    return when.clip(stack.start, stack.end).total

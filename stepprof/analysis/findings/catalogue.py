@@ -1,0 +1,40 @@
+"""List the findings in the order in which they claim time: causes before their consequences."""
+
+from __future__ import annotations
+
+from stepprof.analysis.findings.blocked import blocked
+from stepprof.analysis.findings.communication import exposed_communication
+from stepprof.analysis.findings.facts import Facts, Ledger
+from stepprof.analysis.findings.garbage import garbage
+from stepprof.analysis.findings.half_batch import half_batch
+from stepprof.analysis.findings.host_bound import host_bound
+from stepprof.analysis.findings.named_work import named_work
+from stepprof.analysis.findings.poll import poll
+from stepprof.analysis.findings.recording import recording
+from stepprof.analysis.findings.serial import serial
+from stepprof.analysis.findings.straggler import straggler
+from stepprof.analysis.findings.tail import long_tail
+from stepprof.analysis.report.schema import Finding
+
+__all__ = ["findings_of"]
+
+LEAST = 0.01
+"""Share of the step below which nothing is a finding."""
+
+
+def findings_of(facts: Facts) -> list[Finding]:
+    """Return the findings of a step, the costliest first. They share no second with each other."""
+    ledger = Ledger(facts, LEAST * facts.seconds)
+    recording(ledger)
+    garbage(ledger)
+    poll(ledger)
+    long_tail(ledger)
+    straggler(ledger)
+    named_work(ledger)
+    half_batch(ledger)
+    serial(ledger)
+    blocked(ledger)
+    straggler(ledger, shared=False)
+    exposed_communication(ledger)
+    host_bound(ledger)
+    return sorted(ledger.found, key=lambda finding: -(finding.seconds or 0.0))

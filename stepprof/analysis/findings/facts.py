@@ -1,0 +1,269 @@
+"""Hold what findings are made from: the critical path of the step, and what is known of its processes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from stepprof.analysis.findings.neighbours import Neighbours
+from stepprof.analysis.report.critical_path import Segment, Timeline
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.nesting import Place
+from stepprof.analysis.report.schema import Finding, Rollout
+from stepprof.analysis.report.wording import seconds_text
+from stepprof.run.evidence import Evidence
+
+__all__ = ["Facts", "Ledger", "Part", "Signs", "Stack", "last_part", "place_of"]
+
+
+class Stack(NamedTuple):
+    """What a thread was doing, on the common clock [ns]."""
+
+    start: int
+    end: int
+    label: str
+    """The call, or the function: ``time.sleep``."""
+    place: str
+    """The innermost frame: ``function (file:line)``."""
+    modules: tuple[str, ...]
+    """The files of its frames, the innermost first."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for another thread to do something, which is not a lock that is held for too long."""
+        function = self.place.partition(" ")[0].rpartition(".")[2]
+        return self.modules[:1] == ("threading.py",) and function in {"wait", "join", "_wait_for_tstate_lock"}
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The evidence of one process, for the thread that opened its windows."""
+
+    stacks: Sequence[Stack] = ()
+    collecting: Intervals = field(default_factory=lambda: EMPTY)
+    """While Python's garbage collector stopped it."""
+    regions: Sequence[tuple[int, int, float]] = ()
+    """Regions as (start, end, seconds of CPU time)."""
+
+    @classmethod
+    def of(cls, evidence: Evidence, offset_ns: int) -> Signs:
+        """Return the evidence of a process whose clock is ahead of the common one by some nanoseconds."""
+        counts = Counter(each.thread for each in (*evidence.captures, *evidence.regions))
+        main = counts.most_common(1)[0][0] if counts else None
+        stacks = [
+            Stack(
+                each.start_unix_ns - offset_ns,
+                each.end_unix_ns - offset_ns,
+                each.label,
+                f"{each.frames[0].function} ({each.frames[0].file}:{each.frames[0].line})",
+                tuple(frame.file for frame in each.frames),
+            )
+            for each in evidence.stretches
+            if each.thread == main and each.frames
+        ]
+        pauses = [
+            (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns) for each in evidence.collections
+        ]
+        regions = [
+            (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns, each.cpu_seconds)
+            for each in evidence.regions
+            if each.thread == main
+        ]
+        collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
+        return cls(stacks, collecting, regions)
+
+    def doing(self, when: Intervals) -> dict[str, int]:
+        """Return the nanoseconds of each label in some intervals, the longest first."""
+        found: dict[str, int] = {}
+        for stack in self.stacks:
+            inside = when.clip(stack.start, stack.end).total
+            if inside:
+                found[stack.label] = found.get(stack.label, 0) + inside
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def idle(self, when: Intervals) -> dict[str, int]:
+        """Return the same for the labels that stand for a thread that waits."""
+        return {label: time for label, time in self.doing(when).items() if IDLE.search(label)}
+
+
+IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One step on one clock."""
+
+    start: int
+    """Second 0 of the report [ns]."""
+    end: int
+    path: Sequence[Segment]
+    timelines: Mapping[str, Timeline]
+    """By the label of the process."""
+    rollouts: Sequence[Rollout]
+    signs: Mapping[str, Signs] = field(default_factory=dict)
+    """By the label of the process."""
+    engine_roles: frozenset[str | None] = frozenset()
+    neighbours: Neighbours | None = None
+    """The steps around this one, in the spans; None: there are none."""
+
+    @property
+    def seconds(self) -> float:
+        """The length of the step."""
+        return (self.end - self.start) / 1e9
+
+    def at(self, time: int) -> float:
+        """Return a time as seconds of the report."""
+        return (time - self.start) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process did in one region, as far as it is on the path."""
+
+    process: str
+    role: str | None
+    region: tuple[str, ...]
+    when: Intervals
+
+    @property
+    def name(self) -> str | None:
+        """The innermost region."""
+        return self.region[-1] if self.region else None
+
+    @property
+    def phrase(self) -> str:
+        """The place for a sentence: the innermost region, else the role, else the step."""
+        return self.name or self.role or "the step"
+
+
+def _parts(path: Iterable[Segment], *kinds: str) -> list[Part]:
+    """Return the parts of the path of some kinds, the longest first."""
+    found: dict[tuple[str, str | None, tuple[str, ...]], list[Segment]] = {}
+    for segment in path:
+        if segment.kind in kinds:
+            found.setdefault((segment.process, segment.role, segment.region), []).append(segment)
+    parts = [
+        Part(*key, Intervals.union([each.start for each in of], [each.end for each in of]))
+        for key, of in found.items()
+    ]
+    return sorted(parts, key=lambda part: -part.when.total)
+
+
+class Ledger:
+    """Gives each moment of the step to one finding at most.
+
+    Args:
+        facts: of the step.
+        least: seconds below which nothing is claimed.
+    """
+
+    def __init__(self, facts: Facts, least: float) -> None:
+        self.facts = facts
+        self.least = least
+        self.free = Intervals.one(facts.start, facts.end)
+        self.found: list[Finding] = []
+
+    def claim(
+        self,
+        part: Part,
+        when: Intervals,
+        topic: str,
+        text: str,
+        *,
+        why: str,
+        advice: str,
+        assumption: str | None,
+        remains: float = 0.0,
+        shared: bool = False,
+    ) -> bool:
+        """Add a finding for what is free of some time; return whether that is long enough for one.
+
+        Args:
+            part: the place of the finding.
+            when: the time that it explains.
+            topic: its kind.
+            text: its sentence; ``{seconds}`` stands for its seconds.
+            why: its evidence.
+            advice: what to try.
+            assumption: what the estimate of the gain assumes; None: no gain is computed.
+            remains: seconds that the step would not gain without the cause.
+            shared: whether the cause lies in no single process.
+        """
+        free = self.free & when
+        seconds = free.total / 1e9
+        if not len(free) or seconds < self.least:
+            return False
+        self.free -= free
+        longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
+        self.found.append(
+            Finding(
+                text.replace("{seconds}", seconds_text(seconds)),
+                topic,
+                seconds,
+                process=None if shared else part.process,
+                role=part.role,
+                region=part.name,
+                start=self.facts.at(longest[0]),
+                end=self.facts.at(longest[1]),
+                why=why,
+                advice=advice,
+                saves=None if assumption is None else max(seconds - remains, 0.0),
+                assumption=assumption,
+            )
+        )
+        return True
+
+    def short(self, process: str, text: str, *, advice: str) -> None:
+        """Say that the step is too short to be judged; nothing is claimed any more."""
+        self.free = EMPTY
+        self.found.append(Finding(text, "short", process=process, advice=advice))
+
+    def book(self, when: Intervals) -> None:
+        """Take time out that is no finding about the job."""
+        self.free -= when
+
+    def merged(self, key: Callable[[Part], tuple[str, tuple[str, ...]] | None], *kinds: str) -> list[Part]:
+        """Return parts that have one place together, the longest first.
+
+        Args:
+            key: returns the process and the region that a part belongs to; None: it is left out.
+            kinds: of the path.
+        """
+        found: dict[tuple[str, str | None, tuple[str, ...]], Intervals] = {}
+        for part in _parts(self.facts.path, *kinds):
+            place = key(part)
+            if place is not None:
+                whole = (place[0], part.role, place[1])
+                found[whole] = found.get(whole, EMPTY) | (part.when & self.free)
+        return sorted((Part(*each, when) for each, when in found.items()), key=lambda part: -part.when.total)
+
+    def parts(self, *kinds: str) -> Iterator[Part]:
+        """Yield the parts of the path of some kinds, the longest first, with what is still free of them."""
+        for part in _parts(self.facts.path, *kinds):
+            free = part.when & self.free
+            if free.total >= self.least * 1e9:
+                yield Part(part.process, part.role, part.region, free)
+
+
+def place_of(facts: Facts, process: str, role: str | None, region: tuple[str, ...]) -> Place | None:
+    """Return a region of a process by its path; None: it has none there."""
+    for nest in facts.timelines[process].nests:
+        for at, place in enumerate(nest.places):
+            if not place.window and place.role == role and nest.path(at) == region:
+                return place
+    return None
+
+
+def last_part(when: Intervals, nanoseconds: int) -> Intervals:
+    """Return the last nanoseconds of some intervals."""
+    kept = EMPTY
+    for low, high in reversed(when.pairs()):
+        if nanoseconds <= 0:
+            break
+        begin = max(low, high - nanoseconds)
+        kept |= Intervals.one(begin, high)
+        nanoseconds -= high - begin
+    return kept

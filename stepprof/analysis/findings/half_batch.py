@@ -1,0 +1,47 @@
+"""Find batches that have fewer samples than room for them."""
+
+from __future__ import annotations
+
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of
+from stepprof.analysis.findings.wording import inside
+
+__all__ = ["half_batch"]
+
+EMPTY_SHARE = 0.25
+"""Share of the places of its batches from which on a region is named."""
+
+
+def half_batch(ledger: Ledger) -> None:
+    """Claim the share of a region's time that its empty places have, by its attributes ``samples`` and ``batch_size``."""
+    for part in ledger.merged(lambda part: _with_amounts(ledger.facts, part), "work"):
+        samples, room = _filled(ledger.facts, part.process, part.role, part.region) or (1.0, 1.0)
+        empty = 1 - samples / room
+        if empty < EMPTY_SHARE:
+            continue
+        ledger.claim(
+            part,
+            last_part(part.when, int(empty * part.when.total)),
+            "half_batch",
+            f"{part.process} spent {{seconds}} on empty places of its batches in {inside(part)}",
+            why=f"its batches have room for {room:,.0f} samples and had {samples:,.0f} (attributes batch_size and samples)",
+            advice="fill them: fewer and fuller batches, or sequence packing",
+            assumption="a batch takes as long with empty places as without, and full batches replace them",
+        )
+
+
+def _with_amounts(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
+    """Return the innermost region around a part that states both amounts."""
+    for depth in range(len(part.region), 0, -1):
+        if _filled(facts, part.process, part.role, part.region[:depth]):
+            return part.process, part.region[:depth]
+    return None
+
+
+def _filled(
+    facts: Facts, process: str, role: str | None, region: tuple[str, ...]
+) -> tuple[float, float] | None:
+    """Return the samples in the batches of a region, and the room that these have."""
+    place = place_of(facts, process, role, region)
+    if place is None or not place.amounts.get("batch_size") or "samples" not in place.amounts:
+        return None
+    return place.amounts["samples"], place.amounts["batch_size"]

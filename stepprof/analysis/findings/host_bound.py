@@ -1,0 +1,28 @@
+"""Find a device that waits for its host."""
+
+from __future__ import annotations
+
+from stepprof.analysis.findings.facts import Ledger, Part
+from stepprof.analysis.findings.wording import doing, inside
+
+__all__ = ["host_bound"]
+
+
+def host_bound(ledger: Ledger) -> None:
+    """Claim the parts of the path in which a process has a device and its captures show no kernel on it."""
+    for part in ledger.parts("work"):
+        process = ledger.facts.timelines[part.process].process
+        if not process.has_device:
+            continue
+        computing, communicating, _ = process.working()
+        idle = (part.when & process.covered()) - computing - communicating
+        ledger.claim(
+            part,
+            idle,
+            "host",
+            f"the device of {part.process} had no work for {{seconds}} in {inside(part)}",
+            why=doing(ledger.facts, Part(part.process, part.role, part.region, idle))
+            or "its host launched no kernel",
+            advice="launch less and larger work: CUDA graphs, torch.compile, fewer synchronisations (.item(), .cpu())",
+            assumption="kernels follow each other without gaps",
+        )

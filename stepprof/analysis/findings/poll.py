@@ -1,0 +1,55 @@
+"""Find time in which a process went on waiting although what it waited for had finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepprof.analysis.findings.facts import Facts, Ledger, Part
+from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.report.intervals import Intervals
+
+__all__ = ["poll"]
+
+
+def poll(ledger: Ledger) -> None:
+    """Claim what followed the last forward step, the last sample, or the last rank of a window."""
+    facts = ledger.facts
+    for part in ledger.parts("handover"):
+        what = (
+            "the recorded engines had finished"
+            if part.role in facts.engine_roles
+            else "the recorded ranks had finished"
+        )
+        _claim(ledger, part, part.when, what)
+    for part in ledger.parts("work"):
+        for when in _after_others(facts, part):
+            _claim(ledger, part, when, "its other threads or coroutines had finished")
+
+
+def _claim(ledger: Ledger, part: Part, when: Intervals, what: str) -> None:
+    after = Part(part.process, part.role, part.region, when)
+    ledger.claim(
+        part,
+        when,
+        "poll",
+        f"{part.process} stayed in {inside(part)} for {{seconds}} after {what}",
+        why=doing(ledger.facts, after) or "no work was recorded in this time",
+        advice="wait for the result itself (a future, a queue) instead of asking in intervals, or ask more often",
+        assumption="the window ends when the work ends",
+    )
+
+
+def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
+    """Yield the end of each stretch in which the last region of another thread or coroutine ended earlier,
+    and in which the stacks then show that the thread did nothing.
+    """
+    signs = facts.signs.get(part.process)
+    if signs is None:
+        return
+    beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
+    for low, high in part.when.pairs():
+        inside = beside.clip(low, high)
+        if len(inside) and int(inside.end[-1]) < high:
+            rest = Intervals.one(int(inside.end[-1]), high)
+            if sum(signs.idle(rest).values()) >= rest.total / 2:
+                yield rest

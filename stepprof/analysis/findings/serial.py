@@ -1,0 +1,55 @@
+"""Find calls that run one after the other although they could run at the same time."""
+
+from __future__ import annotations
+
+import re
+
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, place_of
+from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.report.wording import seconds_text
+
+__all__ = ["serial"]
+
+FEWEST = 4
+IDLE = 0.5
+"""A call waits for this share of its time or more."""
+JUDGES = re.compile(r"(?<![a-z])(?:reward|rewards|score|scores|judge|verify|grade|tool|sandbox)(?![a-z])")
+
+
+def serial(ledger: Ledger) -> None:
+    """Claim all but the longest of several calls of one region that wait, or that score samples."""
+    for part in ledger.parts("work"):
+        place = place_of(ledger.facts, part.process, part.role, part.region)
+        if place is None or place.calls < FEWEST:
+            continue
+        names = (part.role or "", *part.region)
+        if not any(JUDGES.search(name.lower()) for name in names) and not _waits(ledger.facts, part):
+            continue
+        ledger.claim(
+            part,
+            part.when,
+            "serial",
+            f"{part.process} made {place.calls} calls of {inside(part)} one after the other: {{seconds}}",
+            why=doing(ledger.facts, part)
+            or f"no two calls overlap; the longest took {seconds_text(place.longest)}",
+            advice="make the calls concurrently: a pool of threads or processes, or asyncio.gather",
+            assumption="all calls run at the same time, and the longest one remains",
+            remains=place.longest,
+        )
+
+
+def _waits(facts: Facts, part: Part) -> bool:
+    """Return whether the thread waited in the regions of a part: by its stacks, else by its CPU time.
+
+    A thread that computes on a busy machine uses little CPU time too.
+    """
+    signs = facts.signs.get(part.process)
+    if signs is not None and signs.stacks:
+        return sum(signs.idle(part.when).values()) >= IDLE * part.when.total
+    regions = [
+        each
+        for each in (signs.regions if signs else ())
+        if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])
+    ]
+    wall = sum(end - start for start, end, _ in regions) / 1e9
+    return bool(regions) and sum(cpu for _, _, cpu in regions) < IDLE * wall

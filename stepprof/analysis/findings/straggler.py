@@ -1,0 +1,185 @@
+"""Find the rank that spends longer in a region than the others, and holds the step up with it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part
+from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.report.critical_path import Timeline
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.wording import seconds_text
+
+__all__ = ["straggler"]
+
+Key = tuple["str | None", tuple[str, ...]]
+BALANCE = "balance the work over the ranks: sort or pack sequences by length"
+COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
+FEWEST_STEPS = 2
+MOST_PEERS = 7
+MORE = 0.1
+"""A rank has more tokens if it has this share more than the median of the others."""
+
+
+def straggler(ledger: Ledger, *, shared: bool = True) -> None:
+    """Claim the time by which a rank exceeds the median of the others in one region.
+
+    Args:
+        ledger: of the step.
+        shared: only regions that the other ranks have too; otherwise those that only one rank has.
+    """
+    own = _own(ledger.facts)
+    for part in ledger.parts("work"):
+        key = (part.role, part.region)
+        peers = _peers(ledger.facts, part.process, part.role)
+        peers = [label for label in peers if _comparable(ledger.facts, part, label)]
+        others = {label: own[label][key] for label in peers if key in own[label]}
+        if not peers or bool(others) != shared or part.process not in own:
+            continue
+        times = [*others.values()] or [0]
+        # where ranks leave a region together, the early ones waited in it
+        waits = ledger.facts.timelines[part.process].waits
+        met = Intervals.union([start for start, _, _ in waits], [end for _, end, _ in waits])
+        mine = own[part.process][key] - (_stretches(ledger.facts, part) & met).total
+        excess = mine - median(times)
+        if excess < ledger.least * 1e9:
+            continue
+        own_seconds, middle = mine / 1e9, median(times) / 1e9
+        more = _more(ledger.facts, part, others)
+        calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
+        apart = ", collectives not counted" if any(map(len, calls)) else ""
+        if not others:
+            text = f"{part.process} spent {{seconds}} in {inside(part)}{apart}, and no other rank did"
+        else:
+            than = "the median of the others" if len(others) > 1 else next(iter(others))
+            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
+        ledger.claim(
+            part,
+            last_part(part.when, int(excess)),
+            "straggler",
+            text,
+            why="; ".join(
+                filter(
+                    None,
+                    [
+                        more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
+                        _in_other_steps(ledger.facts, part, [*others], excess / 1e9, more),
+                        _waited(ledger.facts, part),
+                        doing(ledger.facts, part),
+                    ],
+                )
+            ),
+            advice=BALANCE if more else COMPARE,
+            assumption="the rank takes as long as the slowest of the others",
+            remains=max(times) / 1e9 - middle,
+        )
+
+
+def _in_other_steps(
+    facts: Facts, part: Part, others: Sequence[str], excess: float, more: str | None
+) -> str | None:
+    """Return whether the rank exceeds the others in the steps around this one too."""
+    if facts.neighbours is None or part.name is None or not others:
+        return None
+    origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
+    mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
+    steps = [step for step in mine if all(step in of for of in theirs)]
+    if len(steps) < FEWEST_STEPS:
+        return None
+    late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
+    if not late:
+        return f"in this step alone: not in {len(steps)} steps around it"
+    if len(late) < len(steps):
+        return f"also in {len(late)} of {len(steps)} steps around it"
+    slow = "" if more else ": the rank is slow"
+    return f"also in each of {len(steps)} steps around it{slow}"
+
+
+def _waited(facts: Facts, part: Part) -> str | None:
+    """Return which process waited longest for the rank."""
+    waits = {}
+    for label, each in facts.timelines.items():
+        of = [(start, end) for start, end, whom in each.waits if whom == part.process]
+        linked = Intervals.union([start for start, _ in of], [end for _, end in of])
+        waits[label] = (linked & each.waiting).total
+    longest = max(waits, key=lambda label: waits[label])
+    return f"{longest} waited {seconds_text(waits[longest] / 1e9)} for it" if waits[longest] else None
+
+
+def _more(facts: Facts, part: Part, others: Iterable[str]) -> str | None:
+    """Return by how much a rank has more tokens or samples than the others."""
+    mine, *theirs = (_amounts(facts.timelines[label], part) for label in (part.process, *others))
+    for key in ("tokens", "samples", "batch_size"):
+        known = [each[key] for each in theirs if key in each]
+        if key in mine and known and mine[key] > (1 + MORE) * median(known):
+            return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {median(known):,.0f}"
+    return None
+
+
+def _amounts(timeline: Timeline, part: Part) -> dict[str, float]:
+    """Return the amounts of the innermost region around a part that has some."""
+    for depth in range(len(part.region), -1, -1):
+        for nest in timeline.nests:
+            for at, place in enumerate(nest.places):
+                if place.amounts and place.role == part.role and nest.path(at) == part.region[:depth]:
+                    return place.amounts
+    return {}
+
+
+def _stretches(facts: Facts, part: Part) -> Intervals:
+    """Return when a process was in a place, outside of collectives."""
+    timeline = facts.timelines[part.process]
+    those = [
+        (start, end)
+        for start, end, role, region in timeline.stretches
+        if (role, region) == (part.role, part.region)
+    ]
+    return Intervals.union([start for start, _ in those], [end for _, end in those]) - _met(timeline)
+
+
+def _met(timeline: Timeline) -> Intervals:
+    """Return when a process was in collectives and computed nothing."""
+    return timeline.communicating | timeline.unmatched | timeline.waiting
+
+
+def _comparable(facts: Facts, part: Part, label: str) -> bool:
+    """Return whether the ends and the collectives of two processes in a role are known equally well."""
+    mine, other = facts.timelines[part.process], facts.timelines[label]
+    for each in (mine, other):
+        if not each.process.is_followed or any(role == part.role for role, _ in each.process.open_ended()):
+            return False
+    if not len(_met(mine) | _met(other)):
+        return True
+    return mine.process.is_whole and other.process.is_whole
+
+
+def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
+    """Return the other ranks that have windows of a role."""
+
+    def is_rank(each: Timeline) -> bool:
+        return each.process.kind == "rank" and isinstance(each.process.origin.rank, int)
+
+    if not is_rank(facts.timelines[label]):
+        return []
+    return [
+        other
+        for other, each in facts.timelines.items()
+        if other != label and is_rank(each) and role in each.process.roles
+    ]
+
+
+def _own(facts: Facts) -> dict[str, dict[Key, int]]:
+    """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler."""
+    found: dict[str, dict[Key, int]] = {}
+    for label, each in facts.timelines.items():
+        parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+        for start, end, role, region in each.stretches:
+            parts[role, region].append((start, end))
+        stood = _met(each) | each.held
+        found[label] = {
+            key: (Intervals.union([a for a, _ in pairs], [b for _, b in pairs]) - stood).total
+            for key, pairs in parts.items()
+        }
+    return found

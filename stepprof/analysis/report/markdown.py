@@ -1,0 +1,103 @@
+"""Print a report or a comparison as Markdown, for a pull request or a chat.
+
+The names in it come from traces: they are escaped, so that they can neither format the text nor name
+a user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report, TimeOf
+from stepprof.analysis.report.wording import seconds
+from stepprof.formatting import printable
+
+__all__ = ["render"]
+
+_MOST_PROBLEMS = 5
+_SPECIAL = re.compile(r"[\\`*\[\]|#~$]|(?<![^\W_])_|_(?![^\W_])")
+
+
+def render(content: Report | Comparison, *, top: int = 8) -> str:
+    """Return the findings, and the first `top` rows of the main tables."""
+    lines = _report(content, top) if isinstance(content, Report) else _comparison(content, top)
+    return "\n".join(lines) + "\n"
+
+
+def _report(report: Report, top: int) -> Iterator[str]:
+    of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
+    step = "" if report.step is None else f", step {report.step}{of}"
+    yield f"### {_plain(report.run_id)}{step}: {seconds(report.seconds)}"
+    yield from _findings(report.findings)
+    yield from _times("role", report.roles[:top])
+    yield from _times("region", report.regions[:top])
+    yield from _problems(report.problems)
+
+
+def _comparison(comparison: Comparison, top: int) -> Iterator[str]:
+    yield f"### {_plain(comparison.a)} → {_plain(comparison.b)}"
+    if comparison.gate is not None:
+        yield from ("", f"**{_plain(comparison.gate.text)}**")
+    yield from _findings(comparison.findings)
+    changes = [each for each in comparison.changes if each.significant or each.topic == "step"]
+    rows = (
+        (each.what, seconds(each.a), seconds(each.b), _share(each.a, each.b), "?" if each.noise is None else seconds(each.noise))
+        for each in changes[:top]
+    )  # fmt: skip
+    yield from _table(("", "A", "B", "change", "noise"), rows)
+    yield from _problems(comparison.problems)
+
+
+def _share(a: float, b: float) -> str:
+    return f"{b / a - 1:+.1%}" if a > 0 else "new"
+
+
+def _findings(findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield ""
+    for finding in findings:
+        cost = "" if finding.seconds is None else f"**{seconds(finding.seconds)}** "
+        yield f"- {cost}{_plain(finding.text)}"
+        for text in (finding.why, finding.advice):
+            if text:
+                yield f"  - {_plain(text)}"
+
+
+def _times(what: str, times: Sequence[TimeOf]) -> Iterator[str]:
+    rows = (
+        (
+            (each.region if what == "region" else each.role) or "step",
+            seconds(each.seconds),
+            f"{each.share:.0%}",
+            str(len(each.per_process)),
+        )
+        for each in times
+    )
+    yield from _table((what, "time", "of the step", "processes"), rows)
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    shown = [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+    if shown:
+        yield from ("", f"| {' | '.join(headers)} |", f"|---{'|--:' * (len(headers) - 1)}|", *shown)
+
+
+def _problems(problems: Sequence[Problem]) -> Iterator[str]:
+    if problems:
+        yield from ("", "Notes:", "")
+    for each in problems[:_MOST_PROBLEMS]:
+        source = "" if each.source is None else f"{each.source}: "
+        yield f"- {_plain(source + each.problem)}"
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"- and {len(problems) - _MOST_PROBLEMS} more, in the JSON"
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is.
+
+    >>> print(_plain("aten::_foreach_add_ <b> [x] a|b update_actor"))
+    aten::\\_foreach_add\\_ &lt;b> \\[x\\] a\\|b update_actor
+    """
+    text = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "&#64;")
+    return _SPECIAL.sub(r"\\\g<0>", text).replace("&\\#64;", "&#64;")

@@ -1,0 +1,71 @@
+"""Find regions that several ranks leave together: those that entered earlier waited for the last one.
+
+Ranks meet in what no profiler records: a barrier of the operating system, a socket, an actor's call.
+If all ranks leave a region at the same time and entered it at different times, the time before the
+last entry counts as a wait for that rank.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stepprof.analysis.report.processes import Process, unsure_ns
+
+__all__ = ["Visit", "meetings"]
+
+TOGETHER = 0.05
+TOGETHER_NS = 2_000_000
+"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the wait."""
+CLEAR = 5
+"""A wait counts if it is so many times longer than the ends differ."""
+MOST_CALLS = 5_000
+
+
+class Visit(NamedTuple):
+    """When a process was in a region, innermost."""
+
+    process: Process
+    times: list[tuple[int, int]]
+
+
+def meetings(
+    visits: dict[tuple[object, ...], list[Visit]],
+) -> dict[str, list[tuple[int, int, str]]]:
+    """Return the waits of each process, by label, as (start, end, label of the last to enter).
+
+    Args:
+        visits: of each region, those of all ranks that have it.
+    """
+    found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for of in visits.values():
+        if len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS:
+            error = _error([visit.process for visit in of])
+            if error is not None:
+                _add(found, of, error)
+    return found
+
+
+def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], error: int) -> None:
+    start = np.array([[start for start, _ in visit.times] for visit in of])
+    end = np.array([[end for _, end in visit.times] for visit in of])
+    last, differ = start.max(axis=0), np.ptp(end, axis=0)
+    latest = start.argmax(axis=0)
+    wait = last - start.min(axis=0)
+    meet = (differ <= TOGETHER_NS + TOGETHER * wait) & (wait >= CLEAR * np.maximum(differ, error))
+    meet &= (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
+    for call in np.flatnonzero(meet).tolist():
+        for row, visit in enumerate(of):
+            begin = int(start[row, call])
+            if row != latest[call] and begin < last[call]:
+                whom = of[int(latest[call])].process.label
+                found[visit.process.label].append((begin, int(last[call]), whom))
+
+
+def _error(processes: Sequence[Process]) -> int | None:
+    """Return the largest error of a comparison of two of them; None: some cannot be compared."""
+    errors = [unsure_ns(processes[0], other) for other in processes[1:]]
+    return None if None in errors else max(each for each in errors if each is not None)

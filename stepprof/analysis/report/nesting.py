@@ -1,0 +1,219 @@
+"""Follow a source's nested windows and regions: which region is innermost at each moment.
+
+A window and its regions are on the thread that opened the window, or on the row of coroutines. There,
+the region that opened last and is still open is the innermost one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from heapq import heappop, heappush
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.timeline.model import Source
+from stepprof.run.amounts import amounts
+
+__all__ = ["NOWHERE", "Nest", "Place", "nest_of"]
+
+MOST_SLICES = 20_000
+"""Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
+MOST_PLACES = 2_000
+MOST_BESIDE = 4096
+NOWHERE = -1
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A window or region with what is around it."""
+
+    parent: int
+    """Its index among the places; `NOWHERE`: nothing is around it."""
+    name: str
+    role: str | None
+    window: bool
+    calls: int
+    total: bytes
+    """Packed intervals in which it was open, at most `STRETCHES`."""
+    seconds: float
+    """The length of these intervals before the limit."""
+    longest: float
+    """Seconds of its longest call."""
+    amounts: dict[str, float] = {}
+    """Sums of the attributes ``tokens``, ``samples`` and ``batch_size`` over its calls."""
+
+
+STRETCHES = 64
+
+
+class Nest(msgspec.Struct, frozen=True):
+    """The innermost place at each moment, as packed columns: start, end [ns], place."""
+
+    places: list[Place] = []
+    start: bytes = b""
+    end: bytes = b""
+    place: bytes = b""
+    beside: bytes = b""
+    """Packed intervals in which regions of other threads and of coroutines were open."""
+
+    def stretches(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, end, place) in the order of time."""
+        columns = (np.frombuffer(column, "<i8").tolist() for column in (self.start, self.end, self.place))
+        yield from zip(*columns, strict=True)
+
+    def path(self, place: int) -> tuple[str, ...]:
+        """Return the names of the regions around a place and of itself, without windows."""
+        names: list[str] = []
+        while place != NOWHERE:
+            each = self.places[place]
+            if not each.window:
+                names.append(each.name)
+            place = each.parent
+        return tuple(reversed(names))
+
+
+def nest_of(source: Source, chosen: Chosen) -> Nest | None:
+    """Return the nesting of the threads and coroutines that opened windows; None: there is none."""
+    slices = source.slices
+    which = np.union1d(chosen.windows, chosen.regions)
+    opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
+    beside = which[:0]
+    if len(opened):
+        tracks = np.unique(slices.track[opened])
+        if source.origin.kind != "spans" and len(chosen.regions):  # a trace has windows on a row of their own
+            least = int(tracks.max()) + 1
+            spent = np.bincount(slices.track[chosen.regions], slices.duration[chosen.regions], least)
+            spent[tracks] = 0
+            tracks = np.append(tracks, spent.argmax())
+        own = np.isin(slices.track[which], tracks)
+        which, beside = which[own], which[~own]
+    if not len(which):
+        return None
+    if len(which) > MOST_SLICES:
+        longest = np.argpartition(-slices.duration[which], MOST_SLICES)[:MOST_SLICES]
+        which = np.sort(which[longest])
+    which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
+    nest = _Sweep(source, chosen, which, set(opened.tolist())).nest()
+    others = Intervals.union(slices.start[beside], slices.start[beside] + slices.duration[beside])
+    return msgspec.structs.replace(nest, beside=others.coarse(MOST_BESIDE)[0].pack())
+
+
+class _Sweep:
+    """Goes through the slices by time, and keeps those that are open."""
+
+    def __init__(self, source: Source, chosen: Chosen, which: Indices, opened: set[int]) -> None:
+        slices = source.slices
+        self.names = [source.names[name] for name in slices.name[which].tolist()]
+        self.windows = [at in opened for at in which.tolist()]
+        self.roles = chosen.roles(which)
+        self.amounts = _amounts(source, which)
+        self.start = slices.start[which].tolist()
+        self.end = (slices.start[which] + slices.duration[which]).tolist()
+        self.numbers: dict[tuple[int, str, str | None, bool], int] = {}
+        self.members: list[list[int]] = []
+        self.stretches: list[tuple[int, int, int]] = []
+
+    def nest(self) -> Nest:
+        """Return what was swept."""
+        place_of = self._places()
+        self._follow(place_of)
+        start, end, place = (
+            np.array(column, "<i8").tobytes() for column in zip(*self.stretches, strict=True)
+        ) if self.stretches else (b"", b"", b"")  # fmt: skip
+        return Nest([*self._made()], start, end, place)
+
+    def _places(self) -> list[int]:
+        """Return the place of each slice: what it is, inside the innermost slice that contains it."""
+        place_of: list[int] = []
+        around: list[int] = []
+        for at, (begin, end) in enumerate(zip(self.start, self.end, strict=True)):
+            while around and self.end[around[-1]] <= begin:
+                around.pop()
+            parent = next((place_of[each] for each in reversed(around) if self.end[each] >= end), NOWHERE)
+            key = (parent, self.names[at], self.roles[at], self.windows[at])
+            if key not in self.numbers and len(self.numbers) >= MOST_PLACES:
+                place_of.append(parent)
+                continue
+            number = self.numbers.setdefault(key, len(self.numbers))
+            if number == len(self.members):
+                self.members.append([])
+            self.members[number].append(at)
+            place_of.append(number)
+            around.append(at)
+        return place_of
+
+    def _follow(self, place_of: list[int]) -> None:
+        """Add the stretches: between two moments at which a slice opens or closes, the last opened is innermost."""
+        opened: list[tuple[int, int]] = []  # the last to open first
+        closing: list[tuple[int, int]] = []
+        last = 0
+        at = 0
+        while at < len(self.start) or closing:
+            opens = at < len(self.start) and (not closing or self.start[at] < closing[0][0])
+            now = self.start[at] if opens else closing[0][0]
+            while opened and self.end[-opened[0][1]] <= last:
+                heappop(opened)
+            if opened and now > last:
+                self._add(last, now, place_of[-opened[0][1]])
+            last = now
+            if opens:
+                heappush(opened, (-at, -at))
+                heappush(closing, (self.end[at], at))
+                at += 1
+            else:
+                heappop(closing)
+
+    def _add(self, start: int, end: int, place: int) -> None:
+        if self.stretches and self.stretches[-1][1:] == (start, place):
+            self.stretches[-1] = (self.stretches[-1][0], end, place)
+        else:
+            self.stretches.append((start, end, place))
+
+    def _made(self) -> Iterator[Place]:
+        for (parent, name, role, window), members in zip(self.numbers, self.members, strict=True):
+            when = Intervals.union([self.start[at] for at in members], [self.end[at] for at in members])
+            packed = when.coarse(STRETCHES)[0].pack()
+            longest = max(self.end[at] - self.start[at] for at in members) / 1e9
+            yield Place(
+                parent,
+                name,
+                role,
+                window,
+                len(members),
+                packed,
+                when.total / 1e9,
+                longest,
+                self._sums(members),
+            )
+
+    def _sums(self, members: list[int]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for at in members:
+            for key, value in self.amounts[at].items():
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+
+def _amounts(source: Source, which: Indices) -> list[dict[str, float]]:
+    """Return the amounts among the attributes of each slice; only spans have attributes."""
+    args = source.slices.args
+    if args is None or source.origin.kind != "spans":
+        return [{}] * len(which)
+    return [_decoded(args[at] or b"") for at in which.tolist()]
+
+
+@lru_cache(maxsize=4096)
+def _decoded(raw: bytes) -> dict[str, float]:
+    if not any(key in raw for key in _KEYS):
+        return {}
+    try:
+        decoded = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return amounts(decoded) if isinstance(decoded, dict) else {}
+
+
+_KEYS = (b'"tokens"', b'"samples"', b'"batch_size"')

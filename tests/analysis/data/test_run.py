@@ -1,0 +1,359 @@
+"""The tables of a run, as pyarrow takes them through the Arrow C stream interface."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from runs import make_run, record, record_engine, region, tell_engines, write_spans
+
+import stepprof
+from stepprof.analysis.data.schema import TABLES
+from stepprof.analysis.timeline.find import find
+from stepprof.analysis.timeline.load import load
+from stepprof.cli.main import main
+from stepprof.errors import ConfigError
+
+BASE = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+
+
+def window(step, start, seconds=1.0, role=None, **more):
+    return {
+        "name": role or "step",
+        "kind": "window",
+        "start": BASE + int(start * SECOND),
+        "dur": int(seconds * SECOND),
+        "step": step,
+        "role": role,
+        "thread": 7,
+        **more,
+    }
+
+
+def trace(*events):
+    content = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": list(events)}
+    return gzip.compress(json.dumps(content).encode())
+
+
+def op(name, ts, dur, **more):
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 7, "ts": ts, "dur": dur, **more}
+
+
+def rows(table):
+    return pa.table(table).to_pylist()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Step 2 is recorded, with an engine; spans tell of four steps."""
+    made = make_run(tmp_path, "r", config={"steps": "2"})
+    steps = [op("aten::mm", 100, 50, args={"Input Dims": [[2, 2]]}), op("aten::add", 300, 7)]
+    record(made, data=trace(*steps), start_unix_ns=BASE + 2 * SECOND, end_unix_ns=BASE + 3 * SECOND)
+    forward = op("execute_context_1(7)_generation_3(3)", 400, 90, cat="user_annotation")
+    tell_engines(made, record_engine(made, data=trace(forward), host="h"))
+    write_spans(
+        made,
+        0,
+        *(window(step, step) for step in range(1, 5)),
+        region("update", 0.25, attrs={"tokens": 3}, thread=7),
+        {
+            "name": "batch",
+            "kind": "counter",
+            "start": BASE,
+            "dur": 0,
+            "step": 3,
+            "value": 1.5,
+            "error": True,
+        },
+    )
+    return stepprof.open_run(made.path)
+
+
+class TestRun:
+    def test_what_it_is(self, run, tmp_path):
+        assert (run.id, run.path, run.recorded) == ("r", tmp_path / "r", [2])
+        assert run.info["config"] == {"steps": "2"}
+        assert repr(run) == f"<run r in {tmp_path / 'r'}>"
+
+    def test_steps(self, run):
+        """One for each, with its own duration and that to the next one."""
+        assert rows(run.steps) == [
+            {
+                "step": step,
+                "visit": 1,
+                "process": "rank 0",
+                "recorded": step == 2,
+                "start_unix_ns": BASE + step * SECOND,
+                "duration_ns": SECOND,
+                "until_next_ns": SECOND if step < 4 else None,
+            }
+            for step in range(1, 5)
+        ]
+
+    def test_spans(self, run):
+        found = rows(run.spans)
+        assert [(row["kind"], row["name"], row["step"]) for row in found] == [
+            *(("window", "step", step) for step in range(1, 5)),
+            ("region", "update", 2),
+            ("counter", "batch", 3),
+        ]
+        update, batch = found[-2:]
+        assert (update["role"], update["process"], update["rank"], update["host"], update["pid"]) == (
+            "actor",
+            "rank 0",
+            0,
+            "h",
+            7,
+        )
+        assert (update["start_unix_ns"], update["duration_ns"]) == (BASE, SECOND // 4)
+        assert json.loads(update["attributes"]) == {"tokens": 3}
+        assert (batch["value"], batch["error"], batch["attributes"]) == (1.5, True, None)
+
+    def test_a_step_that_is_visited_again(self, tmp_path):
+        """Each visit has a row; which one was recorded is known by the times of its window."""
+        made = make_run(tmp_path, "r")
+        record(made, step=1, start_unix_ns=BASE + 20 * SECOND + 1, end_unix_ns=BASE + 21 * SECOND)
+        write_spans(made, 0, *(window(step, at) for step, at in ((1, 0), (2, 10), (1, 20), (2, 30))))
+        found = rows(stepprof.open_run(made.path).steps)
+        assert [(row["step"], row["visit"], row["recorded"]) for row in found] == [
+            (1, 1, False),
+            (2, 1, False),
+            (1, 2, True),
+            (2, 2, False),
+        ]
+
+    def test_a_visit_that_another_rank_recorded(self, tmp_path):
+        """The clock of the other rank does not show which visit it was."""
+        made = make_run(tmp_path, "r")
+        record(made, step=1, rank=3, pid=9)
+        write_spans(made, 0, window(1, 0), window(2, 10), window(1, 20))
+        found = rows(stepprof.open_run(made.path).steps)
+        assert [row["recorded"] for row in found] == [None, False, None]
+
+    def test_without_spans(self, tmp_path):
+        """The manifest tells of the recorded steps."""
+        made = make_run(tmp_path, "r")
+        record(made, step=2, rank=1, end_unix_ns=None)
+        record(made, step=3, rank=1)
+        first, second = rows(stepprof.open_run(made.path).steps)
+        assert (first["step"], first["process"], first["duration_ns"]) == (2, "rank 1", None)
+        assert (second["step"], second["recorded"], second["duration_ns"]) == (3, True, 3 * SECOND // 2)
+
+    def test_the_driver_counts(self, tmp_path):
+        made = make_run(tmp_path, "r")
+        write_spans(made, 0, window(1, 0.5, 0.1))
+        write_spans(made, "driver", window(1, 0), pid=1)
+        (only,) = rows(stepprof.open_run(made.path).steps)
+        assert (only["process"], only["duration_ns"]) == ("driver", SECOND)
+
+    def test_damage_is_told_and_the_rest_is_read(self, run):
+        (file,) = (run.path / "spans").iterdir()
+        with file.open("a") as lines:
+            lines.write("{no\n")
+        assert len(rows(run.spans)) == 6
+        assert run.problems == [f"spans/{file.name}: 1 damaged line ignored"]
+
+    def test_what_utf8_cannot_hold(self, tmp_path):
+        """Half of a surrogate pair in a name, and numbers that are too large."""
+        made = make_run(tmp_path, "r")
+        write_spans(made, 0, {**window(1, 0), "name": "x\ud800", "thread": 1 << 63}, pid=1 << 63)
+        (only,) = rows(stepprof.open_run(made.path).spans)
+        assert (only["name"], only["thread"], only["pid"]) == ("x\ufffd", None, None)
+
+    def test_an_empty_run_has_empty_tables(self, tmp_path):
+        run = stepprof.open_run(make_run(tmp_path, "r").path)
+        for table in (run.steps, run.spans):
+            assert pa.table(table).num_rows == 0
+            assert pa.table(table).column_names == [column.name for column in table.columns]
+        with pytest.raises(ConfigError, match="no step is recorded"):
+            run.step()
+
+    def test_it_is_read_when_it_is_asked_for(self, tmp_path):
+        """And again each time: the run grows."""
+        made = make_run(tmp_path, "r")
+        steps = stepprof.open_run(made.path).steps
+        write_spans(made, 0, window(1, 0))
+        assert pa.table(steps).num_rows == 1
+        write_spans(made, 0, window(2, 2))
+        assert pa.table(steps).num_rows == 2
+
+    def test_which_run(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("STEPPROF_OUTPUT_DIR", str(tmp_path))
+        make_run(tmp_path, "a")
+        assert stepprof.open_run().id == "a"
+        assert stepprof.open_run("a").path == tmp_path / "a"
+        assert stepprof.open_run("a", output_dir=tmp_path).path == tmp_path / "a"
+        with pytest.raises(ConfigError, match='run "b": neither a run'):
+            stepprof.open_run("b")
+        make_run(tmp_path, "b")
+        with pytest.raises(ConfigError, match="must be directories of one run"):
+            stepprof.open_run("a", "b")
+
+    def test_parts_of_one_run(self, tmp_path):
+        """Copied from two nodes."""
+        for rank, node in enumerate(("x", "y")):
+            made = make_run(tmp_path / node, "r")
+            write_spans(made, rank, window(1, 0), pid=rank)
+        run = stepprof.open_run(tmp_path / "x" / "r", tmp_path / "y" / "r")
+        assert {row["rank"] for row in rows(run.spans)} == {0, 1}
+        assert len(rows(run.steps)) == 1
+
+
+class TestStep:
+    def test_slices(self, run):
+        """Of traces and spans, each with the process that it belongs to."""
+        found = {row["name"]: row for row in rows(run.step().slices)}
+        assert set(found) == {
+            "aten::mm",
+            "aten::add",
+            "execute_context_1(7)_generation_3(3)",
+            "step",
+            "update",
+        }
+        mm = found["aten::mm"]
+        assert json.loads(mm["arguments"]) == {"Input Dims": [[2, 2]]}
+        assert (mm["step"], mm["occurrence"], mm["process"], mm["role"], mm["rank"]) == (
+            2,
+            1,
+            "actor rank 0",
+            "actor",
+            0,
+        )
+        assert (mm["start_unix_ns"], mm["duration_ns"]) == (BASE + 100_000, 50_000)
+        assert (mm["source_kind"], mm["source"]) == ("rank", "step-000002/actor/rank-0.trace.json.gz")
+        assert (mm["clock"], mm["host"], mm["category"], mm["track_kind"]) == (None, "h", "cpu_op", "thread")
+        assert found["aten::add"]["arguments"] is None
+        assert found["update"]["source_kind"] == "spans"
+
+    def test_clocks_that_were_never_compared(self, tmp_path):
+        """Their slices say so: their times cannot be compared."""
+        made = make_run(tmp_path, "r")
+        record(made, data=trace(op("a", 1, 1)))
+        record(made, rank=1, host="other", data=trace(op("b", 1, 1)))
+        found = {row["name"]: row["clock"] for row in rows(stepprof.open_run(made.path).step().slices)}
+        assert len(set(found.values())) == 2
+
+    def test_iterations(self, run):
+        (only,) = rows(run.step(2).iterations)
+        assert only["batch_size"] == 4
+        assert (only["process"], only["role"], only["replica"], only["worker"]) == (
+            "rollout/0 worker 0",
+            "rollout",
+            0,
+            0,
+        )
+        assert (only["start_unix_ns"], only["duration_ns"]) == (BASE + 400_000, 90_000)
+
+    def test_the_report_is_that_of_the_command(self, run, capsys):
+        assert main(["report", str(run.path), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        step = run.step()
+        assert step.report == printed
+        assert step.findings == printed["findings"]
+
+    def test_columns_that_are_not_selected_are_not_read(self, run, mocker):
+        """Arguments cost the most."""
+        import stepprof.analysis.data.slices as module
+
+        read = mocker.spy(module, "load")
+        table = run.step().slices.select("name", "duration_ns")
+        assert pa.table(table).column_names == ["name", "duration_ns"]
+        assert [call.kwargs["args"] for call in read.call_args_list] == [False] * 3
+
+    def test_a_column_that_is_not_there(self, run):
+        with pytest.raises(
+            ConfigError, match=r'column "duration": not in slices.*did you mean "duration_ns"'
+        ):
+            run.step().slices.select("duration")
+
+    def test_a_step_that_is_not_recorded(self, run):
+        with pytest.raises(ConfigError, match=r"step 3: not recorded in .*; did you mean 2"):
+            run.step(3)
+
+    def test_a_damaged_trace(self, run):
+        (run.path / "step-000002" / "actor" / "rank-0.trace.json.gz").write_bytes(b"no gzip")
+        assert "aten::mm" not in {row["name"] for row in rows(run.step().slices)}
+        assert any("rank-0.trace.json.gz" in problem for problem in run.problems)
+
+    def test_a_capture_of_two_steps_is_cut(self, tmp_path):
+        """Each step has its own slices, as in the timeline."""
+        made = make_run(tmp_path, "r")
+        capture = {"step": 2, "stem": "actor/rank-0"}
+        record(
+            made,
+            step=2,
+            data=trace(op("early", 100, 1), op("late", 5_000_000, 1)),
+            start_unix_ns=BASE,
+            end_unix_ns=BASE + 4 * SECOND,
+            capture=capture,
+        )
+        record(
+            made,
+            step=3,
+            data=b"",
+            start_unix_ns=BASE + 4 * SECOND,
+            end_unix_ns=BASE + 8 * SECOND,
+            capture=capture,
+            status="joined",
+        )
+        run = stepprof.open_run(made.path)
+        assert [row["name"] for row in rows(run.step(2).slices)] == ["early"]
+        assert [row["name"] for row in rows(run.step(3).slices)] == ["late"]
+
+    def test_numbers_are_not_copied(self, run):
+        """The times of a trace are handed over as they were read."""
+        (source, *_) = (load(each, args=False) for each in find([str(run.path)], output_dir=run.path).inputs)
+        array = pa.array(source.slices.start)
+        assert np.shares_memory(array.to_numpy(), source.slices.start)
+
+
+class TestTable:
+    @pytest.mark.parametrize("name", TABLES)
+    def test_the_schema_is_that_of_the_code(self, run, name):
+        """Names, types, units and descriptions travel with the data."""
+        table = getattr(run if name in ("steps", "spans") else run.step(), name)
+        assert table.name == name
+        assert name in repr(table)
+        schema = pa.schema(table)
+        assert schema == pa.table(table).schema
+        for field, column in zip(schema, TABLES[name].columns, strict=True):
+            assert field.name == column.name
+            assert field.metadata == {
+                b"description": column.text.encode(),
+                b"unit": column.unit.encode(),
+            }
+
+    def test_without_pyarrow(self, run_script, tmp_path):
+        """The error names the extra."""
+        make_run(tmp_path, "r")
+        done = run_script(
+            f"""
+            import sys
+            sys.modules["pyarrow"] = None
+            import stepprof
+            try:
+                stepprof.open_run({str(tmp_path / "r")!r})
+            except stepprof.errors.ConfigError as error:
+                print(error)
+            """
+        ).check()
+        assert done.stdout.strip() == (
+            "tables of a run need pyarrow, which is not installed: pip install 'stepprof[data]'"
+        )
+
+    def test_a_job_that_opens_a_run(self, run_script, tmp_path):
+        """`init` loads nothing that reads, and `open_run` works on after it."""
+        make_run(tmp_path, "r")
+        run_script(
+            f"""
+            import sys, stepprof
+            stepprof.init({{"output_dir": "runs", "backend": "null", "steps": "1"}}, rank=0, world_size=1)
+            assert not [name for name in sys.modules if name.startswith(("stepprof.analysis", "pyarrow"))]
+            assert stepprof.open_run({str(tmp_path / "r")!r}).id == "r"
+            stepprof.shutdown()
+            """
+        ).check()

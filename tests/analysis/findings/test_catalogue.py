@@ -1,0 +1,168 @@
+"""The findings of steps that were made by hand: their place, their seconds, and that no two share a second."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from digested import MS, T0, engine, engine_entry, manifest, source, spans, trace, window
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.evidence import CaptureUse, Collection, Evidence, Frame, StackStretch
+
+
+def report(*sources, **more):
+    return combine([digest(each) for each in sources], step=2, run_id="r", **more)
+
+
+def causes(made):
+    """(topic, process, region, milliseconds) of each finding on the path."""
+    return [
+        (each.topic, each.process, each.region, round(1e3 * (each.seconds or 0)))
+        for each in made.findings
+        if each.start is not None
+    ]
+
+
+def evidence(*stretches, collections=()):
+    """What rank 0 did, as (start, length, call) in milliseconds."""
+    at = (7, 2, None)
+    return Evidence(
+        0,
+        "h",
+        100,
+        collections=tuple(
+            Collection(*at, T0 + start * MS, T0 + (start + length) * MS, length / 1e3, 1, 2, 10)
+            for start, length in collections
+        ),
+        stretches=tuple(
+            StackStretch(*at, T0 + start * MS, T0 + (start + length) * MS, 3, (Frame("main", "train.py", 5),), call, None, None)
+            for start, length, call in stretches
+        ),
+        captures=(CaptureUse(*at, T0, T0 + 100 * MS, None, None, 0),),
+    )  # fmt: skip
+
+
+def test_the_path_has_each_moment_of_the_step_once():
+    """Rank 1 is late by 40 ms in `load`; then both are in an all-reduce for 10 ms."""
+
+    def rank(number, late):
+        return [
+            spans(number, ("window", "actor", 0, 100, "actor"), ("region", "load", 10, late, "actor")),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", 10 + late, 80 - late), world=2),
+        ]
+
+    told = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 30), *rank(1, 70), manifests=[told])
+    assert made.path[0].start == 0
+    assert all(
+        round(one.start + one.seconds, 9) == round(other.start, 9) for one, other in pairwise(made.path)
+    )
+    assert sum(segment.seconds for segment in made.path) == pytest.approx(made.seconds)
+    assert causes(made)[0] == ("straggler", "actor rank 1", "load", 40)
+    (late,) = [each for each in made.findings if each.topic == "straggler"]
+    assert late.why == "70 ms against 30 ms; actor rank 0 waited 40 ms for it"
+    assert (late.saves, late.start, late.end) == (0.04, 0.04, 0.08)
+
+
+def test_no_two_findings_share_a_moment():
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "save_checkpoint", 10, 20, None), ("region", "fetch", 40, 50, None)),
+        evidence=[evidence((10, 20, "pickle.dumps"), (40, 25, "time.sleep"), collections=[(12, 5)])],
+    )  # fmt: skip
+    assert causes(made) == [
+        ("data", "rank 0", "fetch", 50),
+        ("checkpoint", "rank 0", "save_checkpoint", 15),
+        ("gc", "rank 0", "save_checkpoint", 5),
+    ]
+    (data,) = [each for each in made.findings if each.topic == "data"]
+    assert data.why == "its stacks: 50% in time.sleep"
+    placed = sorted((each.start, each.end) for each in made.findings if each.start is not None)
+    assert all(one[1] <= other[0] for one, other in pairwise(placed))
+
+
+@pytest.mark.parametrize(
+    ("call", "topic"),
+    [("pickle.dumps", "pickle"), ("self.lock.acquire", "lock"), ("file.read", "io"), ("time.sleep", "sleep")],
+)
+def test_what_a_thread_was_blocked_in(call, topic):
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, 40, None)),
+        evidence=[evidence((20, 40, call))],
+    )
+    assert causes(made) == [(topic, "rank 0", "between", 40)]
+
+
+def test_work_of_a_single_process_is_no_finding():
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "update", 20, 40, None)),
+        evidence=[evidence((0, 100, "model.forward"))],
+    )
+    assert causes(made) == []
+
+
+def test_a_driver_that_stays_in_the_rollout_after_its_engines():
+    """The engine is done after 40 of 90 ms."""
+    entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 90 * MS)
+    made = report(
+        spans("driver", ("window", "rollout", 0, 90, "rollout"), ("region", "gen", 0, 90, "rollout")),
+        engine(0, (0, 20, 8), (20, 20, 8)),
+        manifests=[manifest(engines=[entry])],
+    )
+    assert causes(made) == [("poll", "rollout driver", "gen", 50)]
+    assert [segment.kind for segment in made.path] == ["engine", "handover"]
+
+
+def test_an_engine_whose_capture_was_capped_may_have_gone_on():
+    entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 40 * MS, capped_by="max_seconds")
+    made = report(
+        spans("driver", ("window", "rollout", 0, 90, "rollout")),
+        engine(0, (0, 20, 8), (20, 20, 8)),
+        manifests=[manifest(engines=[entry])],
+    )
+    assert causes(made) == []
+
+
+def test_the_tail_of_samples():
+    """Seven samples take 20 ms, the eighth one 60 ms."""
+    origin = Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100)
+    samples = [(("sample", str(n)), "region", "generate", 0, 20) for n in range(7)]
+    made = report(
+        source(
+            origin,
+            ("thread", "window", "rollout", 0, 60, "rollout"),
+            *((*sample, "rollout") for sample in samples),
+            (("sample", "7"), "region", "generate", 0, 60, "rollout"),
+        )
+    )
+    assert causes(made) == [("tail", "rollout rank 0", "generate", 40)]
+
+
+def test_a_step_that_is_short_next_to_its_recording():
+    made = report(
+        spans(0, ("window", "actor", 100, 3, "actor"), ("region", "load", 100, 3, "actor")),
+        manifests=[manifest(window(start=100, end=103, start_seconds=0.05))],
+    )
+    assert [each.topic for each in made.findings] == ["step", "short"]
+
+
+def test_ranks_that_leave_a_region_together_met_in_it():
+    """Rank 0 is in `meet` for 50 ms and waits there for rank 1, which loads for as long."""
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
+        spans(1, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 10, "actor")),
+    )  # fmt: skip
+    assert causes(made)[0] == ("straggler", "actor rank 1", "load", 50)
+    assert "meet" not in [each.region for each in made.findings]
+
+
+def test_where_no_role_divides_the_step_its_regions_do():
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "update", 0, 70, None), ("region", "forward", 10, 40, None), ("region", "save", 80, 20, None))
+    )  # fmt: skip
+    assert made.findings[0].text == "the step took 100 ms: `update` 70%, `save` 20%"
+    (bare,) = report(spans(0, ("window", "step", 0, 100, None))).findings
+    assert bare.text == "the step took 100 ms, and no role or region divides it"
+    assert "stepprof.region" in (bare.advice or "")

@@ -1,0 +1,86 @@
+"""A report and a comparison as Markdown, read again by a parser of Markdown."""
+
+from __future__ import annotations
+
+import pytest
+from markdown_it import MarkdownIt
+from msgspec.structs import replace
+from reports import make_report
+
+from stepprof.analysis.report.compare import compare
+from stepprof.analysis.report.markdown import render
+from stepprof.analysis.report.schema import Finding, Gate, Problem, Report, TimeOf
+
+HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j"
+
+
+def parsed(text):
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def texts(text):
+    """What a reader sees, block by block."""
+    return ["".join(child.content for child in token.children) for token in parsed(text) if token.children]
+
+
+@pytest.fixture
+def report():
+    return make_report(ranks=2)
+
+
+def test_a_report(report):
+    """The findings that the terminal prints, with their evidence and advice; roles and regions as tables."""
+    first = Finding("rank 1 is slow", "straggler", 1.8, why="7,000 tokens, 5,000 elsewhere", advice="balance")
+    shown = texts(render(replace(report, findings=[first, *report.findings])))
+    assert shown[0] == f"grpo-7b-math, step 12: {report.seconds:.1f} s"
+    assert shown[1:4] == ["1.80 s rank 1 is slow", "7,000 tokens, 5,000 elsewhere", "balance"]
+    assert all(any(finding.text in line for line in shown) for finding in report.findings)
+    at = shown.index("role")
+    assert shown[at : at + 5] == ["role", "time", "of the step", "processes", report.roles[0].role]
+    assert "region" in shown
+
+
+def test_names_cannot_format_it(report):
+    """Neither code, nor links, nor tags, nor the mention of a user, in any place."""
+    bad = replace(
+        report,
+        run_id=HOSTILE,
+        findings=[Finding(HOSTILE, "step", 1.0, why=HOSTILE)],
+        roles=[TimeOf(HOSTILE, None, 1.0, 0.5, [])],
+        regions=[TimeOf(None, HOSTILE, 1.0, 0.5, [])],
+        problems=[Problem(HOSTILE, HOSTILE)],
+    )
+    text = render(bad)
+    assert "@" not in text
+    shown = texts(text)
+    assert f"{HOSTILE}, step 12: {report.seconds:.1f} s" in shown
+    assert shown.count(HOSTILE) == 3
+    kinds = {child.type for token in parsed(text) if token.children for child in token.children}
+    assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
+
+
+def test_a_line_break_in_a_name(report):
+    assert "\n# x" not in render(replace(report, run_id="a\n# x"))
+
+
+def test_many_problems(report):
+    """The first five."""
+    shown = texts(render(replace(report, problems=[Problem(None, f"p{number}") for number in range(9)])))
+    assert shown[-2:] == ["p4", "and 4 more, in the JSON"]
+
+
+def test_a_comparison(report):
+    slower = replace(make_report(ranks=2, seed=8), seconds=report.seconds * 2)
+    compared = replace(
+        compare(report, slower), gate=Gate("regression", 0.05, "regression above 5%: much longer")
+    )
+    shown = texts(render(compared))
+    assert shown[0] == f"{compared.a} → {compared.b}"
+    assert shown[1] == "regression above 5%: much longer"
+    at = shown.index("A")
+    assert shown[at : at + 4] == ["A", "B", "change", "noise"]
+    assert "+100.0%" in shown
+
+
+def test_an_empty_report():
+    assert render(Report("r", None, 0, 0.0, "", None)) == "### r: 0 s\n"
