@@ -1,11 +1,12 @@
 """What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `truth`, `faults`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
+`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
 wheel and test what is in it, in clean environments without torch, on every Python that is supported.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import sys
@@ -68,6 +69,8 @@ def core(session: nox.Session) -> None:
         session,
         *(some if session.python in ("3.11", "3.12") and not session.posargs else []),
         *("-m", "not torch and not demo and not ray and not s3"),
+        # random cases over the same code: the session `campaigns` has many more of them
+        *(f"--ignore=tests/{folder}" for folder in ("truth", "fuzz", "faults")),
         measured=session.python == "3.10",
     )
 
@@ -112,19 +115,28 @@ CAMPAIGNS = {
     "FUZZ_SERVERS": "1000",
     "FUZZ_CLAIMS": "200",
     "FUZZ_UPLOADS": "200",
+    "STATES_SEQUENCES": "80",
 }
 
 
 @nox.session(venv_backend="none")
 def campaigns(session: nox.Session) -> None:
-    """Run more random steps, faults and damaged input than the main command does, always the same ones."""
+    """Run more random steps, faults, damaged input and sequences of events than the main command does."""
     session.env.update(CAMPAIGNS)
-    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", measured=False)
+    states = "tests/recording/test_states.py::TestEveryPair::test_random_sequences"
+    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", states, measured=False)
+
+
+@nox.session(venv_backend="none")
+def diagnosis(session: nox.Session) -> None:
+    """Run jobs that have one planted fault each, and compare the first finding of their reports with it."""
+    session.env["DIAGNOSIS"] = "all"
+    run_tests(session, "-n", "0", "tests/diagnosis")
 
 
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
-    """Try every benchmark once: that it runs, not what it measures. Count how the work of the reading commands grows with the ranks."""
+    """Try every benchmark once: that it runs, not what it measures. Run the demo and the examples, and measure the memory and work of reading."""
     run_tests(session, "tests/trial")
 
 
@@ -175,34 +187,72 @@ def sglang(session: nox.Session) -> None:
     run_engine_tests(session, "sglang")
 
 
-@nox.session(python="3.11")
-def adapters(session: nox.Session) -> None:
+ADAPTED = "tests/real/integrations"
+
+
+@nox.session(python="3.11", name="adapters-latest")
+def adapters_latest(session: nox.Session) -> None:
     """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
-    session.install("--no-compile", "-r", "tests/real/integrations/requirements.txt")
+    session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
     install_checkout(session)
-    run_tests(session, "tests/real/integrations", "tests/real/launchers", "-m", "not demo and not ray")
+    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray")
 
 
-# Frameworks that cannot run here: their adapters are held against these wheels.
-CONTRACTS = {"openrlhf": "0.11.2", "skyrl": "0.3.0"}
+# The newest TRL that lacks a name which its adapter needs.
+TRL_BEFORE = "trl==0.26.2"
+
+
+@nox.session(python="3.11", name="adapters-oldest")
+def adapters_oldest(session: nox.Session) -> None:
+    """Record the oldest supported versions of training frameworks, and a TRL that is too old for its adapter."""
+    session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
+    # over the newest: what both need is of one version, and installed once
+    session.install("--no-deps", "--no-compile", "-r", "tests/real/oldest/requirements.txt")
+    install_checkout(session)
+    before = Path(session.virtualenv.location).resolve() / "trl-before"
+    unpack(session, TRL_BEFORE, before)
+    session.env["TRL_BEFORE"] = str(before)
+    run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray")
+
+
+# Frameworks that cannot run here, or not in every mode: their adapters are held against these wheels, the oldest first.
+CONTRACTS = {
+    "areal": ["1.0.4"],
+    "codetiming": ["1.4.0"],
+    "miles-rl": ["0.0.2"],
+    "openrlhf": ["0.11.2"],
+    "rlinf": ["0.3.0"],
+    "skyrl": ["0.3.0", "0.4.0"],
+    "torchtitan": ["0.3.0"],
+    "verl": ["0.9.1"],
+}
 
 
 @nox.session(venv_backend="none")
 def contracts(session: nox.Session) -> None:
     """Hold adapters against the wheels of frameworks that cannot run here: their names, and parts of them over stand-ins for the rest."""
-    for name, version in CONTRACTS.items():
-        folder = ROOT / ".nox" / "contracts" / f"{name}-{version}"
-        unpack(session, f"{name}=={version}", folder, options=("--python-version", "3.11"))
-        session.env[f"{name.upper()}_WHEEL"] = str(folder)
+    for name, versions in CONTRACTS.items():
+        folders = [ROOT / ".nox" / "contracts" / f"{name}-{version}" for version in versions]
+        for version, folder in zip(versions, folders, strict=True):
+            unpack(session, f"{name}=={version}", folder, options=("--ignore-requires-python",))
+        session.env[f"{name.upper()}_WHEEL".replace("-", "_")] = os.pathsep.join(map(str, folders))
     run_tests(session, "tests/real/contracts")
 
 
 @nox.session(python="3.11", reuse_venv=True)
 def verl(session: nox.Session) -> None:
     """Record a whole training job of the real verl on a CPU, ranks and vLLM included."""
-    install_vllm(session)
-    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
-    run_tests(session, "tests/real/verl", coverage=("--concurrency=thread",))
+    install_whole_verl(session)
+    run_tests(
+        session, "tests/real/verl", "-k", "not modes or separate_async", coverage=("--concurrency=thread",)
+    )
+
+
+@nox.session(python="3.11", reuse_venv=True)
+def verl_modes(session: nox.Session) -> None:
+    """Record a whole job of each of verl's trainers: five of them, about three minutes each."""
+    install_whole_verl(session)
+    run_tests(session, "tests/real/verl/test_verl_modes.py", measured=False)
 
 
 @nox.session(venv_backend="none")
@@ -233,6 +283,13 @@ def npu(session: nox.Session) -> None:
     session.env["TORCH_NPU_VERSIONS"] = str(versions)
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     run_tests(session, "tests/real/npu", "-m", "not demo and not ray")
+
+
+@nox.session(python="3.11", reuse_venv=True)
+def bench_verl_run(session: nox.Session) -> None:
+    """Measure what recording a step of a whole job of verl adds and leaves, beside verl's own profiler."""
+    install_whole_verl(session)
+    session.run("python", "-m", "benchmarks", "--only", "verl_run", *session.posargs)
 
 
 @nox.session(python="3.11")
@@ -293,6 +350,12 @@ def install_vllm(session: nox.Session) -> None:
         "xgrammar==0.2.8",
     )
     install_checkout(session)
+
+
+def install_whole_verl(session: nox.Session) -> None:
+    """Install verl and the vLLM that it generates with."""
+    install_vllm(session)
+    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
 
 
 def unpack(

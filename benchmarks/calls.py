@@ -275,7 +275,27 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
                     rows += _rows(group, time_subjects(group.subjects, effort))
             finally:
                 stepprof.shutdown()
-    return rows, absent
+    return rows + _in_recorded_windows(effort), absent
+
+
+def _in_recorded_windows(effort: Effort) -> list[Row]:
+    """A region and a decorated call in a recorded window, with and without evidence; the null backend adds no range of its own."""
+    rows: list[Row] = []
+    for evidence in (True, False):
+        group = Group(
+            f"with-block, in a recorded window, {'with' if evidence else 'without'} evidence",
+            [_settling(subject) for subject in (*_blocks()[:1], *_decorated("")[:2])],
+            clock="thread",
+        )
+        with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
+            config = {"output_dir": folder, "steps": "7", "backend": "null", "max_seconds": "none"}
+            stepprof.init({**config, "evidence": evidence}, rank=0, world_size=1)
+            try:
+                with stepprof.profile_step(7):
+                    rows += _rows(group, time_subjects(group.subjects, effort))
+            finally:
+                stepprof.shutdown()
+    return rows
 
 
 def _rows(group: Group, timed: dict[str, Timed]) -> list[Row]:

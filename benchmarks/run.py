@@ -25,6 +25,7 @@ from benchmarks.report import document, table
 from benchmarks.reporting import measure_reporting
 from benchmarks.starting import measure_starting
 from benchmarks.training import measure_training
+from benchmarks.verl_run import measure_verl_run
 from benchmarks.window import measure_window
 
 __all__ = ["MEASUREMENTS", "main"]
@@ -48,6 +49,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "regions": lambda given: measure_regions(quick=given.quick),
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
+    "verl_run": lambda given: measure_verl_run(quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),
 }
 

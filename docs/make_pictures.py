@@ -1,8 +1,8 @@
 """Take the pictures of the report and the timeline for the pages, from a recorded run, with a real Chromium.
 
-python docs/make_pictures.py [RUN] [--step N]
+python docs/make_pictures.py [RUN] [--step N] [--prefix NAME]
 
-Without RUN it records the demo first. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
+Without RUN it records the demo first. With `--prefix verl` it writes verl-report.png, verl-rollout.png and verl-timeline.png. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ UNFOLD = """(() => {
 
 
 def main() -> None:
-    """Write report-light.png, report-dark.png, report-figures.png and timeline.png into docs/images."""
+    """Write the pictures into docs/images: report-light.png, report-dark.png, report-figures.png and timeline.png, or three with a prefix."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run; by default one of the demo's")
     parser.add_argument("--step", type=int, help="by default the last one recorded")
+    parser.add_argument(
+        "--prefix", metavar="NAME", help="of the names of two pictures of a report and one of its timeline"
+    )
     args = parser.parse_args()
+    prefix = "" if args.prefix is None else f"{args.prefix}-"
     with tempfile.TemporaryDirectory(prefix="stepprof-pictures-") as folder:
         run = args.run or record(Path(folder))
         chosen = [run] if args.step is None else [run, "--step", str(args.step)]
@@ -49,9 +53,13 @@ def main() -> None:
         stepprof("merge", *chosen, "--output", str(timeline))
         IMAGES.mkdir(exist_ok=True)
         with chromium() as browser:
-            take_report(browser, page.as_uri())
+            if prefix:
+                take(browser, page.as_uri(), "light", f"{prefix}report")
+                take_part(browser, "rollout", f"{prefix}rollout")
+            else:
+                take_report(browser, page.as_uri())
         with served(timeline) as address, chromium() as browser:
-            take_timeline(browser, address)
+            take_timeline(browser, address, f"{prefix}timeline")
 
 
 def record(folder: Path) -> str:
@@ -64,23 +72,33 @@ def record(folder: Path) -> str:
 def take_report(browser: Chromium, address: str) -> None:
     """The top of the page in both schemes, and in the light one the figures below it."""
     for scheme in ("dark", "light"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.call("Emulation.setEmulatedMedia", features=features)
-        browser.goto(address)
-        browser.wait_for(REPORT_READY)
-        browser.screenshot(IMAGES / f"report-{scheme}.png", width=WIDTH, height=HEIGHT)
-    browser.evaluate("document.getElementById('timeline').scrollIntoView()")
-    browser.screenshot(IMAGES / "report-figures.png", width=WIDTH, height=HEIGHT)
+        take(browser, address, scheme, f"report-{scheme}")
+    take_part(browser, "timeline", "report-figures")
 
 
-def take_timeline(browser: Chromium, address: str) -> None:
+def take(browser: Chromium, address: str, scheme: str, name: str) -> None:
+    """The top of the page in one scheme."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.goto(address)
+    browser.wait_for(REPORT_READY)
+    browser.screenshot(IMAGES / f"{name}.png", width=WIDTH, height=HEIGHT)
+
+
+def take_part(browser: Chromium, part: str, name: str) -> None:
+    """The page that is open, from one of its parts on."""
+    browser.evaluate(f"document.getElementById('{part}').scrollIntoView()")
+    browser.screenshot(IMAGES / f"{name}.png", width=WIDTH, height=HEIGHT)
+
+
+def take_timeline(browser: Chromium, address: str, name: str) -> None:
     """The timeline in the Perfetto UI, its processes unfolded."""
     browser.goto(address)
     browser.wait_for(TIMELINE_READY)
     settle(browser)  # its plug-ins are still adding to the tracks
     browser.evaluate(UNFOLD)
     for _ in range(2):  # what comes into view in the picture's size is loaded for the second one
-        browser.screenshot(IMAGES / "timeline.png", width=WIDTH, height=HEIGHT)
+        browser.screenshot(IMAGES / f"{name}.png", width=WIDTH, height=HEIGHT)
         settle(browser)
 
 

@@ -26,6 +26,9 @@ MODULES = {
         "What a training loop and a script import.",
         tuple(name for name in stepprof.__all__ if name != "errors"),
     ),
+    "stepprof.analysis.data.run": ("A run as `stepprof.open_run` returns it.", ("Run", "RecordedStep")),
+    "stepprof.analysis.data.table": ("A table of a run, and its columns.", ("Table",)),
+    "stepprof.analysis.data.schema": ("", ("Column",)),
     "stepprof.errors": ("Every exception that stepprof raises.", ()),
     "stepprof.run.runs": (
         "Find the runs of a folder and the steps of a run.",
@@ -48,7 +51,11 @@ MODULES = {
     "stepprof.remote.loop": ("", ("in_thread", "on_loop")),
 }
 """For each module what it is for, and its names on the page; none: all of its `__all__`."""
-MEMBERS = {"Engine": ("name", "status"), "Session": ("rank", "shutdown")}
+MEMBERS = {
+    "Engine": ("name", "status"),
+    "Run": ("id", "path", "info", "steps", "spans", "recorded", "step"),
+    "Session": ("rank", "shutdown"),
+}
 """Classes of which a caller needs only some members."""
 OPTIONS = {
     "Config": "top-level",

@@ -79,6 +79,12 @@ class SimEngine:
         self.running: Capture | None = None
         self.key = f"object:{id(self)}"
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether the last of its windows has ended and it is armed for another one."""
+        calls = [call for call in list(self.calls) if call.verb in ("arm", "start", "stop")]
+        return calls[-1:] != [] and calls[-1].verb == "arm" and calls[-1].answered is not None
+
     def fault(self, verb: str) -> Fault:
         with self._lock:
             left = self._left.get(verb)

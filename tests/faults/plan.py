@@ -60,7 +60,8 @@ class EnginePlan(Short):
 
 @dataclass(frozen=True, repr=False)
 class Act(Short):
-    """Something that happens to an engine, or to all: `die`, `restart`, `steal`, `give back`, `release`, `detach`, `attach`, `pause`."""
+    """Something that happens to an engine, or to all: `die`, `restart`, `steal`, `give back`, `release`, `detach`, `attach`, `pause`;
+    `answered` and `armed` wait until it has answered every call, and until it is armed after a stop."""
 
     what: str
     engine: int = 0

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,9 +163,10 @@ class Job:
         self._look_at_disk()
 
     def _note_pending(self, since: int) -> None:
-        """Note the engines whose calls were not answered by then."""
+        """Note the engines whose calls were not answered by then. The manifest waits for no answer to a close."""
         for engine in self.facts.engines:
-            if any(call.answered is None or call.answered > since for call in list(engine.calls)):
+            calls = [call for call in list(engine.calls) if call.verb != "close"]
+            if any(call.answered is None or call.answered > since for call in calls):
                 self.facts.pending.add(engine.name)
 
     def _look_at_disk(self) -> None:
@@ -217,7 +218,16 @@ class Job:
             "detach": lambda: self.detach(index),
             "attach": lambda: self.attach(index),
             "pause": lambda: None,
+            "answered": lambda: self._wait(lambda: all(call.answered for call in list(engine.calls))),
+            "armed": lambda: self._wait(lambda: engine.is_armed),
         }[act.what]()
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(PAUSE_SECONDS)
 
     def window(self, block: Block) -> tuple[WindowFact, Any]:
         with self._lock:

@@ -175,7 +175,7 @@ _passed = window_group.passed
 
 SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     "a late start is forgotten": (
-        dataclasses.replace(_faults("start", Fault("late")), ops=(Block(2, ops=(Act("pause"),) * 60),)),
+        dataclasses.replace(_faults("start", Fault("late")), ops=(Block(2, ops=(Act("answered"),)),)),
         EngineTarget, "give_up_start", lambda self, recording, seconds: None, "after the body began",
     ),
     "a late start is not stopped": (
@@ -189,10 +189,10 @@ SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     ),
     "a window waits for ever": (_faults("start", Fault("hang")), window_group, "passed", _for_ever, "the enter of window 1"),
     "answers are not written": (
-        dataclasses.replace(_faults("stop", Fault("late")), ops=(Block(2), *(Act("pause"),) * 60)), Entries, "save_later", lambda self: None, "does not say what came of it",
+        dataclasses.replace(_faults("stop", Fault("late")), ops=(Block(2), Act("answered"), *(Act("pause"),) * 20)), Entries, "save_later", lambda self: None, "does not say what came of it",
     ),
     "folders stay": (
-        Plan(ops=(Block(2), *(Act("pause"),) * 20)), Fleet, "unused", lambda self, target, window: None, "left without a manifest",
+        Plan(ops=(Block(2), Act("armed")), patient=True), Fleet, "unused", lambda self, target, window: None, "left without a manifest",
     ),
 }  # fmt: skip
 

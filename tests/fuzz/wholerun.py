@@ -83,6 +83,11 @@ def _spans(path: Path, rank: int) -> None:
                 (6, "queue", "counter", {"value": 3}),
                 (7, "wait", "region", {"task": 3, "error": True}),
                 (0, "actor", "window", {}),
+                (0, "backward", "region", {"cpu": 10**7}),
+                (8, "gc", "gc", {"attrs": {"generation": 2, "count": 1, "busy": 10**8, "collected": 9}}),
+                (9, "time.sleep", "stack", {"attrs": {"frames": [["f", "a.py", 3]], "call": "time.sleep", "samples": 4, "cpu": 10**6, "run_queue": 0}}),
+                (0, "thread", "usage", {"attrs": {"samples": 4, "dropped": 0, "cpu": 10**7, "run_queue": 10**6}}),
+                (0, "process", "usage", {"attrs": {"collections_dropped": 0, "read_bytes": 1, "write_bytes": 2}}),
             ]
         ),
     ]  # fmt: skip

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stepprof
+from stepprof.analysis.report.schema import Bar, Comparison, Report
 from stepprof.cli import engine_table, memory_tables
 from stepprof.cli import window_table as windows
 from stepprof.cli.commands import ls, show
@@ -138,6 +142,55 @@ def test_every_folder_of_the_package_is_shown():
     package = Path(stepprof.__file__).parent
     folders = {each.parent.relative_to(package).as_posix() for each in package.glob("*/**/__init__.py")}
     assert shown == {each for each in folders if each.count("/") < 2 and each != "examples"}
+
+
+def test_the_columns_of_tables_are_current():
+    """docs/data.md is what the code says; `python docs/make_data.py` writes it."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_data.py"))
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert page == made["updated"](page)
+    assert page.count("### `") == 4
+
+
+class TestAgentsPage:
+    """docs/agents.md against the schema of report.json."""
+
+    PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+
+    def test_is_current(self):
+        """`python docs/make_agents.py` writes its tables from the docstrings."""
+        made = runpy.run_path(str(ROOT / "docs" / "make_agents.py"))
+        assert made["updated"](self.PAGE) == self.PAGE
+
+    def test_lists_the_fields_of_the_schema(self):
+        """Every struct that the JSON of a report or of a comparison can contain, its fields in their order, each with a meaning."""
+        listed = {
+            name: re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){2} \S", table, re.MULTILINE)
+            for name, table in re.findall(r"^### `(\w+)`\n(.*?)(?=^#|<!-- end)", self.PAGE, re.M | re.S)
+        }
+        _, schemas = msgspec.json.schema_components([Report, Comparison])
+        bars = {"Bar": list(Bar.__struct_fields__)}  # an array in JSON
+        assert listed == {name: list(each.get("properties", ())) for name, each in schemas.items()} | bars
+
+    def test_excerpts_have_the_shape_of_a_report(self):
+        """Each value of the three diagnoses is valid for its field; omitted fields aside."""
+        excerpts = [json.loads(text) for language, text in FENCED.findall(self.PAGE) if language == "json"]
+        assert len(excerpts) == 3
+        for excerpt in excerpts:
+            check_excerpt(excerpt, Report)
+
+
+def check_excerpt(value, kind):
+    """Raise unless `value` is a part of what `kind` is in JSON."""
+    if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
+        hints = typing.get_type_hints(kind)
+        for name, inner in value.items():
+            check_excerpt(inner, hints[name])
+    elif isinstance(value, list) and typing.get_origin(kind) is list:
+        for each in value:
+            check_excerpt(each, typing.get_args(kind)[0])
+    else:
+        msgspec.convert(value, kind)
 
 
 def test_the_reference_is_current():

@@ -18,11 +18,15 @@ NOT_TESTED = {
         ("instrument/ports", "recording/engine_ports", "recording/session_port"), "protocols: no code runs"
     ),
     "remote/core/constants": "two constants",
+    "version": "one constant",
 }
 """Modules without anything to test, with the reason."""
 
 TESTED_THROUGH = {
+    "analysis/findings/test_catalogue.py": "analysis/findings/blocked analysis/findings/communication analysis/findings/facts analysis/findings/garbage analysis/findings/host_bound analysis/findings/named_work analysis/findings/neighbours analysis/findings/poll analysis/findings/recording analysis/findings/serial analysis/findings/straggler analysis/findings/tail analysis/findings/wording analysis/report/critical_path analysis/report/meetings analysis/report/nesting",
     "analysis/report/test_combine.py": "analysis/report/gantt analysis/report/idle analysis/report/skew analysis/report/totals",
+    "analysis/data/test_export.py": "cli/commands/export",
+    "analysis/data/test_run.py": "analysis/data/spans analysis/data/table",
     "analysis/report/test_step_noise.py": "analysis/report/visits",
     "analysis/report/test_terminal.py": "analysis/report/terminal_tables",
     "analysis/report/test_waiting.py": "analysis/report/profiler_waits",
@@ -38,12 +42,13 @@ TESTED_THROUGH = {
     "backends/memory/test_backend.py": "config/options/memory",
     "backends/nsys/test_reports.py": "backends/nsys/open_files config/options/nsys",
     "backends/torch/test_backend.py": "backends/other_npu_profiler backends/process_slot backends/torch/export config/options/torch",
-    "cli/commands/test_demo.py": "cli/commands/show cli/common cli/demo_launcher cli/engine_table cli/make_outputs cli/memory_tables cli/window_table",
+    "trial/test_demo.py": "cli/commands/demo cli/commands/show cli/common cli/demo_launcher cli/engine_table cli/make_outputs cli/memory_tables cli/window_table",
     "cli/commands/test_report.py": "cli/trace_options",
     "cli/commands/test_spans.py": "analysis/span_stats",
     "cli/commands/test_status.py": "cli/process_table",
     "cli/test_main.py": "cli/commands/check cli/commands/ls formatting",
     "config/test_config.py": "config/options/schedule config/policy config/post_step_validators",
+    "diagnosis/test_diagnosis.py": "analysis/findings/half_batch",
     "doctor/test_backends.py": "cli/commands/doctor",
     "formats/test_npu_analysis.py": "formats/npu_folder",
     "integrations/test_activation.py": "integrations/names",
@@ -57,8 +62,10 @@ TESTED_THROUGH = {
     "real/ray/test_ray_attach.py": "remote/ray/kind remote/ray/listening",
     "real/ray/test_ray_engines.py": "remote/ray/driver",
     "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
+    "real/ray/test_ray_run.py": "integrations/ray",
     "real/sglang/test_sglang_engine.py": "remote/sglang/object_link",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
+    "recording/evidence/test_collector.py": "recording/evidence/garbage recording/evidence/stacks",
     "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
     "recording/control/test_request_inbox.py": "host/own_files",
     "recording/post_step/test_leader.py": "recording/post_step/hook",
