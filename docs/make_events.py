@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stepprof.log_events import EVENTS
+from stepprof.log.events import EVENTS
 
 PAGE = Path(__file__).with_name("logging.md")
 _TABLE = re.compile(r"(?<=<!-- events -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import stepprof
-from stepprof.log_events import BOUND, EVENTS
+from stepprof.log.events import BOUND, EVENTS
 
 PACKAGE = Path(stepprof.__file__).parent
 
@@ -81,6 +81,6 @@ class TestTable:
 class TestPage:
     def test_it_is_current(self):
         """After a change of the table: python docs/make_events.py."""
-        made = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make_events.py"))
+        made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_events.py"))
         page = made["PAGE"].read_text()
         assert page == made["updated"](page)

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from stepprof.log_events import EVENTS
+from stepprof.log.events import EVENTS
 from stepprof.redaction import redacted
 
 __all__ = ["bind_session", "bound", "logger"]
@@ -54,7 +54,7 @@ class bound:  # noqa: N801 - a block, named like the function it reads as
 
 
 class _Logger:
-    """Chooses the destination at each call. Each event stands in `stepprof.log_events.EVENTS`."""
+    """Chooses the destination at each call. Each event stands in `stepprof.log.events.EVENTS`."""
 
     def __init__(self) -> None:
         self._standard = structlog.wrap_logger(
