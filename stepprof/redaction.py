@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["MOST", "hide", "masked", "quoted", "redacted"]
+__all__ = ["MASK", "MOST", "hide", "masked", "quoted", "redacted"]
 
 MASK = "…"
 MOST = 2000

@@ -6,20 +6,17 @@ A step counts from its begin to the begin of the next one, so that it contains w
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.run_windows import process_files, windows_of
 from stepprof.formatting import ranges
-from stepprof.host.plain_json import parse_json
-from stepprof.run.layout import SPANS
 from stepprof.run.runs import steps
-from stepprof.run.span_lines import span_lines
 
 __all__ = ["RecordingCost", "cost_sentences", "recording_cost"]
 
@@ -31,9 +28,6 @@ FEWEST = 2
 
 MOST_PROCESSES = 3
 """In so many processes the steps are looked for; each has those of the whole job."""
-
-
-_FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def recording_cost(
         None: it is the last step, its number is used again, or fewer than two steps around it were not recorded.
     """
     recorded = set(steps(path))
-    for files in _processes(path)[:MOST_PROCESSES]:
+    for _, files in process_files(path)[:MOST_PROCESSES]:
         begins = _begins(files)
         times = Counter(number for _, number in begins)
         lasted = [
@@ -136,49 +130,13 @@ def cost_sentences(cost: RecordingCost | None) -> list[str]:
     ]
 
 
-def _processes(path: Path) -> list[list[Path]]:
-    """Return the span files of each process: the driver first, then ranks in order, then the others."""
-    found: dict[str, list[Path]] = {}
-    try:
-        files = sorted((path / SPANS).iterdir())
-    except OSError:
-        return []
-    for file in files:
-        match = _FILE.fullmatch(file.name)
-        if match is not None:
-            found.setdefault(match[1], []).append(file)
-
-    def order(name: str) -> tuple[object, ...]:
-        return name != "driver", not name.isdecimal(), len(name) if name.isdecimal() else 0, name
-
-    return [found[name] for name in sorted(found, key=order)]
-
-
 def _begins(files: Iterable[Path]) -> list[tuple[int, int]]:
     """Return when each step of a process began, in order, with its number."""
     begins: list[tuple[int, int]] = []
-    for start, step in sorted(_windows(files)):
+    for start, step in sorted((window.start, window.step) for window in windows_of(files)):
         if not begins or begins[-1][1] != step:
             begins.append((start, step))
     return begins
-
-
-def _windows(files: Iterable[Path]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the step of each window; damage is reported when the step itself is read."""
-    for file in files:
-        try:
-            for line in span_lines(file, windows=True):
-                try:
-                    window = parse_json(line)
-                except ValueError:
-                    continue
-                if not isinstance(window, dict) or window.get("kind") != "window":
-                    continue
-                start, step = window.get("start"), window.get("step")
-                if type(start) is int and type(step) is int:
-                    yield start, step
-        except OSError:
-            continue
 
 
 def _by_process(windows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

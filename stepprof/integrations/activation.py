@@ -13,8 +13,9 @@ from stepprof.integrations.adapter import Adapter, is_tested, missing_names
 from stepprof.integrations.patches import Patches
 from stepprof.log import logger
 from stepprof.recording.session import current_session
+from stepprof.redaction import quoted
 
-__all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "register"]
+__all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "note_model", "register"]
 
 FRAMEWORKS = (
     "accelerate",
@@ -131,6 +132,18 @@ def _note(adapter: Adapter, status: str, version: str | None, reason: str | None
     entry = {"status": status, "version": version, "reason": reason}
     cell.adapters[adapter.name] = {key: value for key, value in entry.items() if value is not None}
     _publish()
+
+
+def note_model(name: str, model: object) -> None:
+    """Note the model that a framework trains, for the header of the report.
+
+    Args:
+        name: of the adapter.
+        model: its name or path; anything else is not noted.
+    """
+    if isinstance(model, str) and model and name in cell.adapters:
+        cell.adapters[name] = {**cell.adapters[name], "model": quoted(model, 200)}
+        _publish()
 
 
 def _publish() -> None:

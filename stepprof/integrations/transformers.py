@@ -11,7 +11,7 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from stepprof.integrations.activation import attach
+from stepprof.integrations.activation import attach, note_model
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
 
@@ -91,6 +91,7 @@ def __getattr__(name: str) -> Any:
 def _train_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> TrainingLoop:
     loop = loop_of(trainer)
     loop.claim()
+    note_model("transformers", getattr(getattr(trainer, "model", None), "name_or_path", None))
     return loop
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations import own_profiler, verl_processes, verl_profiler
+from stepprof.integrations.activation import note_model
 from stepprof.integrations.training_loop import (
     EVAL,
     close_timer,
@@ -112,8 +113,16 @@ def _fit_begins(name: str, trainer: Any, args: tuple[Any, ...], kwargs: dict[str
     if not start_session("verl", partial(attach_actors, trainer, agent_loops), config):
         return False
     _settle_own_profiler(name, trainer.config.global_profiler, take_over=asked)
+    note_model(name, _model_of(trainer.config))
     _drivers.append(Driver(trainer))
     return True
+
+
+def _model_of(config: Any) -> object:
+    """Return the path of the trained model in verl's configuration; None: it has none."""
+    for key in ("actor_rollout_ref", "model", "path"):
+        config = config.get(key) if hasattr(config, "get") else None
+    return config
 
 
 def _fit_ends(begun: bool | None, error: BaseException | None) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
-import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,8 +17,8 @@ from stepprof.config.config import Config, load
 from stepprof.config.loaders import KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
 from stepprof.host.rank import find_identity
-from stepprof.instrument.context import cell
 from stepprof.log import logger
+from stepprof.recording.job_description import describe
 from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
@@ -90,7 +87,7 @@ def init(
             rank=identity.rank,
             world_size=identity.world_size,
             environ=os.environ,
-            description=_describe(settled),
+            description=describe(settled),
             store=store,
         )
         session = Session(settled, identity, run, store)
@@ -121,19 +118,3 @@ def _difference(before: Config, after: Config) -> str:
     old, new = before.to_dict(), after.to_dict()
     keys = [key for key in old if old[key] != new.get(key)]
     return f"init() was already called with another configuration (different: {', '.join(keys)}); call stepprof.shutdown() first"
-
-
-def _describe(config: Config) -> dict[str, object]:
-    versions = {"python": platform.python_version()}
-    for name in ("stepprof", "torch", "torch_npu", "ray", "vllm", "sglang", "transformers"):
-        found = getattr(sys.modules.get(name), "__version__", None)
-        if found is not None:
-            versions[name] = str(found)
-    return {
-        "created_unix_ns": time.time_ns(),
-        "argv": sys.argv[:1],
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": versions,
-        "adapters": dict(cell.adapters),
-        "config": config.to_dict(),
-    }

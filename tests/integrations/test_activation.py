@@ -27,6 +27,15 @@ def windows(folder):
     return sorted((each["role"] or "step", each["status"]) for each in read_step(run, 2)["windows"])
 
 
+def test_a_model_is_noted(run_script, tmp_path) -> None:
+    """In run.json, next to what became of the adapter; anything but a name is not."""
+    note = "for model in (None, '', 7, 'Qwen/Qwen3-8B', object()): note_model('fake', model)\n"
+    run_script(ATTACH + "import framework\n" + TRAIN + note + "note_model('other', 'a')\n", env=ENV).check()
+    (run,) = list_runs(tmp_path / "runs")
+    assert read_run(run)["adapters"]["fake"]["model"] == "Qwen/Qwen3-8B"
+    assert "other" not in read_run(run)["adapters"]
+
+
 class TestOrder:
     @pytest.mark.parametrize(
         "script",

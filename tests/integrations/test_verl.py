@@ -110,3 +110,11 @@ class TestAdapters:
         needs = {need for adapter in verl.ADAPTERS for need in adapter.needs}
         patched = {*verl_processes.STAGES, verl_processes.RAY_ENVIRONMENT, verl.TIMER, f"{verl.TRAINER}.fit"}
         assert patched <= needs
+
+
+def test_the_model_is_that_of_the_configuration() -> None:
+    """And none where another version keeps it elsewhere."""
+    model = {"path": "Qwen/Qwen3-8B"}
+    assert verl._model_of({"actor_rollout_ref": {"model": model}}) == "Qwen/Qwen3-8B"
+    for config in ({}, {"actor_rollout_ref": None}, {"actor_rollout_ref": {"model": "a"}}):
+        assert verl._model_of(config) is None

@@ -17,6 +17,8 @@ from stepprof.analysis.recording_cost import RecordingCost, recording_cost
 from stepprof.analysis.report.clock_placement import place
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
+from stepprof.analysis.report.job import job_of
+from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Problem, Report
@@ -99,7 +101,12 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         neighbours=None if found.step is None or not found.runs else Neighbours(found.runs, found.step),
     )
     return msgspec.structs.replace(
-        report, occurrence=found.occurrence, occurrences=found.occurrences, recording=_cost(found)
+        report,
+        occurrence=found.occurrence,
+        occurrences=found.occurrences,
+        job=job_of(found.runs),
+        recording=_cost(found),
+        neighbourhood=None if found.step is None else neighbourhood(found.runs, found.step),
     )
 
 

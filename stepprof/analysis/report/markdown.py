@@ -30,6 +30,8 @@ def _report(report: Report, top: int) -> Iterator[str]:
     step = "" if report.step is None else f", step {report.step}{of}"
     yield f"### {_plain(report.run_id)}{step}: {seconds(report.seconds)}"
     yield from _findings(report.findings)
+    if report.neighbourhood is not None:
+        yield from ("", f"Among the steps of the run: {_plain(report.neighbourhood.text)}.")
     yield from _times("role", report.roles[:top])
     yield from _times("region", report.regions[:top])
     yield from _problems(report.problems)

@@ -11,9 +11,9 @@ import msgspec
 from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
-    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Gate", "Idle", "Island", "Memory", "Op", "Overhead", "Overlap", "PathSegment", "PhaseSkew", "Problem", "ProcessTime", "Report",
-    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StopCost", "TimeOf",
-    "UnmatchedTime",
+    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment", "PhaseSkew", "Problem", "ProcessTime", "Report",
+    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StepTime", "StopCost", "TimeOf",
+    "UnmatchedTime", "Usual",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 3
@@ -50,6 +50,25 @@ class SourceInfo(msgspec.Struct, frozen=True):
     """How far that may be off; None: not known."""
     island: str = ""
     """The clock that its times are on, as `Island.clock`."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The job that was recorded, as its first process described it when it began (`run.json`)."""
+
+    command: list[str] = []
+    """The command line. Secrets in it are replaced by "…"."""
+    commit: str | None = None
+    """The commit that was checked out in its working directory; None: none, or not known. Files may differ from it."""
+    world_size: int | None = None
+    """The number of ranks; None: not known."""
+    model: str | None = None
+    """The model that is trained, as the framework's configuration names it; None: not known."""
+    versions: dict[str, str] = {}
+    """Versions of Python and of the packages that were imported when it began."""
+    platform: str | None = None
+    """The operating system and the processor."""
+    adapters: list[str] = []
+    """The frameworks that stepprof has attached itself to."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -443,6 +462,8 @@ class Report(msgspec.Struct, frozen=True):
     """How often the number was used."""
     version: int | str | None = None
     """The version that the loop gave the step (`profile_step(version=…)`); None: none."""
+    job: Job | None = None
+    """The job; None: the traces are of no run."""
     findings: list[Finding] = []
     """The step, what is missing from the data, the causes (the costliest first), and their consequences."""
     sources: list[SourceInfo] = []
@@ -477,6 +498,8 @@ class Report(msgspec.Struct, frozen=True):
     """What recording cost in each process."""
     recording: RecordingCost | None = None
     """The step compared with its neighbours that were not recorded; None: too few of them."""
+    neighbourhood: Neighbourhood | None = None
+    """The step among all steps of the run; None: no spans, or its number was used for several steps."""
     stops: list[StopCost] = []
     """What engines took to write their traces."""
     shortfalls: list[Shortfall] = []
@@ -504,6 +527,53 @@ class Spread(msgspec.Struct, frozen=True):
     """One standard deviation, in seconds."""
     interval: tuple[float, float] | None = None
     """The 95 % interval of the median; None: too few steps."""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """How long a step of the run took in one process, by its windows."""
+
+    step: int
+    """Its number."""
+    seconds: float
+    """From the begin of its first window to the end of its last one."""
+    recorded: bool
+    """Whether it was recorded. Recording makes a step longer."""
+    roles: dict[str, float] = {}
+    """Its seconds in windows of each role."""
+
+
+class Usual(msgspec.Struct, frozen=True):
+    """How long the step, or one role of it, took, and how long in the other steps. Seconds."""
+
+    role: str | None
+    """None: the whole step."""
+    seconds: float | None
+    """In this step; None: it has no window of the role."""
+    median: float
+    """Of the other steps."""
+    shortest: float
+    """Of the other steps."""
+    longest: float
+    """Of the other steps."""
+    steps: int
+    """The number of other steps that have the role."""
+    typical: bool
+    """Whether this step lies within the range of the others, or within 5 % of their median."""
+
+
+class Neighbourhood(msgspec.Struct, frozen=True):
+    """The step among the other steps of the run, by the spans of one process."""
+
+    process: str
+    """The process: the driver, or the first rank that has the step."""
+    steps: list[StepTime]
+    """The steps in order, with this one; at most 200 before and after it."""
+    others: list[int]
+    """The steps that this one is compared with: those with the same roles that were not recorded, without the first step of the run."""
+    parts: list[Usual]
+    """The step as a whole, then its roles; empty: there are too few other steps."""
+    text: str
+    """The result as a sentence."""
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -72,6 +72,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     title.append(f"  {seconds(report.seconds)}", style="bold cyan")
     console.print(title, soft_wrap=True)
     _print_findings(console, report.findings)
+    if report.neighbourhood is not None:
+        console.print()
+        _indented(console, Text(printable(f"among the steps of the run: {report.neighbourhood.text}")))
     if report.roles:
         _section(console, "where the time went", roles_table(report, plain, room))
     if report.rollout:

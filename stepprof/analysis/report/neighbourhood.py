@@ -1,0 +1,154 @@
+"""Place the recorded step among the other steps of its run, by the windows of one process.
+
+Recording makes a step longer, and the first step of a run compiles, allocates and opens connections:
+such steps are shown, and nothing is compared with them. A step is compared with steps that have the
+same roles: one without a rollout is no fast one with it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
+from stepprof.analysis.report.visits import later_visits
+from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.run_windows import RunWindow, process_files, windows_of
+from stepprof.formatting import counted
+from stepprof.run.runs import steps as recorded_steps
+
+__all__ = ["neighbourhood"]
+
+AROUND = 200
+"""So many steps before and after this one are shown."""
+FEWEST = 3
+"""Fewer other steps say nothing."""
+CLOSE = 0.05
+"""Share of the median within which a step is typical, whatever the range of the others."""
+MOST_PROCESSES = 3
+"""In so many processes the step is looked for."""
+MOST_ROLES = 3
+"""So many roles are in the sentence."""
+
+
+def neighbourhood(runs: Sequence[Path], step: int) -> Neighbourhood | None:
+    """Return the steps of a run around one of them.
+
+    Args:
+        runs: the folders of the run.
+        step: the number of the step.
+
+    Returns:
+        None: no process has spans of it and of another step, or the number was used for several steps.
+    """
+    recorded = {number for run in runs for number in recorded_steps(run)}
+    for process, files in _processes(runs):
+        times = _steps(windows_of(files), recorded)
+        at = next((at for at, each in enumerate(times) if each.step == step), None)
+        if at is None or len(times) < 2:
+            continue
+        # the first step of the run is no neighbour
+        return _placed(process, times[max(at - AROUND, 0) : at + AROUND + 1], times[at], first=times[0])
+    return None
+
+
+def _processes(runs: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
+    found = [each for run in runs for each in process_files(run)][:MOST_PROCESSES]
+    for name, files in found:
+        yield f"rank {name}" if name.isdecimal() else name, files
+
+
+def _steps(windows: Iterable[RunWindow], recorded: set[int]) -> list[StepTime]:
+    """Return the steps in the order in which they began, without numbers that were used for several steps."""
+    ordered = sorted(windows, key=lambda window: window[:2])
+    several = later_visits(ordered)
+    by_step: dict[int, list[RunWindow]] = defaultdict(list)
+    for window in ordered:
+        if window.step not in several:
+            by_step[window.step].append(window)
+    return [_step(number, of, number in recorded) for number, of in by_step.items()]
+
+
+def _step(number: int, windows: Sequence[RunWindow], recorded: bool) -> StepTime:
+    roles: dict[str, int] = {}
+    reach: dict[str, int] = {}
+    for window in windows:  # sorted by start
+        if window.role is not None:
+            since = max(window.start, reach.get(window.role, window.start))
+            roles[window.role] = roles.get(window.role, 0) + max(window.end - since, 0)
+            reach[window.role] = max(window.end, since)
+    length = max(window.end for window in windows) - windows[0].start
+    return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
+
+
+def _placed(process: str, times: list[StepTime], this: StepTime, first: StepTime) -> Neighbourhood:
+    plain = [each for each in times if not each.recorded and each is not first and each is not this]
+    alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
+    parts = [] if len(alike) < FEWEST else list(_parts(this, alike))
+    text = _sentence(process, this, plain, alike, parts)
+    return Neighbourhood(process, times, [each.step for each in alike], parts, text)
+
+
+def _parts(this: StepTime, others: Sequence[StepTime]) -> Iterator[Usual]:
+    yield _usual(None, this.seconds, [each.seconds for each in others])
+    for role, length in this.roles.items():
+        yield _usual(role, length, [each.roles[role] for each in others])
+
+
+def _usual(role: str | None, length: float, others: Sequence[float]) -> Usual:
+    middle, least, most = median(others), min(others), max(others)
+    typical = least <= length <= most or abs(length - middle) <= CLOSE * middle
+    return Usual(role, length, middle, least, most, len(others), typical)
+
+
+def _sentence(
+    process: str, this: StepTime, plain: Sequence[StepTime], alike: Sequence[StepTime], parts: Sequence[Usual]
+) -> str:
+    """Return whether the step is typical, which roles are not, and whether other steps have other roles."""
+    took = f"step {this.step} took {seconds(this.seconds)} in {process}"
+    kind = " with the same roles" if len(alike) < len(plain) else ""
+    if not parts:
+        return f"{took}; {counted(len(alike), 'other step')}{kind} without recording: too few to say whether that is typical"
+    whole = parts[0]
+    spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
+    others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
+    verdict = (
+        "typical"
+        if whole.typical
+        else "longer than usual"
+        if this.seconds > whole.median
+        else "shorter than usual"
+    )
+    return f"{took}: {verdict}; {others}{_reasons(this, parts)}{_other_roles(this, plain)}"
+
+
+def _reasons(this: StepTime, parts: Sequence[Usual]) -> str:
+    """Return the roles that are not typical, and that the step was recorded if it is longer."""
+    odd = sorted(
+        (each for each in parts[1:] if not each.typical),
+        key=lambda each: -abs((each.seconds or 0.0) - each.median),
+    )
+    texts = [
+        f"{each.role} {seconds(each.seconds)} instead of {seconds(each.median)}" for each in odd[:MOST_ROLES]
+    ]
+    if this.recorded and not parts[0].typical and this.seconds > parts[0].median:
+        texts.append("recording makes a step longer")
+    return f"; {', '.join(texts)}" if texts else ""
+
+
+def _other_roles(this: StepTime, plain: Sequence[StepTime]) -> str:
+    """Return which roles steps have that this one lacks, and how many lack roles of this one."""
+    missing = dict.fromkeys(role for each in plain for role in each.roles if role not in this.roles)
+    lacking = [(role, sum(role not in each.roles for each in plain)) for role in this.roles]
+    texts = [
+        f"it has no {role}, as {_of(sum(role not in each.roles for each in plain), len(plain))}"
+        for role in list(missing)[:MOST_ROLES]
+    ]
+    texts += [f"{_of(number, len(plain))} have no {role}" for role, number in lacking if number][:MOST_ROLES]
+    return f"; {', '.join(texts)}" if texts else ""
+
+
+def _of(number: int, others: int) -> str:
+    return f"{number} of {others} other steps"

@@ -1,0 +1,70 @@
+"""Read the windows of all steps of a run from its spans, one process at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stepprof.host.plain_json import parse_json
+from stepprof.run.layout import SPANS
+from stepprof.run.span_lines import LARGEST_NS, span_lines
+
+__all__ = ["RunWindow", "process_files", "windows_of"]
+
+_FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
+
+
+class RunWindow(NamedTuple):
+    """A window of any step of the run; nanoseconds on the clock of its process."""
+
+    start: int
+    end: int
+    step: int
+    role: str | None
+
+
+def process_files(path: Path) -> list[tuple[str, list[Path]]]:
+    """Return the span files of each process, by the name of its rank: the driver first, then ranks in order, then the others."""
+    found: dict[str, list[Path]] = {}
+    try:
+        files = sorted((path / SPANS).iterdir())
+    except OSError:
+        return []
+    for file in files:
+        match = _FILE.fullmatch(file.name)
+        if match is not None:
+            found.setdefault(match[1], []).append(file)
+
+    def order(name: str) -> tuple[object, ...]:
+        return name != "driver", not name.isdecimal(), len(name) if name.isdecimal() else 0, name
+
+    return [(name, found[name]) for name in sorted(found, key=order)]
+
+
+def windows_of(files: Iterable[Path]) -> Iterator[RunWindow]:
+    """Yield the windows of a process; damage is reported when the recorded step itself is read."""
+    for file in files:
+        try:
+            for line in span_lines(file, windows=True):
+                try:
+                    window = parse_json(line)
+                except ValueError:
+                    continue
+                found = _window(window)
+                if found is not None:
+                    yield found
+        except OSError:
+            continue
+
+
+def _window(line: object) -> RunWindow | None:
+    """Return the window of a line; None: it is something else, or damaged."""
+    if not isinstance(line, dict) or line.get("kind") != "window":
+        return None
+    start, length, step, role = (line.get(key) for key in ("start", "dur", "step", "role"))
+    if type(start) is not int or type(step) is not int or not 0 <= start < LARGEST_NS:
+        return None
+    lasted = length if type(length) is int and 0 <= length < LARGEST_NS else 0
+    return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None)

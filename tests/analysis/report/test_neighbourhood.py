@@ -1,0 +1,130 @@
+"""The recorded step among the other steps of its run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import runs
+
+from stepprof.analysis.report.neighbourhood import neighbourhood
+from stepprof.cli.main import main
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+ALL = ("rollout", "actor")
+
+
+def spans(run, rank, steps, *, host="h") -> None:
+    """Write the windows of steps: for each (number, {role: seconds}), one after the other."""
+    lines = [{"kind": "spans", "rank": rank, "host": host, "pid": 7, "run_id": "r", "world_size": 2}]
+    at = START
+    for step, roles in steps:
+        for role, seconds in roles.items():
+            length = int(seconds * SECOND)
+            window = {"name": role or "step", "kind": "window", "dur": length, "thread": 1, "task": None}
+            lines.append({**window, "step": step, "role": role, "start": at})
+            at += length
+        at += SECOND
+    folder = run.path / "spans"
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank-{rank}.000001.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def both(rollout: float, actor: float) -> dict[str, float]:
+    return {"rollout": rollout, "actor": actor}
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = runs.make_run(tmp_path)
+    runs.record(made, step=3)
+    return made
+
+
+class TestTypical:
+    def test_a_step_like_the_others(self, run) -> None:
+        """The first step of the run, and recorded steps, are shown, and nothing is compared with them."""
+        steps = [
+            (0, both(60, 60)),
+            (1, both(2.0, 1.0)),
+            (2, both(2.2, 1.1)),
+            (3, both(2.1, 1.0)),
+            (4, both(2.4, 1.0)),
+        ]
+        spans(run, 0, steps)
+        found = neighbourhood([run.path], 3)
+        assert [each.step for each in found.steps] == [0, 1, 2, 3, 4]
+        assert [each.recorded for each in found.steps] == [False, False, False, True, False]
+        assert found.others == [1, 2, 4]
+        whole, *roles = found.parts
+        assert (whole.seconds, whole.median, whole.shortest, whole.longest) == pytest.approx(
+            (3.1, 3.3, 3.0, 3.4)
+        )
+        assert [(each.role, each.typical) for each in roles] == [("rollout", True), ("actor", True)]
+        assert found.text == (
+            "step 3 took 3.10 s in rank 0: typical; the 3 other steps that were not recorded took 3.30 s (3.00 s to 3.40 s)"
+        )
+
+    def test_a_longer_step_names_its_role(self, run) -> None:
+        spans(run, 0, [(number, both(2.0, 3.0 if number == 3 else 1.0)) for number in range(6)])
+        found = neighbourhood([run.path], 3)
+        assert [each.typical for each in found.parts] == [False, True, False]
+        assert ": longer than usual; " in found.text
+        assert found.text.endswith("; actor 3.00 s instead of 1.00 s, recording makes a step longer")
+
+    def test_a_shorter_step(self, run) -> None:
+        spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
+        found = neighbourhood([run.path], 3)
+        assert ": shorter than usual; " in found.text
+        assert "recording" not in found.text.partition("recorded took")[2]
+
+    def test_it_is_compared_with_steps_of_the_same_roles(self, run) -> None:
+        """Steps without a rollout are no fast ones with it, and are named."""
+        steps = [(number, both(8.0, 1.0) if number % 3 == 0 else {"actor": 1.0}) for number in range(16)]
+        spans(run, 0, steps)
+        found = neighbourhood([run.path], 3)
+        assert found.others == [6, 9, 12, 15]
+        assert found.parts[0].typical
+        assert found.text.endswith("; 10 of 14 other steps have no rollout")
+        runs.record(run, step=4)
+        found = neighbourhood([run.path], 4)
+        assert "; it has no rollout, as 9 of 13 other steps" in found.text
+
+    def test_too_few_steps(self, run) -> None:
+        spans(run, 0, [(number, both(2.0, 1.0)) for number in range(1, 5)])
+        found = neighbourhood([run.path], 3)
+        assert found.parts == []
+        assert "2 other steps without recording: too few to say whether that is typical" in found.text
+
+    def test_a_number_of_several_steps(self, run) -> None:
+        """It is not known which of them the others are to be compared with."""
+        spans(run, 0, [(number, {None: 1.0}) for number in (1, 2, 3, 4, 1, 2, 3, 4)])
+        assert neighbourhood([run.path], 3) is None
+
+    def test_no_spans(self, run) -> None:
+        assert neighbourhood([run.path], 3) is None
+
+    def test_the_driver_has_the_steps(self, run) -> None:
+        spans(run, 0, [(number, {"actor": 1.0}) for number in range(6)])
+        spans(run, "driver", [(number, {"step": 5.0}) for number in range(6)])
+        assert neighbourhood([run.path], 3).process == "driver"
+
+    def test_roles_that_nest_or_overlap_count_once(self, run) -> None:
+        """Two windows of a role at one time are its time once."""
+        spans(run, 0, [(number, {"actor": 1.0}) for number in range(6)])
+        file = run.path / "spans" / "rank-0.000001.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *lines[1:]]))
+        found = neighbourhood([run.path], 3)
+        assert [each.roles["actor"] for each in found.steps] == [1.0] * 6
+
+
+def test_terminal_and_markdown_have_a_line(run, capsys) -> None:
+    spans(run, 0, [(number, both(2.0, 1.0)) for number in range(6)])
+    assert main(["report", str(run.path)]) == 0
+    assert "among the steps of the run: step 3 took 3.00 s in rank 0: typical" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main(["report", str(run.path), "--markdown"]) == 0
+    assert "Among the steps of the run: step 3 took 3.00 s in rank 0: typical" in capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""The commit that is checked out, as git itself says it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stepprof.host.git_commit import git_commit
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+    return folder
+
+
+class TestCommit:
+    def test_of_a_branch(self, repository: Path) -> None:
+        """From any folder below, on a branch with a slash in its name."""
+        git(repository, "checkout", "-q", "-b", "feature/one")
+        (repository / "a" / "b").mkdir(parents=True)
+        assert git_commit(repository / "a" / "b") == git(repository, "rev-parse", "HEAD")
+
+    def test_detached(self, repository: Path) -> None:
+        git(repository, "checkout", "-q", "--detach")
+        assert git_commit(repository) == git(repository, "rev-parse", "HEAD")
+
+    def test_of_packed_references(self, repository: Path) -> None:
+        git(repository, "pack-refs", "--all")
+        assert not list((repository / ".git" / "refs" / "heads").iterdir())
+        assert git_commit(repository) == git(repository, "rev-parse", "HEAD")
+
+    def test_of_a_worktree(self, repository: Path, tmp_path: Path) -> None:
+        """Its `.git` is a file, and its branch is in the folder of the repository."""
+        git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
+        git(tmp_path / "tree", "commit", "-q", "--allow-empty", "-m", "second")
+        assert git_commit(tmp_path / "tree") == git(tmp_path / "tree", "rev-parse", "HEAD")
+        assert git_commit(tmp_path / "tree") != git_commit(repository)
+
+    def test_nothing_is_known(self, repository: Path, tmp_path: Path) -> None:
+        """No repository, no commit yet, a damaged or hostile file: None, and no error."""
+        assert git_commit(tmp_path) is None
+        head = repository / ".git" / "HEAD"
+        for text in ("ref: refs/heads/../../secret\n", "ref: refs/heads/missing\n", "\xff\0", ""):
+            head.write_text(text, encoding="latin-1")
+            assert git_commit(repository) is None
+        head.unlink()
+        head.symlink_to(tmp_path / "elsewhere")
+        assert git_commit(repository) is None
