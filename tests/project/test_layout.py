@@ -44,6 +44,7 @@ TESTED_THROUGH = {
     "backends/nsys/test_reports.py": "backends/nsys/open_files config/options/nsys",
     "backends/torch/test_backend.py": "backends/other_npu_profiler backends/process_slot backends/torch/export config/options/torch",
     "trial/test_demo.py": "cli/commands/demo cli/commands/show cli/common cli/demo_launcher cli/engine_table cli/make_outputs cli/memory_tables cli/window_table",
+    "cli/commands/test_merge.py": "cli/merge_options",
     "cli/commands/test_report.py": "cli/trace_options",
     "cli/commands/test_spans.py": "analysis/span_stats",
     "cli/commands/test_status.py": "cli/process_table",

@@ -79,6 +79,7 @@ def read(
             reader.name(batch)
     source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
     source.whole = raw.whole and taken == total
+    source.sound = raw.whole and not raw.findings
     if ours and reader.stated is not None:
         source.metadata = reader.stated.metadata
         source.findings += reader.stated.findings
@@ -251,6 +252,7 @@ class _Reader:
             self.counters.built(shift),
             flows,
             [*findings, *self._findings()],
+            anchor_ns=base,
             metadata={
                 key: value
                 for key, value in header.items()

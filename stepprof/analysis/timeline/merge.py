@@ -35,7 +35,7 @@ from stepprof.formatting import counted
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["Merged", "default_output", "merge", "places"]
+__all__ = ["Merged", "default_output", "merge", "nothing", "places", "refuse_nothing"]
 
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
@@ -91,7 +91,7 @@ def merge(
     Args:
         inputs: the sources, from `find`.
         output: the file; it is replaced as a whole, or not at all.
-        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
+        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed); `stepprof.analysis.timeline.archive` writes archives.
         title: name of the timeline.
         filters: the events to leave out.
         workers: the largest number of processes; None: one per core, and only this one for small sources.
@@ -106,7 +106,7 @@ def merge(
         ConfigError: there is nothing to merge, the filters exclude all events, or the output cannot be written.
     """
     if not inputs:
-        raise ConfigError(_nothing(left_out))
+        raise ConfigError(nothing(left_out))
     job = Job(format, filters or Filters(), dict(assume or {}))
     ordered = places(inputs, roles or {})
     try:
@@ -121,7 +121,7 @@ def merge(
                 cluster=cluster,
                 begin=min(roles.values()) if roles else None,
             )
-            _refuse_nothing(parts, job.filters)
+            refuse_nothing(parts, job.filters)
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
@@ -142,13 +142,14 @@ def merge(
     return replace(merged, bytes=size)
 
 
-def _nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
+def nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
+    """Return the error if there is no source, with the files that are none."""
     told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
     more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
     return "; ".join(["nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
 
 
-def _refuse_nothing(parts: Sequence[Part], filters: Filters) -> None:
+def refuse_nothing(parts: Sequence[Part], filters: Filters | None = None) -> None:
     """Raise ConfigError if the timeline has no event: it would replace one that has some."""
     if any(part.events for part in parts):
         return

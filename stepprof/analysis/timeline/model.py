@@ -254,6 +254,12 @@ class Source:
     """Whether all events of the file were read. If it is damaged, truncated or larger than the
     memory limit, the absence of an event shows nothing: a file is sorted by thread, not by time.
     """
+    sound: bool = True
+    """Whether the text of the file needed no repair, so that other programs can read it too."""
+    anchor_ns: int | None = None
+    """The Unix time that the times in the file are relative to, by its host's clock; None: not known,
+    or the file is no trace.
+    """
     metadata: dict[str, object] = field(default_factory=dict)
     """Facts that the file states at its top level, without the events: small values only."""
 

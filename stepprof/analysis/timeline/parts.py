@@ -24,8 +24,8 @@ from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
 __all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
 
-Format = Literal["perfetto", "json"]
-FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
+Format = Literal["perfetto", "json", "archive"]
+FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz", "archive": ".zip"}
 """Formats, and the endings of their file names."""
 _MEMBER = 31  # window bits: a member of gzip
 

@@ -14,10 +14,10 @@ _INFLATE = {".gz": 11, ".db": 2}
 """The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip
 (docs/performance.md).
 """
-_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1}
+_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1, "archive": 0.11}
 """Bytes of a timeline per byte of uncompressed JSON."""
-_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
-"""The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all of a JSON."""
+_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20, "archive": 100 << 20}
+"""The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all JSON."""
 
 
 def estimate(inputs: Iterable[Input], format_: Format) -> int:
@@ -33,4 +33,5 @@ def too_large(bytes_: int, format_: Format) -> str | None:
     if bytes_ <= _BROWSER[format_]:
         return None
     other = "" if format_ == "perfetto" else "--format perfetto, "
-    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks, --roles, --from and --to, --min-us or --no-cpu-ops"
+    filters = "" if format_ == "archive" else ", --from and --to, --min-us or --no-cpu-ops"
+    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks or --roles{filters}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.cli.common import output_dir, print_json
+from stepprof.cli.merge_options import check_options, chosen_format
 from stepprof.cli.output import say
 from stepprof.cli.trace_options import (
     add_sources,
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.find import Found
     from stepprof.analysis.timeline.manifest_sources import Input
     from stepprof.analysis.timeline.merge import Merged
-    from stepprof.analysis.timeline.parts import Format
 
 __all__ = ["add", "run"]
-
-_LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +38,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="perfetto",
         metavar="FORMAT",
-        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON",
+        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON; archive: the traces as they were recorded, with a manifest of their clocks, for Perfetto 58 or newer",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="the file to write (default: timeline.pftrace or timeline.json.gz in the step's folder)",
+        help="the file to write (default: timeline.pftrace, timeline.json.gz or timeline.zip in the step's folder)",
     )
     parser.add_argument(
         "--per-replica",
@@ -89,13 +87,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge. Return 1 if a source contributed nothing to the timeline, else 0."""
     assume = begin_reading(args)
-    format_ = _format(args.format)
-    _check_range(args)
+    format_ = chosen_format(args.format)
+    check_options(args, format_)
     from stepprof.analysis.report.merge_placement import placed
+    from stepprof.analysis.timeline.archive import write_archive
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge
-    from stepprof.analysis.timeline.timeline_size import estimate, too_large
+    from stepprof.analysis.timeline.timeline_size import estimate
 
     with chosen_cluster(args) as cluster:
         found = find(
@@ -120,22 +119,22 @@ def run(args: argparse.Namespace) -> int:
             )
         timelines = []
         for output, inputs in groups.items():
+            write = write_archive
+            if format_ != "archive":
+                write = partial(merge, format=format_, filters=_filters(args, begin), cluster=cluster)
             with progress_bar("merging") as progress:
-                merged = merge(
+                merged = write(
                     inputs,
                     output,
-                    format=format_,
                     title=_title(found),
-                    filters=_filters(args, begin),
                     workers=args.workers,
                     progress=progress,
                     assume=assume,
                     roles=role_starts(found),
-                    cluster=cluster,
                     left_out=found.findings,
                     about=_about(args, found),
                 )
-            timelines.append((merged, too_large(merged.bytes, format_)))
+            timelines.append((merged, _warning(merged)))
     if args.json:
         described = [_described(found, *each) for each in timelines]
         print_json({"timelines": described} if args.per_replica else described[0])
@@ -162,32 +161,6 @@ def _groups(args: argparse.Namespace, found: Found, name: Path) -> dict[Path, li
     if not groups:
         raise ConfigError("--per-replica: no trace of an engine's replica was found")
     return groups
-
-
-def _format(text: str) -> Format:
-    from stepprof.analysis.timeline.parts import FORMATS
-
-    for known in FORMATS:
-        if text == known:
-            return known
-    near = difflib.get_close_matches(text, FORMATS, 1, 0)
-    raise ConfigError(
-        f'--format "{text}": unknown format; did you mean "{near[0] if near else next(iter(FORMATS))}"?'
-    )
-
-
-def _check_range(args: argparse.Namespace) -> None:
-    for option, value in (
-        ("--from", args.from_seconds),
-        ("--to", args.to_seconds),
-        ("--min-us", args.min_us),
-    ):
-        if value is not None and not abs(value) < _LARGEST:
-            raise ConfigError(f"{option} = {value}: must be between {-_LARGEST:g} and {_LARGEST:g}")
-    if args.min_us is not None and args.min_us < 0:
-        raise ConfigError(f"--min-us = {args.min_us:g}: must be >= 0")
-    if args.from_seconds is not None and args.to_seconds is not None and args.from_seconds >= args.to_seconds:
-        raise ConfigError(f"--from = {args.from_seconds:g}: must be less than --to = {args.to_seconds:g}")
 
 
 def _filters(args: argparse.Namespace, begin: int) -> Filters:
@@ -231,6 +204,20 @@ def _title(found: Found) -> str:
         which = f" (occurrence {found.occurrence} of {found.occurrences})" if found.occurrences > 1 else ""
         return f"step {found.step}{which} of {found.run_id}"
     return "timeline" if found.folder is None else found.folder.resolve().name
+
+
+def _warning(merged: Merged) -> str | None:
+    """Return what is to know before the file is opened."""
+    from stepprof.analysis.timeline.archive_manifest import PERFETTO
+    from stepprof.analysis.timeline.serve import viewer_folder, viewer_version
+    from stepprof.analysis.timeline.timeline_size import too_large
+
+    warnings = [too_large(merged.bytes, merged.format)]
+    if merged.format == "archive":
+        version = viewer_version(viewer_folder())
+        here = f", and the Perfetto UI here is version {version}" if version and version < PERFETTO else ""
+        warnings.append(f"for Perfetto {PERFETTO} or newer{here}")
+    return "; ".join(warning for warning in warnings if warning) or None
 
 
 def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from stranger import needs_root, python_of_stranger
 
-from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
+from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder, viewer_version
 from stepprof.errors import ConfigError
 
 TRACE = bytes(range(256)) * 5000
@@ -305,3 +305,18 @@ class TestBundledViewer:
             ConfigError, match=r"STEPPROF_PERFETTO_UI = .* must be a folder with the index.html"
         ):
             viewer_folder()
+
+    @pytest.mark.parametrize(
+        ("page", "version"),
+        [
+            ("""<body data-perfetto_version='{"stable":"v52.0-6b9586def"}'>""", 52),
+            ("""<body data-perfetto_version='{"stable":"v58.2-0123","canary":"v60.1-45"}'>""", 58),
+            ("<body>", None),
+        ],
+    )
+    def test_its_version(self, tmp_path, page, version) -> None:
+        """As the page states it; None where it states none, and without a viewer."""
+        (tmp_path / "index.html").write_text(page)
+        assert viewer_version(tmp_path) == version
+        assert viewer_version(tmp_path / "none") is None
+        assert viewer_version(None) is None

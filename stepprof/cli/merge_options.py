@@ -1,0 +1,65 @@
+"""Check the options of `stepprof merge`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import TYPE_CHECKING
+
+from stepprof.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.parts import Format
+
+__all__ = ["check_options", "chosen_format"]
+
+_LARGEST = 1e9  # seconds, and microseconds: decades, and hours
+
+
+def check_options(args: argparse.Namespace, format_: Format) -> None:
+    """Raise ConfigError for a value out of range, or for options that contradict each other."""
+    _check_range(args)
+    if format_ == "archive":
+        _check_archive(args)
+
+
+def chosen_format(text: str) -> Format:
+    """Return the format that --format names; raise ConfigError if there is no such format."""
+    from stepprof.analysis.timeline.parts import FORMATS
+
+    for known in FORMATS:
+        if text == known:
+            return known
+    near = difflib.get_close_matches(text, FORMATS, 1, 0)
+    raise ConfigError(
+        f'--format "{text}": unknown format; did you mean "{near[0] if near else next(iter(FORMATS))}"?'
+    )
+
+
+def _check_archive(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that would change the traces, or that need their files here."""
+    for option, value in (
+        ("--from", args.from_seconds),
+        ("--to", args.to_seconds),
+        ("--min-us", args.min_us),
+        ("--no-cpu-ops", args.no_cpu_ops or None),
+        ("--ray", args.ray),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{option}: cannot be combined with --format archive, which copies the traces as they were recorded; omit one of them"
+            )
+
+
+def _check_range(args: argparse.Namespace) -> None:
+    for option, value in (
+        ("--from", args.from_seconds),
+        ("--to", args.to_seconds),
+        ("--min-us", args.min_us),
+    ):
+        if value is not None and not abs(value) < _LARGEST:
+            raise ConfigError(f"{option} = {value}: must be between {-_LARGEST:g} and {_LARGEST:g}")
+    if args.min_us is not None and args.min_us < 0:
+        raise ConfigError(f"--min-us = {args.min_us:g}: must be >= 0")
+    if args.from_seconds is not None and args.to_seconds is not None and args.from_seconds >= args.to_seconds:
+        raise ConfigError(f"--from = {args.from_seconds:g}: must be less than --to = {args.to_seconds:g}")

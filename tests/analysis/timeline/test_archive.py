@@ -1,0 +1,251 @@
+"""An archive of a step, by a reader that does what https://perfetto.dev/docs/reference/perfetto-manifest documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import make_run, record
+
+from analysis.timeline.test_merge import BASE, kineto, spans
+from stepprof.analysis.timeline.archive import write_archive
+from stepprof.analysis.timeline.archive_manifest import is_archive, manifest
+from stepprof.analysis.timeline.find import Input, find
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.errors import ConfigError
+
+CLOCKS = {"REALTIME", "REALTIME_COARSE", "MONOTONIC", "MONOTONIC_COARSE", "MONOTONIC_RAW", "BOOTTIME"}
+
+
+class Archive:
+    """What Perfetto documents of an archive: its members, and the slices on the merged timeline."""
+
+    def __init__(self, path):
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            self.members = {name: archive.read(name) for name in archive.namelist()}
+        manifests = [
+            name
+            for name, content in self.members.items()
+            if b"".join(content[:512].split()).startswith(b'{"perfetto_manifest"')
+        ]
+        assert manifests == ["perfetto_manifest.json"]
+        document = json.loads(self.members.pop(manifests[0]))
+        assert list(document) == ["perfetto_manifest"]
+        self.manifest = document["perfetto_manifest"]
+        self._check()
+
+    def _check(self):
+        """The conditions of the reference under which an import fails or a file is not configured."""
+        assert set(self.manifest) <= {"version", "trace_time", "files", "attributes"}
+        assert self.manifest["version"] == 1
+        paths = [file["path"] for file in self.manifest["files"]]
+        assert sorted(paths) == sorted(self.members)
+        assert len(set(paths)) == len(paths)
+        assert set(self.manifest["trace_time"]) == {"clock", "file"}
+        assert self.manifest["trace_time"]["clock"] in CLOCKS
+        assert self.manifest["trace_time"]["file"] in paths
+        for file in self.manifest["files"]:
+            assert set(file) == {"path", "machine", "clocks"}
+            assert not any(part.startswith(".") for part in file["path"].split("/"))
+            assert len(file["path"].encode()) <= 99
+            assert set(file["machine"]) == {"name"}
+            assert file["machine"]["name"]
+            assert set(file["clocks"]) == {"sync_to", "offset_ns"}
+            assert type(file["clocks"]["offset_ns"]) is int
+            assert abs(file["clocks"]["offset_ns"]) < 1 << 63
+            assert file["clocks"]["sync_to"]["file"] in paths
+            assert file["clocks"]["sync_to"]["clock"] in CLOCKS
+            # an override is refused for a member that is an archive itself
+            assert self.members[file["path"]][:2] not in (b"\x1f\x8b", b"PK")
+        for key, value in self.manifest["attributes"].items():
+            assert key
+            assert isinstance(value, str | int)
+
+    def slices(self):
+        """(machine, name, start, duration) of each slice, with times of the clock of the timeline."""
+        wanted = self.manifest["trace_time"]
+        found = []
+        for file in self.manifest["files"]:
+            assert file["clocks"]["sync_to"] == wanted
+            content = json.loads(self.members[file["path"]], parse_float=Decimal)
+            for event in content["traceEvents"]:
+                if event.get("ph") == "X":
+                    start = int(event["ts"] * 1000) + file["clocks"]["offset_ns"]
+                    found.append((file["machine"]["name"], event["name"], start, int(event["dur"] * 1000)))
+        return found
+
+
+def archived(found, path, **how):
+    made = write_archive(found.inputs, path, **how)
+    assert made.bytes == path.stat().st_size
+    assert is_archive(path)
+    return made, Archive(path)
+
+
+def test_traces_are_as_they_were_recorded(tmp_path):
+    """Byte by byte, and each at its own time: two files of different bases."""
+    made = make_run(tmp_path, "r")
+    data = [kineto("a", "b"), kineto("c", base=BASE + 500_000_000)]
+    for rank, content in enumerate(data):
+        record(made, rank=rank, pid=7 + rank, data=content)
+    merged, archive = archived(find([made.path], output_dir=tmp_path), tmp_path / "a.zip")
+    assert archive.members == {
+        f"step-000002/actor/rank-{rank}.trace.json": gzip.decompress(content)
+        for rank, content in enumerate(data)
+    }
+    assert archive.slices() == [
+        ("actor rank 0 · h", "a", BASE, 5_000),
+        ("actor rank 0 · h", "b", BASE + 10_000, 5_000),
+        ("actor rank 1 · h", "c", BASE + 500_000_000, 5_000),
+    ]
+    assert (merged.format, [part.slices for part in merged.parts]) == ("archive", [2, 1])
+
+
+def test_attributes(tmp_path):
+    """Which step it is, and how exact its clock is."""
+    made = make_run(tmp_path, "r")
+    record(made, data=kineto("a"))
+    found = find([made.path], output_dir=tmp_path)
+    _, archive = archived(found, tmp_path / "a.zip", about={"run_id": "r", "step": 2, "manifests": []})
+    assert archive.manifest["attributes"] == {
+        "stepprof.clock": "1 source by the clock of one host",
+        "stepprof.clock_error_ns": 0,
+        "stepprof.run_id": "r",
+        "stepprof.step": 2,
+    }
+
+
+def test_spans_are_converted(tmp_path):
+    """Perfetto does not know their files."""
+    made = make_run(tmp_path, "r")
+    record(made, data=kineto("a"))
+    spans(made, 0, ("update", 1_000_001, 2_000_003))
+    _, archive = archived(find([made.path], output_dir=tmp_path), tmp_path / "a.zip")
+    assert sorted(archive.members) == ["step-000002/actor/rank-0.trace.json", "stepprof.json"]
+    assert ("stepprof", "update", BASE + 1_000_001, 2_000_003) in archive.slices()
+
+
+def test_a_damaged_trace_is_converted(tmp_path):
+    """It would fail the import of the whole archive."""
+    made = make_run(tmp_path, "r")
+    record(made, data=kineto("a"))
+    whole = gzip.decompress(kineto("b", "c"))
+    record(made, rank=1, data=gzip.compress(whole[: whole.index(b'{"ph"', 90)]))
+    merged, archive = archived(find([made.path], output_dir=tmp_path), tmp_path / "a.zip")
+    assert sorted(archive.members) == ["step-000002/actor/rank-0.trace.json", "stepprof.json"]
+    assert {name for _, name, _, _ in archive.slices()} >= {"a", "b"}
+    assert ("actor rank 1 · h", "is in stepprof.json: Perfetto cannot read its file") in merged.findings
+
+
+def test_a_trace_without_a_start_time(tmp_path):
+    """It is refused by name; an assumed offset places it."""
+    made = make_run(tmp_path, "r")
+    record(made, data=kineto("a"))
+    record(made, rank=1, data=b'{"traceEvents":[{"ph":"X","name":"b","pid":1,"tid":1,"ts":1,"dur":2}]}')
+    found = find([made.path], output_dir=tmp_path)
+    merged, archive = archived(found, tmp_path / "a.zip")
+    assert [name for _, name, _, _ in archive.slices()] == ["a"]
+    assert any("refused: it has no baseTimeNanoseconds" in problem for _, problem in merged.findings)
+    _, archive = archived(found, tmp_path / "a.zip", assume={"*": BASE})
+    assert [(name, start) for _, name, start, _ in archive.slices()] == [("a", BASE), ("b", BASE + 1_000)]
+
+
+def test_names_of_members(tmp_path):
+    """A name that Perfetto would skip, that its page cannot hold, or that two files have."""
+    inputs = []
+    for number, shown in enumerate((".hidden.json", "x" * 200 + ".json", "a.json", "a.json", "é\ud800.json")):
+        file = tmp_path / f"{number}.json"
+        file.write_bytes(gzip.decompress(kineto(f"s{number}")))
+        inputs.append(Input(Origin("trace", shown), (str(file),), 1))
+    write_archive(inputs, tmp_path / "a.zip")
+    archive = Archive(tmp_path / "a.zip")
+    assert sorted(name for _, name, _, _ in archive.slices()) == ["s0", "s1", "s2", "s3", "s4"]
+    assert {"_hidden.json", "a.json", "é?.json"} < set(archive.members)
+
+
+def test_nothing_to_write(tmp_path):
+    """An archive that is there stays."""
+    (tmp_path / "a.zip").write_text("old")
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+    for inputs in ([], [Input(Origin("trace", "a.json"), (str(file),), 2)]):
+        with pytest.raises(ConfigError, match=r"nothing (to merge|could be read)"):
+            write_archive(inputs, tmp_path / "a.zip")
+    assert (tmp_path / "a.zip").read_text() == "old"
+    assert not is_archive(tmp_path / "a.zip")
+    assert not is_archive(tmp_path / "none.zip")
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    made = make_run(tmp_path, "r")
+    record(made, data=kineto("a"))
+    found = find([made.path], output_dir=tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_archive(found.inputs, tmp_path / "none" / "a.zip")
+
+
+TIMES = st.decimals(0, 10**9, places=3)
+SOURCES = st.lists(
+    st.tuples(
+        st.integers(1_600_000_000_000_000_000, 1_800_000_000_000_000_000),
+        st.integers(-(10**12), 10**12),
+        st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=4),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SOURCES)
+def test_times_are_those_of_the_timeline(tmp_path_factory, sources):
+    """To the nanosecond, whatever the bases of the files and the offsets of their hosts."""
+    folder = tmp_path_factory.mktemp("archive")
+    inputs = []
+    for number, (base, offset, times) in enumerate(sources):
+        events = ",".join(
+            f'{{"ph":"X","name":"s{number}","pid":1,"tid":1,"ts":{start},"dur":{length}}}'
+            for start, length in times
+        )
+        file = folder / f"{number}.json"
+        file.write_text(f'{{"baseTimeNanoseconds":{base},"traceEvents":[{events}]}}')
+        each = Input(Origin("trace", file.name), (str(file),), file.stat().st_size)
+        inputs.append(replace(each, alignment=Alignment("ping-pong", offset, 10)))
+    write_archive(inputs, folder / "a.zip", workers=1)
+    expected = []
+    for each in inputs:
+        source = load(each, args=False)
+        names = [source.names[name] for name in source.slices.name]
+        expected += zip(names, source.slices.start.tolist(), source.slices.duration.tolist(), strict=True)
+    shown = [(name, start, length) for _, name, start, length in Archive(folder / "a.zip").slices()]
+    assert sorted(shown) == sorted(expected)
+
+
+def test_the_example_of_the_reference():
+    """The manifest has the form of the documented one: keys, nesting and types."""
+    text = manifest([{"path": "a.json", "machine": {"name": "a"}, "offset_ns": 250_000_000}], {"x": None})
+    assert json.loads(text) == {
+        "perfetto_manifest": {
+            "version": 1,
+            "trace_time": {"clock": "REALTIME", "file": "a.json"},
+            "files": [
+                {
+                    "path": "a.json",
+                    "machine": {"name": "a"},
+                    "clocks": {
+                        "sync_to": {"file": "a.json", "clock": "REALTIME"},
+                        "offset_ns": 250_000_000,
+                    },
+                }
+            ],
+            "attributes": {},
+        }
+    }
