@@ -95,6 +95,7 @@ WORKERS = 4
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite in four processes, unless `-n` says otherwise; what is named on the command line runs in one."""
     if hasattr(config, "workerinput"):  # this is one of the four
+        hanging.keep_pipe(config)
         return
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     option = config.option
@@ -102,6 +103,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = WORKERS
         option.dist = "loadscope"  # a class is not divided: its tests share what is dear to make
         option.loadscopereorder = False  # the dearest are among the first
+    if getattr(option, "numprocesses", None):
+        hanging.watch_workers(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,12 +2,18 @@
 
 pytest-timeout fails a test by an exception in the main thread. That does not reach one that waits in C, and says nothing once the tests
 are over. What tells here is a thread of C: it needs no lock of the interpreter's, and works until that is gone.
+
+A worker of pytest-xdist that ends in this way ends the whole run, with an exit status of its own.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import threading
+from typing import Any
+
+import pytest
 
 MORE_SECONDS = 30.0
 """How much longer than its bound a test may hang."""
@@ -35,3 +41,61 @@ def watch_end(stderr: int, seconds: float = END_SECONDS) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
 
     threading.Thread(target=wait, name="watch-end", daemon=True).start()
+
+
+CRASHED = pytest.ExitCode.INTERNAL_ERROR
+"""The exit status of a run that a crash ended early: tests are missing, so running the failed ones again cannot make it pass."""
+
+
+class Workers:
+    """Watch the workers of pytest-xdist, in their controller: name the tests that they are at, and remember a crash."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, None] = {}
+        self.crashed = False
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note that a worker has begun a test."""
+        self.running[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Forget a test that has ended."""
+        self.running.pop(nodeid, None)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, error: object) -> None:
+        """Remember that a worker did not end by itself."""
+        self.crashed = self.crashed or error is not None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the tests that did not end: the run was interrupted, or their workers crashed."""
+        for nodeid in self.running:
+            terminalreporter.write_line(f"did not end: {nodeid}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Return a status that tells a crash from a failure."""
+        if self.crashed:
+            session.exitstatus = CRASHED
+
+
+def watch_workers(config: pytest.Config) -> None:
+    """End the run with the first worker that crashes: a new one would begin with the very test that ended the one before."""
+    config.pluginmanager.register(Workers())
+    if config.option.maxworkerrestart is None:
+        config.option.maxworkerrestart = "0"
+
+
+def keep_pipe(config: pytest.Config) -> None:
+    """Keep forked children off the pipe to the controller: it waits for the end of the pipe, also where the worker is gone and a child is left."""
+    (worker,) = (each for each in config.pluginmanager.get_plugins() if hasattr(each, "channel"))
+    streams: Any = worker.channel.gateway._io
+    numbers = [stream.fileno() for stream in (streams.infile, streams.outfile)]
+
+    def leave() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in numbers:
+            os.dup2(null, number, inheritable=False)
+        os.close(null)
+
+    os.register_at_fork(after_in_child=leave)

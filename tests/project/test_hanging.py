@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import hanging
+import pytest
+from ran import Ran
 
-def run(tmp_path, test, *, seconds):
-    """Run a file of tests in a process of its own, in which a test, or the end, may last so long."""
+
+def start(tmp_path, test, *options, seconds):
+    """Start a file of tests in a process of its own, in which a test, or the end, may last so long. Return the process and where it writes to."""
     (tmp_path / "conftest.py").write_text(
         f"""
 import sys
@@ -22,11 +28,71 @@ from conftest_of_ours import *
     ours = Path(__file__).parents[1] / "conftest.py"
     (tmp_path / "conftest_of_ours.py").write_text(ours.read_text())
     (tmp_path / "test_it.py").write_text(test)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not torch and not demo and not ray",
-         "-o", "timeout=1", "-o", "timeout_method=signal", "test_it.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    # files, not pipes: the end of a pipe is that of the last process that a test has left
+    written = tmp_path / "stdout", tmp_path / "stderr"
+    with written[0].open("w") as stdout, written[1].open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not torch and not demo and not ray",
+             "-o", "timeout=1", "-o", "timeout_method=signal", *options, "test_it.py"],
+            cwd=tmp_path, stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+    return process, *written
+
+
+def run(tmp_path, test, *options, seconds):
+    """Run it to its end."""
+    process, stdout, stderr = start(tmp_path, test, *options, seconds=seconds)
+    code = process.wait(timeout=100)
+    return Ran(code, stdout.read_text(), stderr.read_text())
+
+
+HELD = """
+import ctypes, os, time
+def test_one_that_passes():
+    pass
+def test_keeps_a_child():
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    while True:
+        try:
+            ctypes.PyDLL(None).sleep(1000)
+        except BaseException:
+            pass
+def test_another():
+    pass
+"""
+"""A test that waits for its child, where neither ends."""
+
+
+class TestAWorkerThatHangs:
+    @pytest.mark.parametrize("dist", ["loadscope", "worksteal"])
+    def test_with_a_child(self, tmp_path, dist) -> None:
+        """The run ends soon after the bound although the worker's child lives on. It names the test, once, and its status is no failure's."""
+        began = time.monotonic()
+        ran = run(tmp_path, HELD, "-n", "2", "--dist", dist, seconds=2)
+        assert time.monotonic() - began < 40
+        assert ran.returncode == hanging.CRASHED
+        assert ran.stdout.count("crashed while running 'test_it.py::test_keeps_a_child'") == 1
+        assert "did not end: test_it.py::test_keeps_a_child" in ran.stdout
+        assert "Timeout (0:00:03)!" in ran.stderr
+        assert "in test_keeps_a_child" in ran.stderr
+
+    def test_an_interrupted_run(self, tmp_path) -> None:
+        """It names the tests that its workers were at."""
+        test = """
+import pathlib, time
+def test_lasts():
+    pathlib.Path("begun").touch()
+    time.sleep(60)
+"""
+        process, stdout, _ = start(tmp_path, test, "-n", "1", "-o", "timeout=0", seconds=2)
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == pytest.ExitCode.INTERRUPTED
+        assert "did not end: test_it.py::test_lasts" in stdout.read_text()
 
 
 class TestAProcessThatHangs:

@@ -6,11 +6,14 @@ are recorded as if nothing had been, on this thread and on others, and the end o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -27,19 +30,36 @@ class Interrupt(BaseException):
     """What the interrupt raises."""
 
 
-def interrupt(act, number: int) -> str | None:
-    """Raise at the n-th call of a function of stepprof on this thread; where that was, None where there were less."""
-    left, place = number, None
+Call = tuple[str, int]
+"""A function of stepprof, and how many times it had been called before on this thread."""
+
+
+@functools.cache
+def place(code: CodeType) -> str | None:
+    """Return the file and the name of a function of stepprof; None where it is another's."""
+    path = Path(code.co_filename)
+    return f"{path.name}:{code.co_name}" if code.co_filename.startswith(HERE) else None
+
+
+def interrupt(act, tried: set[Call]) -> Call | None:
+    """Raise at the first call on this thread that was not tried before, and add it; None where there is none.
+
+    Calls are told apart by their function: which thread makes some of them, and so how many come before, is not the same each time.
+    """
+    counts: Counter[str] = Counter()
+    raised: Call | None = None
 
     def look(frame, event, argument) -> None:
-        nonlocal left, place
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(HERE):
-            here = f"{Path(code.co_filename).name}:{code.co_name}"
-            left -= here != NOTHING_RAN_YET
-            if left == 0 and place is None:
-                place = here
-                raise Interrupt
+        nonlocal raised
+        here = place(frame.f_code)
+        if raised or event != "call" or here is None or here == NOTHING_RAN_YET:
+            return
+        call = here, counts[here]
+        counts[here] += 1
+        if call not in tried:
+            raised = call
+            tried.add(call)
+            raise Interrupt
 
     before = sys.gettrace()
     sys.settrace(look)
@@ -49,7 +69,7 @@ def interrupt(act, number: int) -> str | None:
         pass
     finally:
         sys.settrace(before)
-    return place
+    return raised
 
 
 def window(step: int) -> None:
@@ -86,7 +106,8 @@ def test_wherever_it_comes(tmp_path, more) -> None:
             **more,
         }
     )
-    places, steps = [], []
+    tried: set[Call] = set()
+    calls, steps = [], []
     for number in itertools.count(1):
         step = 10 * number
 
@@ -94,12 +115,12 @@ def test_wherever_it_comes(tmp_path, more) -> None:
             window(step - 1)
             window(step)
 
-        place = interrupt(loop, number)
-        if place is None:
+        call = interrupt(loop, tried)
+        if call is None:
             break
         window(step + 2)
         elsewhere(lambda step=step: window(step + 4))
-        places.append(place)
+        calls.append(call)
         steps += [step + 2, step + 4]
     began = time.monotonic()
     stepprof.shutdown(10)
@@ -110,7 +131,7 @@ def test_wherever_it_comes(tmp_path, more) -> None:
         "local_target.py:exit",
         "capture_controller.py:finish",
         "exclusive_access.py:release",
-    } <= set(places)
-    for place, step in zip(places * 2, steps[::2] + steps[1::2], strict=True):
+    } <= {place for place, _ in calls}
+    for call, step in zip(calls * 2, steps[::2] + steps[1::2], strict=True):
         told = {entry["role"]: entry["status"] for entry in read_step(session.path, step)["windows"]}
-        assert told["actor"] == "complete", (place, step, told)
+        assert told["actor"] == "complete", (call, step, told)

@@ -334,8 +334,8 @@ time.sleep(0.2)
         ran: Ran = run_script(
             PRELUDE
             + """
-threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGTERM)).start()
 with profile_step(2):
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGTERM)).start()
     time.sleep(30)
 """
         )
