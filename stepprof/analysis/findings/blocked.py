@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from stepprof.analysis.findings.facts import Ledger, Stack
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, Stack
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -67,13 +67,7 @@ def blocked(ledger: Ledger) -> None:
             stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
             if not stacks:
                 continue
-            when = part.when & Intervals.union(
-                [stack.start for stack in stacks], [stack.end for stack in stacks]
-            )
-            if kind.topic == "sleep":  # what other threads do meanwhile is what it waits for
-                when -= Intervals.all_of(
-                    Intervals.unpack(nest.beside) for nest in ledger.facts.timelines[part.process].nests
-                )
+            when = _when(ledger.facts, kind, part)
             longest = max(stacks, key=partial(_overlap, when))
             ledger.claim(
                 part,
@@ -83,7 +77,22 @@ def blocked(ledger: Ledger) -> None:
                 why=f"its stacks show {longest.label} in {longest.place}",
                 advice=kind.advice,
                 assumption="the thread does not wait there",
+                without={each.process: _when(ledger.facts, kind, each) for each in ledger.facts.alike(part)}
+                if part.region
+                else None,
             )
+
+
+def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
+    """Return the time of a part in which the stacks of its process are of one kind."""
+    signs = facts.signs.get(part.process)
+    stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
+    when = part.when & Intervals.union([stack.start for stack in stacks], [stack.end for stack in stacks])
+    if kind.topic == "sleep":  # what other threads do meanwhile is what it waits for
+        when -= Intervals.all_of(
+            Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests
+        )
+    return when
 
 
 def _overlap(when: Intervals, stack: Stack) -> int:

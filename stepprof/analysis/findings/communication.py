@@ -28,5 +28,9 @@ def exposed_communication(ledger: Ledger) -> None:
             why="all ranks had entered: this is transfer, not waiting",
             advice="overlap it with the backward pass (buckets, prefetch), send less (gradient accumulation, lower precision), or use a faster link",
             assumption="computation hides all of it",
+            without={
+                each.process: each.when & ledger.facts.timelines[each.process].communicating
+                for each in ledger.facts.alike(part)
+            },
             shared=True,
         )

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.report.critical_path import Segment, Timeline
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Finding, Rollout
+from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
 from stepprof.run.evidence import Evidence
 
-__all__ = ["Facts", "Ledger", "Part", "Signs", "Stack", "last_part", "place_of"]
+__all__ = ["Facts", "Ledger", "Part", "Signs", "Stack", "last_part", "place_of", "share_of"]
 
 
 class Stack(NamedTuple):
@@ -103,6 +106,8 @@ class Facts:
     timelines: Mapping[str, Timeline]
     """By the label of the process."""
     rollouts: Sequence[Rollout]
+    graph: StepGraph
+    """Replays the step without a cause."""
     signs: Mapping[str, Signs] = field(default_factory=dict)
     """By the label of the process."""
     engine_roles: frozenset[str | None] = frozenset()
@@ -117,6 +122,19 @@ class Facts:
     def at(self, time: int) -> float:
         """Return a time as seconds of the report."""
         return (time - self.start) / 1e9
+
+    def alike(self, part: Part) -> Iterator[Part]:
+        """Yield what each process did in the region of a part and below: a change of the code changes all of them."""
+        depth = len(part.region)
+        for label, each in self.timelines.items():
+            those = [
+                (start, end)
+                for start, end, role, region in each.stretches
+                if role == part.role and region[:depth] == part.region
+            ]
+            if those:
+                when = Intervals.union([start for start, _ in those], [end for _, end in those])
+                yield Part(label, part.role, part.region, when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +194,7 @@ class Ledger:
         why: str,
         advice: str,
         assumption: str | None,
-        remains: float = 0.0,
+        without: Mapping[str, Intervals] | None = None,
         shared: bool = False,
     ) -> bool:
         """Add a finding for what is free of some time; return whether that is long enough for one.
@@ -189,7 +207,7 @@ class Ledger:
             why: its evidence.
             advice: what to try.
             assumption: what the estimate of the gain assumes; None: no gain is computed.
-            remains: seconds that the step would not gain without the cause.
+            without: by process, the time that it would not spend without the cause; None: that of the finding.
             shared: whether the cause lies in no single process.
         """
         free = self.free & when
@@ -198,6 +216,7 @@ class Ledger:
             return False
         self.free -= free
         longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
+        saves = None if assumption is None else self._gain(without or {part.process: free}, seconds)
         self.found.append(
             Finding(
                 text.replace("{seconds}", seconds_text(seconds)),
@@ -210,11 +229,16 @@ class Ledger:
                 end=self.facts.at(longest[1]),
                 why=why,
                 advice=advice,
-                saves=None if assumption is None else max(seconds - remains, 0.0),
-                assumption=assumption,
+                saves=saves,
+                assumption=None if saves is None else assumption,
             )
         )
         return True
+
+    def _gain(self, without: Mapping[str, Intervals], seconds: float) -> float | None:
+        """Return how much shorter the step would be, at most the seconds of the finding; None: not known."""
+        gain = self.facts.graph.gain(without)
+        return None if gain is None else min(max(gain / 1e9, 0.0), seconds)
 
     def short(self, process: str, text: str, *, advice: str) -> None:
         """Say that the step is too short to be judged; nothing is claimed any more."""
@@ -255,6 +279,16 @@ def place_of(facts: Facts, process: str, role: str | None, region: tuple[str, ..
             if not place.window and place.role == role and nest.path(at) == region:
                 return place
     return None
+
+
+def share_of(when: Intervals, share: float) -> Intervals:
+    """Return the last part of each interval, as a share of its length.
+
+    >>> share_of(Intervals.union([0, 10], [4, 20]), 0.5).pairs()
+    [(2, 4), (15, 20)]
+    """
+    length = ((when.end - when.start) * min(max(share, 0.0), 1.0)).astype(np.int64)
+    return Intervals.union(when.end - length, when.end)
 
 
 def last_part(when: Intervals, nanoseconds: int) -> Intervals:

@@ -21,4 +21,9 @@ def garbage(ledger: Ledger) -> None:
                 why="the begin and end of collections were recorded",
                 advice="call gc.freeze() after start-up, raise gc.set_threshold, or collect between steps",
                 assumption="the step has no collection",
+                without={
+                    each.process: each.when & ledger.facts.signs[each.process].collecting
+                    for each in ledger.facts.alike(part)
+                    if each.process in ledger.facts.signs
+                },
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of, share_of
 from stepprof.analysis.findings.wording import inside
 
 __all__ = ["half_batch"]
@@ -15,7 +15,7 @@ def half_batch(ledger: Ledger) -> None:
     """Claim the share of a region's time that its empty places have, by its attributes ``samples`` and ``batch_size``."""
     for part in ledger.merged(lambda part: _with_amounts(ledger.facts, part), "work"):
         samples, room = _filled(ledger.facts, part.process, part.role, part.region) or (1.0, 1.0)
-        empty = 1 - samples / room
+        empty = _empty(ledger.facts, part)
         if empty < EMPTY_SHARE:
             continue
         ledger.claim(
@@ -25,8 +25,18 @@ def half_batch(ledger: Ledger) -> None:
             f"{part.process} spent {{seconds}} on empty places of its batches in {inside(part)}",
             why=f"its batches have room for {room:,.0f} samples and had {samples:,.0f} (attributes batch_size and samples)",
             advice="fill them: fewer and fuller batches, or sequence packing",
+            without={
+                each.process: share_of(each.when, _empty(ledger.facts, each))
+                for each in ledger.facts.alike(part)
+            },
             assumption="a batch takes as long with empty places as without, and full batches replace them",
         )
+
+
+def _empty(facts: Facts, part: Part) -> float:
+    """Return the share of the places in its batches that are empty."""
+    samples, room = _filled(facts, part.process, part.role, part.region) or (1.0, 1.0)
+    return 1 - samples / room
 
 
 def _with_amounts(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:

@@ -70,6 +70,7 @@ def named_work(ledger: Ledger) -> None:
                 why=doing(ledger.facts, part) or "its name says so, and the step waited for it",
                 advice=kind.advice,
                 assumption=kind.assumption,
+                without={each.process: each.when for each in ledger.facts.alike(part)},
             )
 
 

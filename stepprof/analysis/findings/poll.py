@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from stepprof.analysis.findings.facts import Facts, Ledger, Part
 from stepprof.analysis.findings.wording import doing, inside
@@ -23,10 +23,19 @@ def poll(ledger: Ledger) -> None:
         _claim(ledger, part, part.when, what)
     for part in ledger.parts("work"):
         for when in _after_others(facts, part):
-            _claim(ledger, part, when, "its other threads or coroutines had finished")
+            without = {
+                each.process: Intervals.all_of(_after_others(facts, each)) for each in facts.alike(part)
+            }
+            _claim(ledger, part, when, "its other threads or coroutines had finished", without)
 
 
-def _claim(ledger: Ledger, part: Part, when: Intervals, what: str) -> None:
+def _claim(
+    ledger: Ledger,
+    part: Part,
+    when: Intervals,
+    what: str,
+    without: Mapping[str, Intervals] | None = None,
+) -> None:
     after = Part(part.process, part.role, part.region, when)
     ledger.claim(
         part,
@@ -36,6 +45,7 @@ def _claim(ledger: Ledger, part: Part, when: Intervals, what: str) -> None:
         why=doing(ledger.facts, after) or "no work was recorded in this time",
         advice="wait for the result itself (a future, a queue) instead of asking in intervals, or ask more often",
         assumption="the window ends when the work ends",
+        without=without,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, place_of
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of
 from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
 
 __all__ = ["serial"]
@@ -34,8 +35,18 @@ def serial(ledger: Ledger) -> None:
             or f"no two calls overlap; the longest took {seconds_text(place.longest)}",
             advice="make the calls concurrently: a pool of threads or processes, or asyncio.gather",
             assumption="all calls run at the same time, and the longest one remains",
-            remains=place.longest,
+            without=_all_but_longest(ledger.facts, part),
         )
+
+
+def _all_but_longest(facts: Facts, part: Part) -> dict[str, Intervals]:
+    """Return by process the time of the calls without the longest one."""
+    found = {}
+    for each in facts.alike(part):
+        place = place_of(facts, each.process, part.role, part.region)
+        if place is not None:
+            found[each.process] = last_part(each.when, each.when.total - int(place.longest * 1e9))
+    return found
 
 
 def _waits(facts: Facts, part: Part) -> bool:

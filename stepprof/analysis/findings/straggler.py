@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part
+from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, share_of
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals
@@ -17,6 +17,8 @@ __all__ = ["straggler"]
 Key = tuple["str | None", tuple[str, ...]]
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
+ONCE = "look at what it did there in this step: its stacks, its operators, other processes at that time; `[watch]` records the step after a slow one"
+ALONE = "in this step alone"
 FEWEST_STEPS = 2
 MOST_PEERS = 7
 MORE = 0.1
@@ -48,6 +50,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             continue
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more = _more(ledger.facts, part, others)
+        elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9, more)
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         if not others:
@@ -65,16 +68,25 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     None,
                     [
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
-                        _in_other_steps(ledger.facts, part, [*others], excess / 1e9, more),
+                        elsewhere,
                         _waited(ledger.facts, part),
                         doing(ledger.facts, part),
                     ],
                 )
             ),
-            advice=BALANCE if more else COMPARE,
-            assumption="the rank takes as long as the slowest of the others",
-            remains=max(times) / 1e9 - middle,
+            advice=_advice(more, elsewhere),
+            assumption="the rank takes as long as the median of the others"
+            if others
+            else "no rank spends it",
+            without={part.process: share_of(part.when, excess / part.when.total)},
         )
+
+
+def _advice(more: str | None, elsewhere: str | None) -> str:
+    """Return what to try: a rank that was late once needs no other machine."""
+    if more:
+        return BALANCE
+    return ONCE if elsewhere and elsewhere.startswith(ALONE) else COMPARE
 
 
 def _in_other_steps(
@@ -90,7 +102,7 @@ def _in_other_steps(
         return None
     late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
     if not late:
-        return f"in this step alone: not in {len(steps)} steps around it"
+        return f"{ALONE}: not in {len(steps)} steps around it"
     if len(late) < len(steps):
         return f"also in {len(late)} of {len(steps)} steps around it"
     slow = "" if more else ": the rank is slow"

@@ -43,9 +43,21 @@ def long_tail(ledger: Ledger) -> None:
             f"the rollout's tail took {{seconds}}: of {most} {what} at most {last} {'was' if last == 1 else 'were'} still generated",
             why=_longest(facts) or "the batch had fallen to 5 % of its peak",
             advice="bound the response length, generate more samples than needed and drop the last ones, or start training on those that are done",
+            without=_generating(facts, when),
             assumption="the rollout ends at the 95th percentile of its samples",
         ):
             return
+
+
+def _generating(facts: Facts, when: Intervals) -> dict[str, Intervals]:
+    """Return when each process generated, or had samples, in a time."""
+    found = {}
+    for label, each in facts.timelines.items():
+        of = each.generating
+        if any(digest.samples is not None for digest in each.process.digests):
+            of |= when
+        found[label] = of & when
+    return found
 
 
 def _curves(facts: Facts) -> tuple[list[Curve], list[Curve]]:

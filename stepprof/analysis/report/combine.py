@@ -36,6 +36,7 @@ from stepprof.analysis.report.schema import (
     TimeOf,
 )
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
+from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.stop_cost import stop_costs
 from stepprof.analysis.report.totals import memory_peaks, overheads, overlaps, region_times, role_times
 from stepprof.analysis.report.waiting import Waiting
@@ -178,6 +179,7 @@ def _part(
         path,
         {each.label: each for each in known},
         rollouts,
+        StepGraph(known, start, engine_roles),
         _signs(processes, evidence),
         engine_roles,
         neighbours,

@@ -66,8 +66,10 @@ class Timeline:
     nests: list[Nest] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     wait_starts: list[int] = field(default_factory=list)
+    window_ends: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.window_ends = sorted(window.end for window in self.process.windows if window.ends)
         self.ends = [end for _, end, _, _ in self.stretches]
         self.wait_starts = [start for start, _, _ in self.waits]
 
@@ -82,6 +84,11 @@ class Timeline:
         if at < len(self.stretches) and self.stretches[at][0] < time:
             return self.stretches[at]
         return self.stretches[at - 1] if at else None
+
+    def last_window_end(self, time: int) -> int | None:
+        """Return when its last window before a time ended."""
+        at = bisect_right(self.window_ends, time)
+        return self.window_ends[at - 1] if at else None
 
     def wait_before(self, time: int) -> tuple[int, int, str] | None:
         """Return the wait that contains the moment before a time."""
@@ -289,7 +296,7 @@ class _Walk:
         for other in self.by_label.values():
             if other is at or not other.stretches or unsure_ns(at.process, other.process) is None:
                 continue
-            last = other.ends[bisect_right(other.ends, self.time) - 1] if other.ends[0] <= self.time else None
+            last = other.last_window_end(self.time)
             if last is not None and last > since and (best is None or last > best[0]):
                 best = (last, other)
         if best is None:

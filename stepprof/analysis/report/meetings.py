@@ -1,8 +1,8 @@
 """Find regions that several ranks leave together: those that entered earlier waited for the last one.
 
 Ranks meet in what no profiler records: a barrier of the operating system, a socket, an actor's call.
-If all ranks leave a region at the same time and entered it at different times, the time before the
-last entry counts as a wait for that rank.
+If ranks enter a region at different times, and all leave it at the same time or the first one leaves
+it as soon as the last one has entered, the time before the last entry counts as a wait for that rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ __all__ = ["Visit", "meetings"]
 
 TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
-"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the wait."""
+"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the wait,
+and as soon as the last one has entered if that is at most so long before the first end.
+"""
 CLEAR = 5
 """A wait counts if it is so many times longer than the ends differ."""
 MOST_CALLS = 5_000
@@ -55,7 +57,9 @@ def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], erro
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
     latest = start.argmax(axis=0)
     wait = last - start.min(axis=0)
-    meet = (differ <= TOGETHER_NS + TOGETHER * wait) & (wait >= CLEAR * np.maximum(differ, error))
+    within = TOGETHER_NS + TOGETHER * wait
+    released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
+    meet = ((differ <= within) | (released <= within)) & (wait >= CLEAR * np.maximum(differ, error))
     meet &= (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
     for call in np.flatnonzero(meet).tolist():
         for row, visit in enumerate(of):

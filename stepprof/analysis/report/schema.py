@@ -95,7 +95,7 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str | None = None
     """What to try."""
     saves: float | None = None
-    """How much shorter the step would be without the cause; None: not computed."""
+    """How much shorter the step would be without the cause, from a replay of its work and waits; None: not known."""
     assumption: str | None = None
     """What `saves` assumes."""
 

@@ -166,3 +166,30 @@ def test_where_no_role_divides_the_step_its_regions_do():
     (bare,) = report(spans(0, ("window", "step", 0, 100, None))).findings
     assert bare.text == "the step took 100 ms, and no role or region divides it"
     assert "stepprof.region" in (bare.advice or "")
+
+
+def test_a_rank_that_leaves_a_barrier_late_did_not_cause_the_wait_in_it():
+    """Rank 0 waits in `meet` for rank 1, which loads until 90; a busy machine lets rank 0 go on 7 ms after rank 1."""
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
+        spans(1, ("window", "actor", 0, 93, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 3, "actor")),
+    )  # fmt: skip
+    assert causes(made)[0] == ("straggler", "actor rank 1", "load", 50)
+    assert not [each for each in made.findings if each.region == "meet" and (each.seconds or 0) > 0.01]
+
+
+def test_a_rank_that_was_late_once_is_not_sent_to_look_at_its_machine():
+    """In the steps around it rank 1 takes as long as rank 0."""
+
+    class Around:
+        def seconds(self, origin, role, region):
+            return dict.fromkeys((1, 3, 4), 0.04)
+
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
+        spans(1, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 10, "actor")),
+        neighbours=Around(),
+    )  # fmt: skip
+    (late,) = [each for each in made.findings if each.topic == "straggler"]
+    assert "in this step alone" in (late.why or "")
+    assert "compare its machine" not in (late.advice or "")

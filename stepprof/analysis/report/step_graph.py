@@ -1,0 +1,331 @@
+"""Replay a step in which a cause takes less time: how much earlier would the step have ended?
+
+The graph of a step has the work of each process between its waits, and the waits: in collectives and
+where ranks leave a region together, in a driver for engines and ranks, before a window for the
+process that opens it or that worked before. The replay keeps what each process does, in its order,
+and shortens or lengthens the waits. What the recording takes is left out on both sides.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from stepprof.analysis.report.critical_path import LEAST_NS, Timeline
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.processes import unsure_ns
+
+__all__ = ["Spare", "StepGraph", "Wait"]
+
+MOST_WAITS = 20_000
+"""The longest waits that are replayed."""
+
+
+class Wait(NamedTuple):
+    """A process waits for another one, from `start` to `end` [ns]."""
+
+    end: int
+    start: int
+    label: str
+    awaited: str
+    mutual: bool
+    """Whether the other one would wait too if it came first."""
+
+
+class Spare(NamedTuple):
+    """How much longer a process could have worked in a role before the step ends later."""
+
+    label: str
+    role: str | None
+    nanoseconds: int
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Waits for one process that end together."""
+
+    awaited: str
+    end: int
+    mutual: bool
+    waits: list[Wait] = field(default_factory=list)
+
+
+class _Gone:
+    """The time that is taken out of a process: how much of it is before a moment."""
+
+    def __init__(self, when: Intervals) -> None:
+        self.starts: list[int] = when.start.tolist()
+        self.ends: list[int] = when.end.tolist()
+        lengths = (end - start for start, end in zip(self.starts, self.ends, strict=True))
+        self.sums: list[int] = [0, *accumulate(lengths)]
+
+    def until(self, time: int) -> int:
+        """Return the nanoseconds before a time."""
+        at = bisect_right(self.starts, time)
+        return self.sums[at] - (max(self.ends[at - 1] - time, 0) if at else 0)
+
+
+_NOTHING = _Gone(EMPTY)
+
+
+class StepGraph:
+    """The processes of one island, and their waits for each other.
+
+    Args:
+        known: the processes.
+        start: of the step [ns].
+        engine_roles: roles in which a process waits for engines.
+    """
+
+    def __init__(self, known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None]) -> None:
+        self.ends = {each.label: each.ends[-1] for each in known if each.stretches}
+        self.end = max(self.ends.values(), default=start)
+        waits = [*_between_ranks(known), *_of_windows(known, start, engine_roles)]
+        kept = sorted(waits, key=lambda wait: wait.start - wait.end)[:MOST_WAITS]
+        self.waited = _by_process(kept)
+        self.meetings = _meetings(kept, known)
+        self.group = _groups(self.meetings, [each.label for each in known])
+        self.held = {each.label: each.held.clip(start, self.end) for each in known if len(each.held)}
+        """The profiler is no part of the job: the replay leaves it out."""
+        self.unrecorded_end = max(self.replay({}).values(), default=start)
+
+    def gain(self, without: Mapping[str, Intervals]) -> int | None:
+        """Return how much earlier the step would end if processes did not spend some time [ns].
+
+        None: the end then depends on a process of which no wait for those is known.
+        """
+        ends = self.replay(without)
+        if not ends:
+            return None
+        last = max(ends, key=lambda label: ends[label])
+        wanted = {self.group[label] for label, when in without.items() if len(when) and label in self.group}
+        if self.group[last] not in wanted and len(ends) > 1:
+            return None
+        return self.unrecorded_end - ends[last]
+
+    def replay(self, without: Mapping[str, Intervals]) -> dict[str, int]:
+        """Return when each process would end in a step that is not recorded."""
+        gone = {
+            label: _Gone(
+                (without.get(label, EMPTY) | self.held.get(label, EMPTY)) - self.waited.get(label, EMPTY)
+            )
+            for label in {*without, *self.held}
+        }
+        shift: dict[str, int] = dict.fromkeys(self.group, 0)
+        for meeting in self.meetings:
+            of = gone.get(meeting.awaited, _NOTHING)
+            together = meeting.end + shift[meeting.awaited] - of.until(meeting.end)
+            arrivals = [
+                wait.start + shift[wait.label] - gone.get(wait.label, _NOTHING).until(wait.start)
+                for wait in meeting.waits
+            ]
+            together = max(together, *arrivals)
+            for wait in meeting.waits:
+                mine = gone.get(wait.label, _NOTHING)
+                shift[wait.label] = together - meeting.end + mine.until(wait.end)
+            if meeting.mutual:
+                shift[meeting.awaited] = together - meeting.end + of.until(meeting.end)
+        return {
+            label: end + shift[label] - gone.get(label, _NOTHING).until(end)
+            for label, end in self.ends.items()
+        }
+
+    def spare(self, known: Sequence[Timeline]) -> list[Spare]:
+        """Return how much longer each process could have worked in a role before the step ends later, the longest first.
+
+        Where it waits, it works instead. Processes of which no wait in either direction is known are left out.
+        """
+        allowed = self._allowed()
+        found = []
+        for each in known:
+            rows = allowed.get(each.label)
+            if not rows:
+                continue
+            times = [time for time, _ in rows]
+            for role, begins, last in _roles(each):
+                at = bisect_left(times, last)
+                waited = sum(
+                    end - start
+                    for start, end in self._own_waits(each.label)
+                    if begins <= start and end <= last
+                )
+                if at < len(rows):
+                    found.append(Spare(each.label, role, waited + rows[at][1]))
+        return sorted(found, key=lambda spare: -spare.nanoseconds)
+
+    def _own_waits(self, label: str) -> list[tuple[int, int]]:
+        return self.waited.get(label, EMPTY).pairs()
+
+    def _allowed(self) -> dict[str, list[tuple[int, int]]]:
+        """Return for each process by how much its work up to a time may end later, as (time, nanoseconds) in order."""
+        last = max(self.ends, key=lambda label: self.ends[label], default="")
+        labels = [label for label in self.group if self.group[label] == self.group.get(last)]
+        late = {label: self.end - self.ends[label] for label in labels if label in self.ends}
+        found = {label: [(self.ends[label], late[label])] if label in late else [] for label in labels}
+        if len(labels) < 2:
+            return {}
+        for meeting in reversed(self.meetings):
+            if meeting.awaited not in found:
+                continue
+            members = [wait.label for wait in meeting.waits] + [meeting.awaited] * meeting.mutual
+            least = min((late[label] for label in members if label in late), default=None)
+            if least is None:
+                continue
+            for wait in meeting.waits:
+                after = least if meeting.mutual else late.get(wait.label, least)
+                late[wait.label] = after + wait.end - wait.start
+                found[wait.label] += [(wait.end, after), (wait.start, late[wait.label])]
+            late[meeting.awaited] = min(least, late.get(meeting.awaited, least))
+            found[meeting.awaited].append((meeting.end, late[meeting.awaited]))
+        return {label: sorted(rows) for label, rows in found.items()}
+
+
+def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:
+    """Yield each role of a process, with the first begin and the last end of its work in it."""
+    if len(each.generating):
+        yield each.process.origin.role, int(each.generating.start[0]), int(each.generating.end[-1])
+    bounds: dict[str | None, tuple[int, int]] = {}
+    for begin, end, role, _ in each.stretches:
+        bounds[role] = bounds.get(role, (begin, end))[0], end
+    for role, (begin, end) in bounds.items():
+        yield role, begin, end
+
+
+def _between_ranks(known: Sequence[Timeline]) -> Iterator[Wait]:
+    """Yield the waits in collectives, and where ranks leave a region together."""
+    labels = {each.label for each in known}
+    for each in known:
+        for start, end, awaited in each.waits:
+            if awaited in labels and awaited != each.label:
+                yield Wait(end, start, each.label, awaited, True)
+
+
+def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None]) -> Iterator[Wait]:
+    """Yield the waits of drivers for engines and ranks, and of these for the driver."""
+    engines = [
+        (each.label, each.generating.start.tolist(), each.generating.end.tolist())
+        for each in known
+        if len(each.generating)
+    ]
+    ranks = [each for each in known if each.stretches and isinstance(each.process.origin.rank, int)]
+    for each in known:
+        is_rank = isinstance(each.process.origin.rank, int)
+        for begin, end, role, _ in each.stretches:
+            ends: list[tuple[int, str]] = []
+            if role in engine_roles and not len(each.generating):
+                for label, starts, finishes in engines:
+                    at = bisect_left(starts, end) - 1
+                    if at >= 0 and finishes[at] > begin:
+                        ends.append((min(finishes[at], end), label))
+                    at = bisect_left(starts, begin)
+                    if at < len(starts) and starts[at] < end:
+                        since = finishes[at - 1] if at else min(start, starts[at])
+                        yield Wait(starts[at], since, label, each.label, False)
+            elif not is_rank:
+                ends = [
+                    (min(inside[1], end), rank.label)
+                    for rank in ranks
+                    if (inside := rank.before(end)) is not None and inside[2] == role and inside[1] > begin
+                ]
+            since = begin
+            for last, label in sorted(ends):
+                if last > since:
+                    yield Wait(last, since, each.label, label, False)
+                    since = last
+        yield from _before_windows(each, known, start)
+
+
+def _before_windows(each: Timeline, known: Sequence[Timeline], start: int) -> Iterator[Wait]:
+    """Yield what a process waits for between its windows: the driver that opens the next one, otherwise
+    the process whose window ended last.
+    """
+    bounds = [(start, start), *((stretch[0], stretch[1]) for stretch in each.stretches)]
+    for number, ((_, since), (begin, _)) in enumerate(pairwise(bounds)):
+        if begin - since < LEAST_NS:
+            continue
+        driver = _driver(each, known, begin, each.stretches[number][2])
+        if driver is not None:
+            yield Wait(begin, since, each.label, driver.label, False)
+            continue
+        last, awaited = _last_end(each, known, since, begin)
+        if awaited is not None:
+            yield Wait(last, since, each.label, awaited.label, False)
+
+
+def _driver(each: Timeline, known: Sequence[Timeline], time: int, role: str | None) -> Timeline | None:
+    """Return a driver that is in a window of a role at a time, if the process is a rank."""
+    if not isinstance(each.process.origin.rank, int):
+        return None
+    for other in known:
+        if isinstance(other.process.origin.rank, int) or not other.stretches:
+            continue
+        inside = other.before(time)
+        if inside is not None and inside[1] > time and inside[2] == role and _comparable(each, other):
+            return other
+    return None
+
+
+def _last_end(
+    each: Timeline, known: Sequence[Timeline], since: int, time: int
+) -> tuple[int, Timeline | None]:
+    """Return the last end of a window of another process between two times."""
+    best: tuple[int, Timeline | None] = (since, None)
+    for other in known:
+        if other is each or not other.stretches or not _comparable(each, other):
+            continue
+        last = other.last_window_end(time)
+        if last is not None and last > best[0]:
+            best = (last, other)
+    return best
+
+
+def _comparable(one: Timeline, other: Timeline) -> bool:
+    return unsure_ns(one.process, other.process) is not None
+
+
+def _meetings(waits: Sequence[Wait], known: Sequence[Timeline]) -> list[_Meeting]:
+    """Return the waits that end together as one, in order."""
+    error = {each.label: 2 * (each.process.error_ns or 0) + LEAST_NS for each in known}
+    found: list[_Meeting] = []
+    open_ones: dict[str, _Meeting] = {}
+    for wait in sorted(waits):
+        if not wait.mutual:
+            found.append(_Meeting(wait.awaited, wait.end, False, [wait]))
+            continue
+        meeting = open_ones.get(wait.awaited)
+        if (
+            meeting is None
+            or wait.end - meeting.end > error[wait.label]
+            or any(other.label == wait.label for other in meeting.waits)
+        ):
+            meeting = open_ones[wait.awaited] = _Meeting(wait.awaited, wait.end, True)
+            found.append(meeting)
+        meeting.waits.append(wait)
+    return found
+
+
+def _by_process(waits: Sequence[Wait]) -> dict[str, Intervals]:
+    of: dict[str, list[Wait]] = {}
+    for wait in waits:
+        of.setdefault(wait.label, []).append(wait)
+    return {
+        label: Intervals.union([wait.start for wait in those], [wait.end for wait in those])
+        for label, those in of.items()
+    }
+
+
+def _groups(meetings: Sequence[_Meeting], labels: Sequence[str]) -> dict[str, int]:
+    """Return the number of the group of each process: those of a group wait for each other, also through others."""
+    group = {label: number for number, label in enumerate(labels)}
+    members: dict[int, list[str]] = {number: [label] for label, number in group.items()}
+    for meeting in meetings:
+        for wait in meeting.waits:
+            one, other = group[meeting.awaited], group[wait.label]
+            if one != other:
+                for label in members[other]:
+                    group[label] = one
+                members[one] += members.pop(other)
+    return group
