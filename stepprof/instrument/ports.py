@@ -57,8 +57,8 @@ class Refusals(Protocol):
     def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
         """Report a window that cannot be entered."""
 
-    def step_number(self, step: object, last: int | None) -> int | None:
-        """Return a step as a plain integer, or None for what is none."""
+    def step_number(self, step: object, last: int | None, what: str = ...) -> int | None:
+        """Return a step as a plain integer, or None for what is none; `what` gets it, for the log."""
 
     def left_open(self, window: Any, role: str | None, task: int | None) -> tuple[Any, BaseException] | None:
         """Return the window of this role that was not stopped, with the error to stop it with."""

@@ -232,6 +232,14 @@ def region(name: Any, /, **attributes: object) -> Any:
     return _fill(Region(), getattr(target, "__qualname__", type(target).__qualname__), attributes)(name)
 
 
+def _step_number(step: object) -> int | None:
+    """Return the step that is bound; None: it is no step, which the session reports."""
+    if step.__class__ is int and step >= 0:  # type: ignore[operator]
+        return step  # type: ignore[return-value]
+    session = cell.session
+    return None if session is None or step is None else session.refusals.step_number(step, None, "bind")
+
+
 class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
     """Add attributes to every region inside the block, across awaits. A bound ``step`` becomes the step of the spans.
 
@@ -255,6 +263,8 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         self._outer = outer = holding(scope.get(), self._thread, self._task)
         around = outer or newest.window
         attributes = self._attributes
+        if "step" in attributes:
+            self._attributes = attributes = {**attributes, "step": _step_number(attributes["step"])}
         if not SIMPLE.issuperset(map(type, attributes.values())):
             self._attributes = attributes = recorder.plain(attributes)  # spans refer to this object
         if around is None:

@@ -32,8 +32,8 @@ DEEPEST = 100
 class Scope:
     """A step, a role and bound attributes that hold for what runs inside: what a window and a `bind` put in force.
 
-    Windows never take their scope back: that would be a second write of a context variable, a tenth of what a window costs. It is
-    over when ``_start`` is zero, in whatever order windows end; only tasks and threads that began inside it keep it.
+    It is over when ``_start`` is zero, in whatever order windows end. A window that ends where it was entered also takes itself out of
+    the context, so that only tasks and threads that began inside it keep it: that write is a tenth of what a window costs.
     """
 
     __slots__ = ("_before", "_bound", "_outer", "_start", "_task", "_thread", "number", "role")

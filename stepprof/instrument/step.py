@@ -118,6 +118,8 @@ class StepWindow(Scope):
                 return
             if self._outer is not None:
                 self._outer = holding(self._outer, self._thread, self._task)
+            if scope.get() is self:  # a task that begins after the window inherits what is around it
+                scope.set(self._outer)
             recorder = cell.recorder
             if recorder is None:
                 return

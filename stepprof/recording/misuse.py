@@ -42,11 +42,11 @@ class Refusals:
         if self._strict:
             raise StateError(f"{what}: {reason}")
 
-    def refuse_once(self, reason: str) -> None:
+    def refuse_once(self, reason: str, what: str = "window") -> None:
         """Log a mistake once."""
         if self._strict or (reason not in self._told and len(self._told) < TOLD):
             self._told.add(reason)
-            self.refuse("window", reason)
+            self.refuse(what, reason)
 
     def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
         """Refuse an invalid window, or one that is already open."""
@@ -55,26 +55,27 @@ class Refusals:
         elif step is not None:
             self.refuse_once(f"role = {role!r}: expected a name or None")
 
-    def step_number(self, step: object, last: int | None) -> int | None:
+    def step_number(self, step: object, last: int | None, what: str = "window") -> int | None:
         """Return a step as a plain number, also of numpy's and torch's integers. Return None for what
         is no step, and log it once.
 
         Args:
             step: the caller's value; None: the step that was last entered.
             last: that step.
+            what: gets the step, for the log.
         """
         try:
             number = last if step is None else int(operator.index(step))  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - a text, a tensor of two elements, what a step callable raised
-            what = (
+            mistake = (
                 f"what finds it raised {describe_error(step)}" if isinstance(step, Exception) else f"{error}"
             )
-            self.refuse_once(f"step: expected a whole number: {what}")
+            self.refuse_once(f"step: expected a whole number: {mistake}", what)
             return None
         if number is None:
-            self.refuse_once("step = None: no step was entered in this process before")
+            self.refuse_once("step = None: no step was entered in this process before", what)
         elif number < 0:
-            self.refuse_once("step: a negative number; expected one from 0 on")
+            self.refuse_once("step: a negative number; expected one from 0 on", what)
             return None
         return number
 

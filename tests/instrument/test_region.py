@@ -22,6 +22,16 @@ class Phase(str, enum.Enum):
     ACTOR = "actor"
 
 
+class Integer:
+    """An integer of another type, as those of numpy."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __index__(self):
+        return self.number
+
+
 class Hostile:
     """Whatever is asked of it raises."""
 
@@ -461,6 +471,31 @@ class TestBind:
                 pass
         found = {s["name"]: (s["step"], s["role"], s.get("attrs")) for s in spans_of(session, kind="region")}
         assert found == {"r": (6, "rollout", {"sample": 1}), "s": (7, "rollout", None)}
+
+    @pytest.mark.parametrize(
+        ("step", "reason"),
+        [
+            (-1, "step: a negative number"),
+            ("six", "step: expected a whole number"),
+            (2.5, "step: expected a whole number"),
+        ],
+    )
+    def test_what_is_no_step(self, session, log, step, reason) -> None:
+        """It is logged once; the step around and the other attributes hold."""
+        for _ in range(2):
+            with profile_step(7), bind(step=step, sample=1), region("r"):
+                pass
+        assert {(s["step"], s["attrs"]["sample"]) for s in spans_of(session, "r")} == {(7, 1)}
+        (line,) = [line for line in log if line["event"] == "call.refused"]
+        assert line["what"] == "bind"
+        assert line["reason"].startswith(reason)
+
+    def test_steps_of_other_integer_types(self, session) -> None:
+        """They are kept as plain numbers; None changes nothing."""
+        for step in (Integer(5), True, None):
+            with profile_step(7), bind(step=step), region("r"):
+                pass
+        assert [s["step"] for s in spans_of(session, "r")] == [5, 1, 7]
 
     def test_across_awaits_and_tasks(self, session) -> None:
         """Each task has its own; a task inherits what was bound where it was made."""

@@ -439,6 +439,52 @@ class TestConcurrency:
         first, second = windows[1, "rollout"], windows[2, "rollout"]
         assert first["start"] < second["start"] < first["start"] + first["dur"]
 
+    def test_a_task_that_begins_after_a_window(self, session) -> None:
+        """It is of no step: only tasks that began inside a window keep its step and its role."""
+
+        async def later():
+            with region("later"):
+                await asyncio.sleep(0)
+
+        async def inside():
+            with profile_step(1), profile_step(1, role="rollout"):
+                pass
+            await asyncio.create_task(later())
+            with profile_step(2):
+                with profile_step(2, role="rollout"):
+                    pass
+                await asyncio.create_task(later())
+
+        async def outside():
+            with stepprof.bind(sample=1), profile_step(4, role="rollout"):
+                pass
+            await asyncio.create_task(later())
+
+        asyncio.run(inside())
+        with profile_step(3, role="rollout"):
+            pass
+        asyncio.run(later())
+        asyncio.run(outside())
+        found = [(s["step"], s["role"], s.get("attrs")) for s in spans_of(session, "later")]
+        assert found == [(None, None, None), (2, None, None), (None, None, None), (None, None, None)]
+
+    def test_windows_of_one_task_that_end_in_another_order(self, session) -> None:
+        """A task that begins then is of the window that is still open."""
+
+        async def later():
+            with region("later"):
+                await asyncio.sleep(0)
+
+        async def main():
+            rollout, actor = profile_step(1, role="rollout").start(), profile_step(1, role="actor").start()
+            rollout.stop()
+            await asyncio.create_task(later())
+            actor.stop()
+            await asyncio.create_task(later())
+
+        asyncio.run(main())
+        assert [(s["step"], s["role"]) for s in spans_of(session, "later")] == [(1, "actor"), (None, None)]
+
     def test_many_threads(self, session) -> None:
         """Windows and regions of several threads at once are each of their own thread and step."""
 

@@ -403,3 +403,10 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     without = [source for source in told.report.sources if not source.events]
     if int(match["count"]) > len(without):
         told.wrong(len(without))
+
+
+@_reads(r"no process recorded a rollout in this step; the nearest step with one is step (?P<nearest>\d+)")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    roles = {window.role for process in told.notes.truth.processes for window in process.windows}
+    if "rollout" in roles or int(match["nearest"]) == told.report.step:
+        told.wrong(roles)

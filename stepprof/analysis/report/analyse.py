@@ -99,6 +99,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         placed=placed,
         evidence=_evidence(found),
         neighbours=None if found.step is None or not found.runs else Neighbours(found.runs, found.step),
+        runs=found.runs,
     )
     return msgspec.structs.replace(
         report,

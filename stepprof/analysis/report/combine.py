@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from stepprof.analysis.findings.catalogue import findings_of
 from stepprof.analysis.findings.facts import Facts, Signs
 from stepprof.analysis.findings.neighbours import Neighbours
+from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.gantt import gantt
@@ -62,6 +64,7 @@ def combine(
     placed: Mapping[tuple[object, ...], Alignment] | None = None,
     evidence: Sequence[Evidence] = (),
     neighbours: Neighbours | None = None,
+    runs: Sequence[Path] = (),
 ) -> Report:
     """Make the report of one step.
 
@@ -74,6 +77,7 @@ def combine(
         placed: how the times of each process in the manifests come onto the common clock.
         evidence: of the step, of each process that has some.
         neighbours: the steps around it.
+        runs: folders of the run; spans of its other steps are read there.
     """
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
     engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
@@ -141,7 +145,11 @@ def combine(
         ],
         islands=[part.island for part in parts],
     )
-    return msgspec.structs.replace(report, findings=sentences(report, every(lambda part: part.findings)))
+    roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
+    notices = no_rollout(runs, step, roles | {time.role for time in report.roles})
+    return msgspec.structs.replace(
+        report, findings=sentences(report, every(lambda part: part.findings), notices)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,14 @@ MOST_SHORTFALLS = 3
 MOST_NAMES = 3
 
 
-def sentences(report: Report, causes: Sequence[Finding]) -> list[Finding]:
+def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Finding] = ()) -> list[Finding]:
     """Return the findings of a report: how long the step took, what is missing, the causes, and then their
     consequences.
 
     Args:
         report: with all of its tables.
         causes: the findings on the critical path, the costliest first.
+        notices: findings about the step as a whole, without seconds.
     """
     least = report.seconds * WORTH_SAYING
     explained: dict[str | None, float] = defaultdict(float)
@@ -59,6 +60,7 @@ def sentences(report: Report, causes: Sequence[Finding]) -> list[Finding]:
         *_clocks(report.islands),
         *_shortfalls(report.shortfalls),
         *_coverage(report),
+        *notices,
         *causes,
         *consequences,
     ]

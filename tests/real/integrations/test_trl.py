@@ -82,7 +82,7 @@ class TestOneProcess:
         assert {"transformers", "trl"} <= set(adapters)
 
     def test_a_step_without_generation_says_so(self, tmp_path) -> None:
-        """Samples of step 1 are used again in step 2; the log names step 3. Evaluations have a role of their own."""
+        """Samples of step 1 are used again in step 2; the log and the report name step 3. Evaluations have a role of their own."""
         command = [*RECORDED, *ALONE]
         errors = end(
             start(tmp_path / "job", command, num_iterations=2, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
@@ -92,6 +92,11 @@ class TestOneProcess:
         roles = [role for _, role, _ in windows(tmp_path / "job")]
         assert "rollout" not in roles
         assert roles.count("eval") == 1
+        (run,) = list_runs(tmp_path / "job" / "stepprof-runs")
+        printed = subprocess.run([sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"], capture_output=True, text=True, check=True)  # fmt: skip
+        assert "no process recorded a rollout in this step; the nearest step with one is step 3" in " ".join(
+            printed.stdout.split()
+        )
 
 
 TRAINER = """

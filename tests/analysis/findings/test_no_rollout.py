@@ -1,0 +1,90 @@
+"""A step without a rollout says so where the spans show that other steps have one, and names the nearest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from digested import manifest, spans, window
+
+from stepprof.analysis.findings.no_rollout import no_rollout
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a process's file of spans from its windows, (step, role), and returns the run."""
+    (tmp_path / "spans").mkdir()
+
+    def make(*windows, rank=0, number=1):
+        header = {"kind": "spans", "rank": rank, "host": "h", "pid": 100}
+        lines = [
+            {"name": role or "step", "kind": "window", "thread": 1, "task": None, "step": step, "role": role, "start": 1, "dur": 1}
+            for step, role in windows
+        ]  # fmt: skip
+        path = tmp_path / "spans" / f"rank-{rank}.{number:06d}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+        return tmp_path
+
+    return make
+
+
+def steps(*numbers, rollouts=()):
+    """Return the windows of these steps."""
+    return [(number, role) for number in numbers for role in (*(["rollout"] if number in rollouts else []), None)]  # fmt: skip
+
+
+def texts(run, step=3, roles=()):
+    return [finding.text for finding in no_rollout([run], step, set(roles))]
+
+
+SENTENCE = "no process recorded a rollout in this step; the nearest step with one is step {}"
+
+
+class TestNoRollout:
+    def test_the_nearest_step_is_named(self, write):
+        run = write(*steps(1, 2, 3, 4, 5, rollouts=(1, 4)))
+        assert texts(run) == [SENTENCE.format(4)]
+        (finding,) = no_rollout([run], 3, set())
+        assert (finding.topic, finding.advice) == (
+            "no_rollout",
+            "record that step if generation matters: `--steps 4`",
+        )
+
+    def test_of_two_the_later_one(self, write):
+        assert texts(write(*steps(2, 3, 4, rollouts=(2, 4)))) == [SENTENCE.format(4)]
+
+    def test_spans_may_have_been_rolled_over(self, write):
+        write(*steps(1, rollouts=(1,)), number=1)
+        assert texts(write(*steps(2, 3), number=2)) == [SENTENCE.format(1)]
+
+    @pytest.mark.parametrize(
+        ("windows", "roles"),
+        [
+            (steps(1, 2, 3, 4, rollouts=(1, 3)), ()),
+            (steps(1, 2, 3, 4, rollouts=(1,)), ("rollout",)),
+            (steps(1, 2, 3, 4), ()),
+            (steps(1, 2, 4, rollouts=(1,)), ()),
+        ],
+        ids=["it has one", "a trace shows one", "no step has one", "its spans are missing"],
+    )
+    def test_nothing_is_said(self, write, windows, roles):
+        assert texts(write(*windows), roles=roles) == []
+
+    def test_any_process_may_have_it(self, write):
+        for rank in range(6):
+            write(*steps(1, 2, 3, rollouts=(1,)), rank=rank)
+        assert texts(write(*steps(3, rollouts=(3,)), rank=6)) == []
+
+    def test_a_run_without_spans(self, tmp_path):
+        assert texts(tmp_path) == []
+
+
+def test_the_report_says_it(write):
+    """After how long the step took, without seconds."""
+    run = write(*steps(1, 2, 3, rollouts=(1, 3)))
+    told = spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 60, "actor"))
+    made = combine([digest(told)], step=2, manifests=[manifest(window(0))], runs=[run])
+    assert [finding.topic for finding in made.findings][:2] == ["step", "no_rollout"]
+    assert made.findings[1].seconds is None
