@@ -234,8 +234,8 @@ def region(name: Any, /, **attributes: object) -> Any:
 
 def _step_number(step: object) -> int | None:
     """Return the step that is bound; None: it is no step, which the session reports."""
-    if step.__class__ is int and step >= 0:  # type: ignore[operator]
-        return step  # type: ignore[return-value]
+    if step.__class__ is int and step >= 0:
+        return step
     session = cell.session
     return None if session is None or step is None else session.refusals.step_number(step, None, "bind")
 
