@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepprof.config.options.npu import NpuOptions
 from stepprof.config.options.nsys import NsysOptions
@@ -139,6 +139,8 @@ class Stopped:
     """The capture that contains its part: the step, and the path below the step's folder without a suffix."""
     later: Later | None = None
     """The part that is still to come; the engine may be started again meanwhile."""
+    statistics: Mapping[str, Any] | None = None
+    """What the engine counted itself from the start to the stop (`stepprof.remote.core.statistics`); None: not known."""
 
 
 class EngineDriver(ABC):

@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 STATUSES: tuple[str, ...] = get_args(Outcome)
+_MOST_STATISTICS = 64
+_LARGEST_STATISTIC = 1e15
 
 E = TypeVar("E", bound="Entry")
 Check = Callable[[Any], "str | None"]
@@ -128,6 +130,15 @@ def _capture(value: object) -> str | None:
     return "is no file of a step" if path_problem(value.get("stem", "x")) else None
 
 
+def _statistics(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > _MOST_STATISTICS:
+        return "is no object of a few numbers"
+    fits = all(isinstance(each, int | float) and 0 <= each <= _LARGEST_STATISTIC for each in value.values())
+    return None if fits else "has a value that is no number"
+
+
 def _unchecked(value: object) -> None:
     return None
 
@@ -223,6 +234,9 @@ class WindowEntry(CaptureEntry):
 class EngineEntry(CaptureEntry):
     """The part of one attached engine or rank in one window."""
 
+    checks: ClassVar[Mapping[str, Check]] = {**CaptureEntry.checks, "statistics": _statistics}
+    optional: ClassVar[tuple[str, ...]] = ("statistics",)
+
     replica: int | None = None
     kind: str | None = None
     name: str | None = None
@@ -231,6 +245,7 @@ class EngineEntry(CaptureEntry):
     stop_seconds: float | None = None
     overrun_seconds: float | None = None
     write_seconds: float | None = None
+    statistics: dict[str, float | bool] | None = None
 
 
 @dataclass(eq=False)

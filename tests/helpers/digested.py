@@ -174,7 +174,7 @@ def manifest(*windows, engines=(), version=None):
 
 
 def engine(replica, *batches, rank=0, group=None, **more):
-    """The trace of an engine's worker: forward steps (start, duration, batch size); a batch of none ends the phase. `group`: of data parallelism."""
+    """The trace of an engine's worker: forward steps (start, duration, batch size); a batch of none ends the phase. `group`: of data parallelism. `names`: of the steps."""
     name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
     origin = Origin(
         "engine",
@@ -185,9 +185,10 @@ def engine(replica, *batches, rank=0, group=None, **more):
         "h",
         None,
     )
+    names = more.pop("names", [f"step[DECODE bs={size}]" for _, _, size in batches])
     steps = [
-        ("iterations", "iteration", f"step[DECODE bs={size}]", start, duration)
-        for start, duration, size in batches
+        ("iterations", "iteration", name, start, duration)
+        for name, (start, duration, _) in zip(names, batches, strict=True)
     ]
     counters = [("batch size", start, size) for start, _, size in batches]
     counters.append(("batch size", max(start + duration for start, duration, _ in batches), 0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,15 +15,16 @@ from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
+from stepprof.analysis.report.engines import engines_of, without_steps
 from stepprof.analysis.report.gantt import gantt
-from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES, sentences
+from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, gather, measurable
-from stepprof.analysis.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
 from stepprof.analysis.report.schema import (
+    EngineWork,
     Finding,
     GanttRow,
     Idle,
@@ -43,7 +44,6 @@ from stepprof.analysis.report.stop_cost import stop_costs
 from stepprof.analysis.report.totals import memory_peaks, overheads, overlaps, region_times, role_times
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
-from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.run.evidence import Evidence
 from stepprof.run.summary import SESSIONS, engine_label, told_once
@@ -108,6 +108,7 @@ def combine(
     def every(which: Callable[[_Part], list[_Row]]) -> list[_Row]:
         return [row for part in parts for row in which(part)]
 
+    works = every(lambda part: part.engines)
     report = Report(
         run_id=run_id,
         step=step,
@@ -131,6 +132,7 @@ def combine(
         unmatched=[row for each in waits for row in unmatched_times(each.unmatched)],
         idle=every(lambda part: part.idle),
         rollout=every(lambda part: part.rollout),
+        engines=[*works, *without_steps(works, engines)],
         overlap=overlaps(everyone),
         ops=merge_ops(_tables(everyone, "ops"), "op"),
         kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
@@ -162,6 +164,7 @@ class _Part:
     regions: list[TimeOf]
     idle: list[Idle]
     rollout: list[Rollout]
+    engines: list[EngineWork]
     memory: list[Memory]
     path: list[PathSegment]
     findings: list[Finding]
@@ -180,7 +183,8 @@ def _part(
     start, end = _bounds(processes)
     known = timelines(processes, waits, _unfinished(processes, shortfalls))
     path = critical_path(known, start, end, engine_roles)
-    rollouts = _rollouts(processes, start, {each.label for each in shortfalls})
+    short = {each.label for each in shortfalls}
+    rollouts, works = engines_of(processes, start, short, engines)
     facts = Facts(
         start,
         end,
@@ -200,6 +204,7 @@ def _part(
         regions=region_times(processes, start, end),
         idle=idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
         rollout=rollouts,
+        engines=works,
         memory=memory_peaks(processes, start),
         path=[_segment(each, start) for each in path],
         findings=findings_of(facts),
@@ -285,85 +290,6 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     if not edges:
         edges = [(digest.start or 0, digest.end or 0) for digest in everything if digest.start is not None]
     return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
-
-
-def _rollouts(processes: Sequence[Process], start: int, short: Collection[str]) -> list[Rollout]:
-    """Return a row per engine, a row for all engines, and rows for the samples of each process."""
-    engines: dict[tuple[object, ...], _Engine] = {}
-    for process in processes:
-        for digest in process.digests:
-            if digest.batches is not None and not digest.unclear:
-                alone = digest.origin.replica is None
-                key = (
-                    (process.label,)
-                    if alone
-                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
-                )
-                engines.setdefault(key, _Engine()).add(process, digest.origin, digest.batches)
-    made = [(engine.together(), engine.name not in short) for engine in engines.values()]
-    rows: list[Rollout | None] = [
-        rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
-        for (label, curve, count, peak), whole in made
-    ]
-    if len(engines) > 1 and not any(digest.unclear for process in processes for digest in process.digests):
-        total = total_curve([curve for (_, curve, _, _), _ in made])
-        count = sum(count for (_, _, count, _), _ in made)
-        rows.append(
-            rollout(ALL_ENGINES, total, start, iterations=count, whole=all(whole for _, whole in made))
-        )
-    bound = [
-        (process.label, digest.samples)
-        for process in processes
-        for digest in process.digests
-        if digest.samples is not None and digest.origin.kind == "spans"
-    ]
-    # such processes look at the samples one after the other, and do not generate them together
-    together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
-    for label, samples in together:
-        rows.append(rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest))
-    if len(together) > 1:
-        whole = total_curve([samples.curve() for _, samples in together])
-        longest = sorted(
-            (sample for _, samples in together for sample in samples.longest),
-            key=lambda sample: sample.start - sample.end,
-        )
-        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
-    return [row for row in rows if row is not None]
-
-
-@dataclass(slots=True)
-class _Engine:
-    """The schedulers of one engine.
-
-    Workers of one scheduler run the same steps, so the busiest of them represents it. Workers of a
-    data-parallel engine run steps of their own.
-    """
-
-    name: str = ""
-    schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
-
-    def add(self, process: Process, origin: Origin, batches: Batches) -> None:
-        """Add the forward steps of one worker."""
-        which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
-        self.name = engine_label(which)
-        workers = self.schedulers.setdefault(group_of(origin.path), {})
-        known = workers.get(origin.rank)
-        if known is None or known[1].iterations < batches.iterations:
-            workers[origin.rank] = (process.label, batches)
-
-    def together(self) -> tuple[str, Curve, int, float | None]:
-        """Return the label, the batch size over time of all schedulers, their forward steps, and
-        the peak if single steps are known.
-        """
-        each = [
-            max(workers.values(), key=lambda worker: worker[1].iterations)
-            for workers in self.schedulers.values()
-        ]
-        if len(each) == 1:
-            label, batches = each[0]
-            return label, batches.curve(), batches.iterations, batches.peak
-        total = total_curve([batches.curve() for _, batches in each])
-        return self.name, total, sum(batches.iterations for _, batches in each), None
 
 
 def _tables(processes: Sequence[Process], which: str) -> Iterable[tuple[str, Any]]:

@@ -23,14 +23,8 @@ from stepprof.analysis.report.nesting import Nest, nest_of
 from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops
 from stepprof.analysis.report.process_groups import configured_groups, groups_of
 from stepprof.analysis.report.region_lookup import regions_around
-from stepprof.analysis.report.rollout import (
-    Batches,
-    Curve,
-    Samples,
-    collect_batches,
-    collect_samples,
-    total_curve,
-)
+from stepprof.analysis.report.rollout import Batches, Samples, collect_samples
+from stepprof.analysis.report.schedulers import batches_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
@@ -40,8 +34,6 @@ __all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500
-ALIKE = 0.9
-"""Two workers with a larger share of equal steps belong to one scheduler."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -181,7 +173,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
             source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
         ),
         kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
-        batches=_batches(source, chosen),
+        batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),
         memory=_memory(source),
         findings=[*source.findings, *problems],
@@ -317,47 +309,6 @@ def _union(slices: Slices, which: Indices) -> Intervals:
 def _device(source: Source) -> str:
     """Categories that only traces of an NPU have on their streams."""
     return "npu" if {"communication", "overlap analysis"}.intersection(source.categories) else "gpu"
-
-
-def _batches(source: Source, chosen: Chosen) -> Batches | None:
-    """Return the batch sizes of all schedulers in the file.
-
-    Workers of one scheduler run the same steps. Those of different schedulers (data parallelism) do
-    not.
-    """
-    counters = source.counters
-    which = _counters(source, lambda name: name.endswith(BATCH_SIZE))
-    if not len(which):
-        return None
-    schedulers: list[Curve] = []
-    for track in np.unique(counters.track[which]).tolist():
-        mine = which[counters.track[which] == track]
-        mine = mine[np.argsort(counters.time[mine], kind="stable")]
-        if len(mine) > 1:
-            curve = Curve(counters.time[mine], counters.value[mine][:-1])
-            same = next((at for at, known in enumerate(schedulers) if _go_together(curve, known)), None)
-            if same is None:
-                schedulers.append(curve)
-            elif len(curve.value) > len(schedulers[same].value):
-                schedulers[same] = curve
-    if not schedulers:
-        return None
-    # a step without a request (vLLM has such steps) counts as none
-    worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
-    return collect_batches(total_curve(schedulers) if len(schedulers) > 1 else schedulers[0], worked)
-
-
-def _go_together(one: Curve, other: Curve) -> bool:
-    """Return whether two workers run the same steps: equal in number and batch size, at about the
-    same times.
-    """
-    longer, shorter = (one, other) if len(one.value) >= len(other.value) else (other, one)
-    if not len(shorter.value):
-        return True
-    # captures of two workers rarely begin and end at the same step
-    nearest = np.searchsorted((longer.time[:-2] + longer.time[1:-1]) / 2, shorter.time[:-1])
-    near = np.abs(longer.time[nearest] - shorter.time[:-1]) <= float(np.median(shorter.lengths)) / 2
-    return bool((near & (longer.value[nearest] == shorter.value)).mean() >= ALIKE)
 
 
 def _samples(source: Source, chosen: Chosen) -> Samples | None:

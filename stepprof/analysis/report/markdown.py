@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from stepprof.analysis.report.engine_rows import stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report, TimeOf
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
@@ -34,6 +35,8 @@ def _report(report: Report, top: int) -> Iterator[str]:
         yield from ("", f"Among the steps of the run: {_plain(report.neighbourhood.text)}.")
     yield from _times("role", report.roles[:top])
     yield from _times("region", report.regions[:top])
+    yield from _table(*token_rows(report.engines[:top]))
+    yield from _table(*stage_rows(report.engines[:top]))
     yield from _problems(report.problems)
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.report.engine_work import StageTotal
 from stepprof.analysis.report.intervals import Times, nesting_order, self_times
 from stepprof.analysis.report.schema import Rollout, Sample
 
@@ -72,6 +73,8 @@ class Batches(msgspec.Struct, frozen=True):
     value: bytes
     peak: float
     """The peak of single iterations; a mean over many is lower."""
+    stages: list[StageTotal] = []
+    """The same iterations by stage."""
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -108,16 +111,21 @@ class Samples(msgspec.Struct, frozen=True):
         )
 
 
-def collect_batches(curve: Curve, iterations: int) -> Batches:
+def collect_batches(curve: Curve, iterations: int, stages: Sequence[StageTotal] = ()) -> Batches:
     """Pack the batch sizes of an engine.
 
     Args:
         curve: the batch size over time; 0 where nothing ran.
         iterations: number of forward steps in it.
+        stages: the same forward steps by stage.
     """
     packed = curve.reduced(MOST_POINTS)
     return Batches(
-        iterations, packed.time.astype("<i8").tobytes(), packed.value.tobytes(), float(curve.value.max())
+        iterations,
+        packed.time.astype("<i8").tobytes(),
+        packed.value.tobytes(),
+        float(curve.value.max()),
+        list(stages),
     )
 
 

@@ -11,9 +11,8 @@ import msgspec
 from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
-    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment", "PhaseSkew", "Problem", "ProcessTime", "Report",
-    "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "StepTime", "StopCost", "TimeOf",
-    "UnmatchedTime", "Usual",
+    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
+    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime", "Usual",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 3
@@ -279,6 +278,68 @@ class Rollout(msgspec.Struct, frozen=True):
     """Whether the capture covers all of the phase. False: it was capped, or is incomplete."""
 
 
+class Stage(msgspec.Struct, frozen=True):
+    """The forward steps of one stage of an engine."""
+
+    stage: str
+    """``prefill``: the step worked on prompts; ``decode``: on sequences that it continued; ``mixed``: on both; ``other``: not stated."""
+    iterations: int
+    """The forward steps."""
+    seconds: float
+    """Their time, each until the next one began or the engine paused."""
+    prefill_tokens: int | None
+    """Tokens of prompts that they worked on; None: the engine does not state it."""
+    decode_tokens: int | None
+    """Tokens of continued sequences that they worked on, including recomputed ones; None: not stated."""
+
+
+class EngineWork(msgspec.Struct, frozen=True):
+    """What one engine did in the step: by its trace, and by its own statistics."""
+
+    label: str
+    """The engine: ``rollout/0``; the file of a trace whose engine is not known."""
+    seconds: float
+    """Seconds that the rates refer to."""
+    basis: str
+    """``generation``: `seconds` are from the first to the last forward step. ``window``: from the start to the stop of
+    its capture, because the trace does not cover all forward steps.
+    """
+    stages: list[Stage] = []
+    """The recorded forward steps by stage."""
+    whole: bool = True
+    """Whether the trace covers all forward steps of the window."""
+    peak_batch: float | None = None
+    """Most sequences at a time; None: no forward steps."""
+    mean_batch: float | None = None
+    """Sequences at a time, mean over the generation."""
+    limit: int | None = None
+    """Most sequences that its configuration allows at a time, over all of its schedulers; None: not known."""
+    requests: int | None = None
+    """Requests that it finished, by its own statistics."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompts, by its own statistics. A prompt counts once."""
+    cached_tokens: int | None = None
+    """Those of them that came from a cache."""
+    generated_tokens: int | None = None
+    """Generated tokens, by its own statistics."""
+    recomputed_tokens: int | None = None
+    """Tokens that it computed again after preemptions: those of all forward steps without those of new prompts and
+    of generation.
+    """
+    preemptions: int | None = None
+    """How often it took a sequence out of the batch for lack of memory, by its own statistics."""
+    prompt_tokens_per_second: float | None = None
+    """`prompt_tokens` by `seconds`."""
+    generated_tokens_per_second: float | None = None
+    """`generated_tokens` by `seconds`."""
+    first_token: float | None = None
+    """Mean seconds from a request to its first token, by its own statistics."""
+    per_token: float | None = None
+    """Mean seconds between two tokens of a sequence, by its own statistics."""
+    per_request: float | None = None
+    """Mean seconds of a request, with its time in the queue, by its own statistics."""
+
+
 class Overlap(msgspec.Struct, frozen=True):
     """Communication and computation of one process."""
 
@@ -486,6 +547,8 @@ class Report(msgspec.Struct, frozen=True):
     """How each process spent the step."""
     rollout: list[Rollout] = []
     """Generation of each engine, or of bound samples."""
+    engines: list[EngineWork] = []
+    """What each engine did: its forward steps by stage, and its own statistics."""
     overlap: list[Overlap] = []
     """Communication that is hidden by computation, and exposed."""
     ops: list[Op] = []

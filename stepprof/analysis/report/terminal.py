@@ -11,11 +11,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from stepprof.analysis.report.engine_rows import stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
     changes_table,
     cost_lines,
+    engines_table,
     idle_table,
     ops_table,
     overlap_table,
@@ -79,6 +81,11 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         _section(console, "where the time went", roles_table(report, plain, room))
     if report.rollout:
         _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
+    engines = report.engines[:MOST_PROCESSES]
+    _section(
+        console, "what engines generated, by their own statistics", engines_table(*token_rows(engines), room)
+    )
+    _section(console, "forward steps of engines by stage", engines_table(*stage_rows(engines), room))
     if report.skew:
         _section(console, "stragglers", skew_table(report, top, room))
     if report.unmatched:

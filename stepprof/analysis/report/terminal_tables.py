@@ -29,6 +29,7 @@ __all__ = [
     "MOST_PROCESSES",
     "changes_table",
     "cost_lines",
+    "engines_table",
     "idle_table",
     "ops_table",
     "overlap_table",
@@ -144,6 +145,11 @@ def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table
         for rollout in rollouts
     ]
     return _table(headers, rows, "lrrrrrw", room)
+
+
+def engines_table(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table | None:
+    """Return a row per engine with figures; None: there is no row."""
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room) if rows else None
 
 
 def _sparkline(rollout: Rollout, width: int = 28) -> str:

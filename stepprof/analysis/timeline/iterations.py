@@ -5,6 +5,7 @@ sizes.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,18 @@ from stepprof.analysis.timeline.columns import CounterColumns, Interned, SliceCo
 from stepprof.analysis.timeline.model import Indices, Times
 from stepprof.analysis.timeline.tracks import Rows
 
-__all__ = ["BATCH_SIZE", "Iterations", "batch_size", "lasting"]
+__all__ = ["BATCH_SIZE", "ForwardStep", "Iterations", "batch_size", "forward_step", "lasting", "occupied"]
 
 BATCH_SIZE = "batch size"
-_VLLM = re.compile(r"execute_(?:context_(\d+)\(\d+\))?_?(?:generation_(\d+)\(\d+\))?")
-_SGLANG = re.compile(r"step\[[^\]]*?\bbs=(\d+)[^\]]*\]")
+_VLLM = re.compile(r"execute_(?:context_(\d+)\((\d+)\))?_?(?:generation_(\d+)\((\d+)\))?")
+_SGLANG = re.compile(r"step\[(?:(\w+) )?[^\]]*?\bbs=(\d+)(?: toks=(\d+))?[^\]]*\]")
+_STAGES = {
+    "EXTEND": "prefill",
+    "SPLIT_PREFILL": "prefill",
+    "DECODE": "decode",
+    "VERIFY": "decode",
+    "MIXED": "mixed",
+}
 PAUSE_NS = 20_000_000
 """A shorter gap between two steps belongs to the scheduler. A longer one is a pause if it is also
 longer than PAUSE_STEPS median steps.
@@ -26,17 +34,55 @@ PAUSE_STEPS = 5
 _ROW = 500
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardStep:
+    """What an engine's annotation says of one forward step. A number is None where it is not stated."""
+
+    stage: str
+    """``prefill``: of prompts; ``decode``: it generated; ``mixed``: both; ``other``: none of these, or not stated."""
+    sequences: int
+    """The requests that it worked on."""
+    prefill_tokens: int | None
+    """The tokens of prompts that it worked on."""
+    decode_tokens: int | None
+    """The tokens that it worked on for sequences that already had an output token."""
+    surplus: int = 0
+    """How many of `decode_tokens` exceed one per sequence: recomputed after a preemption, or speculated."""
+
+
+def forward_step(name: str) -> ForwardStep | None:
+    """Return what the name of a forward step says; None for other names.
+
+    >>> forward_step("execute_context_1(7)_generation_3(3)")
+    ForwardStep(stage='mixed', sequences=4, prefill_tokens=7, decode_tokens=3, surplus=0)
+    >>> forward_step("step[DECODE bs=5]").decode_tokens, forward_step("aten::add")
+    (5, None)
+    """
+    match = _VLLM.fullmatch(name)
+    if match is not None and (match[1] or match[3]):
+        prompts, prompt_tokens, running, tokens = (int(match[at] or 0) for at in (1, 2, 3, 4))
+        stage = "mixed" if prompts and running else "prefill" if prompts else "decode" if running else "other"
+        return ForwardStep(stage, prompts + running, prompt_tokens, tokens, max(tokens - running, 0))
+    match = _SGLANG.fullmatch(name)
+    if match is None:
+        return None
+    sequences, mode = int(match[2]), match[1]
+    stage = _STAGES.get(mode, "other")
+    if mode == "DECODE":
+        return ForwardStep(stage, sequences, 0, sequences)
+    if mode == "EXTEND" and match[3]:
+        return ForwardStep(stage, sequences, int(match[3]), 0)
+    return ForwardStep(stage, sequences, None, None)
+
+
 def batch_size(name: str) -> int | None:
     """Return how many requests a forward step of that name worked on; None for other names.
 
     >>> batch_size("execute_context_1(7)_generation_3(3)"), batch_size("step[DECODE bs=5]"), batch_size("aten::add")
     (4, 5, None)
     """
-    match = _VLLM.fullmatch(name)
-    if match is not None and (match[1] or match[2]):
-        return int(match[1] or 0) + int(match[2] or 0)
-    match = _SGLANG.fullmatch(name)
-    return int(match[1]) if match is not None else None
+    step = forward_step(name)
+    return None if step is None else step.sequences
 
 
 def lasting(start: Times, end: Times) -> Times:
@@ -51,6 +97,20 @@ def lasting(start: Times, end: Times) -> Times:
     goes_on = ~_pauses(start, end)
     until[:-1][goes_on] = start[1:][goes_on]
     return until
+
+
+def occupied(start: Times, end: Times) -> Times:
+    """Return how long each forward step occupied its engine: until the next one begins or, before a pause and at
+    the end, until its own end.
+
+    Args:
+        start: of each, in order.
+        end: of each.
+    """
+    until = np.maximum.accumulate(end)
+    goes_on = ~_pauses(start, end)
+    until[:-1][goes_on] = start[1:][goes_on]
+    return np.maximum(until - start, 0)
 
 
 def _pauses(start: Times, end: Times) -> npt.NDArray[np.bool_]:

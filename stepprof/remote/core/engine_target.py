@@ -197,6 +197,7 @@ class EngineTarget(EngineState):
             capped_by=capped_by or stopped.capped_by,
             write_seconds=write_seconds(stopped.artifacts, self.clock),
             overrun_seconds=overrun,
+            statistics=None if stopped.statistics is None else dict(stopped.statistics),
         )
         if (overrun or 0.0) > LATE_SECONDS:
             logger.warning("engine.stopped_late", target=self.label, step=recording.step, seconds=overrun)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from stepprof.log import logger
 from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.ownership import Hold
+from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import NsysPart
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import Clock, EngineWindow
     from stepprof.remote.core.owner_slots import Finisher, Held
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
     from stepprof.remote.sglang.link import Link
 
@@ -83,6 +85,8 @@ class SglangDriver(EngineDriver):
         self._hold = Hold(link.name)
         self._facts: Facts | None = None
         self._sent: _Sent | None = None
+        self._before: Sample | None = None
+        """What the engine had counted at the start."""
 
     @classmethod
     def of_engine(cls, engine: object, name: str | None = None) -> SglangDriver:
@@ -136,6 +140,7 @@ class SglangDriver(EngineDriver):
         await self._hold.settle(self._finisher)
         await self._hold.take(window, driver=self, state={"folder": str(folder), **request.noted})
         self._sent = sent = _Sent(window, request, folder)
+        reading = Reading(self._link.statistics(), self.name)
         try:
             await self._refuse_others(self._facts, folder)
             await self._send_start(sent)
@@ -145,6 +150,7 @@ class SglangDriver(EngineDriver):
             else:  # the start may have arrived
                 sent.doubtful = True
             raise
+        self._before = reading.now()
 
     async def _send_start(self, sent: _Sent) -> None:
         if "nsys" not in sent.request.backends:
@@ -177,8 +183,14 @@ class SglangDriver(EngineDriver):
         """End the capture, and bring its files to the run."""
         self._link.allow(MARGIN * window.stop_seconds)
         late = self._link.late
+        before, self._before = self._before, None
+        reading = Reading(self._link.statistics(), self.name)
         stopped = await self._hold.stop(window, lambda: self._end(send=True), self._forget)
-        return replace(stopped, partial="; ".join(filter(None, [late, stopped.partial])) or None)
+        return replace(
+            stopped,
+            partial="; ".join(filter(None, [late, stopped.partial])) or None,
+            statistics=between(before, reading.now()),
+        )
 
     async def finish(self, window: EngineWindow) -> Stopped:
         """End a capture whose stop failed or never came. Sends no stop if another one has ended it."""

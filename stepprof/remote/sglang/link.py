@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.engine_process import EngineProcess
     from stepprof.remote.sglang.request import Facts
 
@@ -63,6 +64,10 @@ class Link(ABC):
     @abstractmethod
     async def records(self, fields: Mapping[str, Any]) -> str | None:
         """Send a start for a step that never comes. Return how it was refused, as it is while the engine records; None: it was not."""
+
+    async def statistics(self) -> Sample | None:
+        """Return what the engine has counted so far; None: not known."""
+        return None
 
     @abstractmethod
     async def start(self, fields: Mapping[str, Any]) -> None:

@@ -21,10 +21,12 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import writers
+from stepprof.remote.core.statistics import SGLANG, metrics_of
 from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import in_thread, running_loop
 from stepprof.remote.sglang.link import Link
@@ -32,6 +34,7 @@ from stepprof.remote.sglang.request import Facts, refuse_environment
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.statistics import Sample
 
 __all__ = ["ObjectLink"]
 
@@ -142,6 +145,25 @@ class ObjectLink(Link):
                     "whole process over that when it is used next: build the engine anew",
                     "dead",
                 )
+
+    async def statistics(self) -> Sample | None:
+        """Return what its processes count in their common folder; None: it was built without ``enable_metrics``."""
+        args = getattr(self._manager, "server_args", None)
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if not getattr(args, "enable_metrics", False) or not folder:
+            return None
+        found = metrics_of(SGLANG, await in_thread(_counted, folder))
+        limit = getattr(args, "max_running_requests", None)
+        pending = getattr(self._manager, "rid_to_state", None)
+        return (
+            None
+            if found is None
+            else replace(
+                found,
+                idle=None if pending is None else not pending,
+                limit=limit if isinstance(limit, int) else None,
+            )
+        )
 
     async def records(self, fields: Mapping[str, Any]) -> str | None:
         """Return how a start for a step that never comes is refused. An engine that was never used records nothing."""
@@ -274,6 +296,20 @@ def _request_type() -> Any:
 
 def _version() -> str:
     return str(getattr(importlib.import_module("sglang"), "__version__", ""))
+
+
+def _counted(folder: str) -> list[tuple[str, float]]:
+    """Return names and values of the metrics of all processes; of the ranks of one engine, the first one counts."""
+    client: Any = importlib.import_module("prometheus_client")
+    multiprocess: Any = importlib.import_module("prometheus_client.multiprocess")
+    registry = client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, path=folder)
+    return [
+        (sample.name, sample.value)
+        for metric in registry.collect()
+        for sample in metric.samples
+        if all(sample.labels.get(key, "0") == "0" for key in ("tp_rank", "pp_rank"))
+    ]
 
 
 def _run_until(

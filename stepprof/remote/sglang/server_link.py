@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.redaction import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import writers
+from stepprof.remote.core.statistics import SGLANG, served
 from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.loop import in_thread
 from stepprof.remote.sglang.link import Link
@@ -20,6 +21,7 @@ from stepprof.remote.sglang.request import Facts
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
 
@@ -70,6 +72,10 @@ class ServerLink(Link):
         if not reply.ok and reply.status != 500:
             raise self._refused(reply, "start")
         return None if reply.ok else f"it answered 500 to such a start: {reply.text}"
+
+    async def statistics(self) -> Sample | None:
+        """Return what ``GET /metrics`` says."""
+        return await served(self._client, SGLANG)
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Send ``POST /start_profile``: answered when it records."""

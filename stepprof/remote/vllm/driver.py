@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
 from stepprof.remote.core.ownership import Hold
+from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import NsysPart
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.owner_slots import Finisher, Held
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
     from stepprof.remote.vllm.link import Facts, Link
 
@@ -69,6 +72,8 @@ class VllmDriver(EngineDriver):
         self._session: Session | None = None
         """The capture that a stop is pending for."""
         self._part: NsysPart | None = None
+        self._before: Sample | None = None
+        """What the engine had counted at the start."""
 
     @classmethod
     def of_engine(cls, engine: object, name: str | None = None) -> VllmDriver:
@@ -124,7 +129,9 @@ class VllmDriver(EngineDriver):
             if place is not None:
                 await in_thread(place.lead, session)
             self._session = session
+            reading = Reading(self._link.statistics(), self.name)
             await self._send_start(window, given)
+            self._before = reading.now()
         except BaseException as error:
             if not getattr(error, "owes_stop", self._session is not None):
                 await self._free()
@@ -141,7 +148,10 @@ class VllmDriver(EngineDriver):
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """Stop the capture, and bring its files to the run, if they can be seen from here."""
-        return await self._hold.stop(window, lambda: self._stop(window), self._forget)
+        before, self._before = self._before, None
+        reading = Reading(self._link.statistics(), self.name)
+        stopped = await self._hold.stop(window, lambda: self._stop(window), self._forget)
+        return replace(stopped, statistics=between(before, reading.now()))
 
     async def _stop(self, window: EngineWindow) -> Stopped:
         if self._part is None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.engine_process import EngineProcess
     from stepprof.remote.vllm.arguments import Settings
     from stepprof.remote.vllm.folder import TraceFolder
@@ -82,6 +83,10 @@ class Link(ABC):
     @abstractmethod
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:
         """Return the folder of its traces, prepared; None: it cannot be seen from here. Raises EngineFailure: it cannot be used."""
+
+    async def statistics(self) -> Sample | None:
+        """Return what the engine has counted so far; None: not known."""
+        return None
 
     @abstractmethod
     async def start(self, given: Mapping[str, object]) -> None:

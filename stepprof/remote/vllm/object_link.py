@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
+from stepprof.remote.core.statistics import VLLM, metrics_of
 from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import drop_result, in_thread, on_loop, running_loop
 from stepprof.remote.vllm.arguments import Settings
@@ -26,6 +28,7 @@ from stepprof.remote.vllm.link import Facts, Link
 if TYPE_CHECKING:
     from stepprof.config.options.engine import EngineOptions
     from stepprof.remote.base import EngineWindow, Health
+    from stepprof.remote.core.statistics import Sample
 
 __all__ = ["ObjectLink"]
 
@@ -169,6 +172,15 @@ class ObjectLink(Link):
         await in_thread(place.prepare)
         return place
 
+    async def statistics(self) -> Sample | None:
+        """Return what its own Prometheus counters say; None: it was built without (``disable_log_stats``)."""
+        found = metrics_of(VLLM, _counted(getattr(self._core, "logger_manager", None)))
+        if found is None:
+            return None
+        scheduler = getattr(self._config(), "scheduler_config", None)
+        limit = getattr(scheduler, "max_num_seqs", None)
+        return replace(found, limit=limit * self.processes().groups if isinstance(limit, int) else None)
+
     async def start(self, given: Mapping[str, object]) -> None:
         """Call ``start_profile``, without vLLM's front-end profiler: it stops on another thread than it starts on, which ends the process."""
         if self._is_async and getattr(self._core, "profiler", None) is not None:
@@ -259,3 +271,25 @@ class ObjectLink(Link):
         return EngineFailure(
             f"{method} of {self.called} failed: {what}: {text}", health, owes_stop=health == "unknown"
         )
+
+
+def _counted(manager: Any) -> Iterator[tuple[str, float]]:
+    """Yield names and values of the engine's own Prometheus counters, which its logger holds by the number of its core."""
+    loggers = getattr(manager, "stat_loggers", None) or [getattr(manager, "prometheus_logger", None)]
+    for each in loggers:
+        if any(base.__name__ == "PrometheusStatLogger" for base in type(each).__mro__):
+            for held in vars(each).values():
+                yield from _values(held)
+            yield from _values(
+                getattr(
+                    getattr(each, "spec_decoding_prom", None), "counter_spec_decode_num_draft_tokens", None
+                )
+            )
+
+
+def _values(held: Any) -> Iterator[tuple[str, float]]:
+    """Yield names and values of the counters of all cores, if it is a mapping of these."""
+    for counter in held.values() if isinstance(held, dict) else ():
+        for metric in counter.collect() if hasattr(counter, "collect") else ():
+            for sample in metric.samples:
+                yield sample.name, sample.value

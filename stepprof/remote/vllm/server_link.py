@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
 from stepprof.remote.core.engine_files import check_named_folder, writers
+from stepprof.remote.core.statistics import VLLM, served
 from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.loop import in_thread
 from stepprof.remote.vllm.arguments import Settings
@@ -23,6 +24,7 @@ from stepprof.remote.vllm.link import Facts, Link
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
+    from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
 
@@ -112,6 +114,10 @@ class ServerLink(Link):
         if settings.profiler is None and place.link is None:
             self.warn(_FRONT_END)
         return place
+
+    async def statistics(self) -> Sample | None:
+        """Return what ``GET /metrics`` says."""
+        return await served(self._client, VLLM)
 
     async def start(self, given: Mapping[str, object]) -> None:
         """Send ``POST /start_profile``."""

@@ -78,7 +78,7 @@ function reportPage(report, gantt) {
   const known = report.step !== null;
   const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
   document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;
-  const parts = [rolesPart(report, gantt), ganttPart(report, gantt), rolloutPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
+  const parts = [rolesPart(report, gantt), ganttPart(report, gantt), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
   const hero = el("section", { class: "hero" },
     el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),

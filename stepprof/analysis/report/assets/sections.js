@@ -24,6 +24,23 @@ function rolloutPart(report) {
     grid, rest.length ? el("div", { class: "under" }, more) : null);
 }
 
+function enginesPart(report) {
+  const told = report.engines.filter(engine => engine.generated_tokens !== null || engine.limit !== null);
+  const stages = report.engines.flatMap(engine => engine.stages.map(stage => ({ label: engine.label, ...stage })));
+  if (!told.length && !stages.length) return null;
+  const amount = (title, of) => ({ title, number: true, value: of, text: row => (of(row) === null ? null : count(Math.round(of(row)))) });
+  const time = (title, of) => ({ title, number: true, value: of, text: row => (of(row) === null ? null : seconds(of(row))) });
+  return part("engines", "Engines", "What engines generated", "Tokens by the engines' own statistics, and the time of their forward steps by stage. Recomputed tokens are those that an engine computed again after it had preempted a sequence.",
+    told.length ? el("div", { class: "card long" }, dataTable([
+      { title: "engine", value: row => row.label }, amount("prompt tokens", row => row.prompt_tokens), amount("per second", row => row.prompt_tokens_per_second),
+      amount("generated", row => row.generated_tokens), amount("per second", row => row.generated_tokens_per_second), amount("recomputed", row => row.recomputed_tokens),
+      amount("preemptions", row => row.preemptions), amount("mean batch", row => row.mean_batch), amount("limit", row => row.limit),
+      time("first token", row => row.first_token), time("per token", row => row.per_token), time("per request", row => row.per_request)], told, { shown: 8 })) : null,
+    stages.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Forward steps by stage"), dataTable([
+      { title: "engine", value: row => row.label }, { title: "stage", value: row => row.stage }, amount("steps", row => row.iterations), time("seconds", row => row.seconds),
+      amount("prompt tokens", row => row.prefill_tokens), amount("other tokens", row => row.decode_tokens)], stages, { shown: 12 })) : null);
+}
+
 function skewPart(report) {
   if (!report.skew.length && !report.unmatched.length) return null;
   const phases = byOwnDelay(report.skew).slice(0, 8);

@@ -1,0 +1,72 @@
+"""Lay out what engines did as rows of text, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepprof.analysis.report.engine_work import STAGES
+from stepprof.analysis.report.schema import EngineWork, Stage
+from stepprof.analysis.report.wording import seconds
+from stepprof.formatting import number
+
+__all__ = ["stage_rows", "token_rows"]
+
+Rows = tuple[list[str], list[list[str]]]
+
+
+def token_rows(engines: Sequence[EngineWork]) -> Rows:
+    """Return the headings and a row for each engine with its own statistics."""
+    headers = [
+        "engine", "prompt tokens", "per second", "generated", "per second", "recomputed", "preemptions",
+        "batch of limit", "first token", "per token",
+    ]  # fmt: skip
+    rows = [
+        [
+            each.label,
+            _count(each.prompt_tokens),
+            _count(each.prompt_tokens_per_second),
+            _count(each.generated_tokens),
+            _count(each.generated_tokens_per_second),
+            _count(each.recomputed_tokens),
+            _count(each.preemptions),
+            _batch(each),
+            seconds(each.first_token),
+            seconds(each.per_token),
+        ]
+        for each in engines
+        if each.generated_tokens is not None or each.limit is not None
+    ]
+    return headers, rows
+
+
+def stage_rows(engines: Sequence[EngineWork]) -> Rows:
+    """Return the headings and a row for each engine with the forward steps of each stage that occurs."""
+    there = [
+        stage for stage in STAGES if any(each.stage == stage for work in engines for each in work.stages)
+    ]
+    rows = []
+    for work in engines:
+        known = {each.stage: each for each in work.stages}
+        if known:
+            rows.append([work.label, *(_stage(known[stage]) if stage in known else "-" for stage in there)])
+    return ["engine", *there], rows
+
+
+def _stage(stage: Stage) -> str:
+    """Return steps, seconds and tokens in one cell."""
+    steps = "1 step" if stage.iterations == 1 else f"{number(stage.iterations)} steps"
+    told = [each for each in (stage.prefill_tokens, stage.decode_tokens) if each is not None]
+    tokens = f", {number(sum(told))} tokens" if len(told) == 2 else ""
+    return f"{seconds(stage.seconds)}, {steps}{tokens}"
+
+
+def _batch(work: EngineWork) -> str:
+    if work.limit is None:
+        return "-"
+    if work.peak_batch is None or work.mean_batch is None:
+        return f"? of {number(work.limit)}"
+    return f"mean {work.mean_batch:.0f}, peak {work.peak_batch:.0f} of {number(work.limit)}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else number(round(value))

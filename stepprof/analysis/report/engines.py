@@ -1,0 +1,177 @@
+"""Report the generation of each engine: batch sizes over time, forward steps by stage, and its own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepprof.analysis.report.engine_statistics import Statistics, statistics_of
+from stepprof.analysis.report.engine_work import StageTotal, added, total
+from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
+from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
+from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
+from stepprof.analysis.timeline.file_names import group_of
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.summary import engine_label
+
+__all__ = ["engines_of", "without_steps"]
+
+
+def engines_of(
+    processes: Sequence[Process], start: int, short: Collection[str], entries: Sequence[Mapping[str, Any]]
+) -> tuple[list[Rollout], list[EngineWork]]:
+    """Return the batch sizes of each engine and of bound samples, and what each engine did.
+
+    Args:
+        processes: of one clock.
+        start: second 0 of the report.
+        short: labels whose captures do not cover their windows.
+        entries: the engines in the manifest.
+    """
+    engines = _engines(processes)
+    made = [(engine.together(), engine.name not in short) for engine in engines.values()]
+    rows: list[Rollout | None] = [
+        rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
+        for (label, curve, count, peak), whole in made
+    ]
+    told = statistics_of(entries)
+    works = [
+        _work(engine, row, told.get(engine.name))
+        for engine, row in zip(engines.values(), rows, strict=True)
+        if row is not None
+    ]
+    if len(engines) > 1 and not any(digest.unclear for process in processes for digest in process.digests):
+        curve = total_curve([curve for (_, curve, _, _), _ in made])
+        count = sum(count for (_, _, count, _), _ in made)
+        rows.append(
+            rollout(ALL_ENGINES, curve, start, iterations=count, whole=all(whole for _, whole in made))
+        )
+    rows += _samples(processes, start)
+    return [row for row in rows if row is not None], works
+
+
+def _samples(processes: Sequence[Process], start: int) -> list[Rollout | None]:
+    """Return a row for the bound samples of each process, and one for all of them."""
+    bound = [
+        (process.label, digest.samples)
+        for process in processes
+        for digest in process.digests
+        if digest.samples is not None and digest.origin.kind == "spans"
+    ]
+    # such processes look at the samples one after the other, and do not generate them together
+    together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
+    rows = [
+        rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest)
+        for label, samples in together
+    ]
+    if len(together) > 1:
+        whole = total_curve([samples.curve() for _, samples in together])
+        longest = sorted(
+            (sample for _, samples in together for sample in samples.longest),
+            key=lambda sample: sample.start - sample.end,
+        )
+        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
+    return rows
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The schedulers of one engine.
+
+    Workers of one scheduler run the same steps, so the busiest of them represents it. Workers of a
+    data-parallel engine run steps of their own.
+    """
+
+    name: str = ""
+    alone: bool = False
+    """Whether it is a single trace of an engine that is not known."""
+    schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
+
+    def add(self, process: Process, origin: Origin, batches: Batches) -> None:
+        """Add the forward steps of one worker."""
+        which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
+        self.name = engine_label(which)
+        workers = self.schedulers.setdefault(group_of(origin.path), {})
+        known = workers.get(origin.rank)
+        if known is None or known[1].iterations < batches.iterations:
+            workers[origin.rank] = (process.label, batches)
+
+    def _each(self) -> list[tuple[str, Batches]]:
+        return [
+            max(workers.values(), key=lambda worker: worker[1].iterations)
+            for workers in self.schedulers.values()
+        ]
+
+    def together(self) -> tuple[str, Curve, int, float | None]:
+        """Return the label, the batch size over time of all schedulers, their forward steps, and
+        the peak if single steps are known.
+        """
+        each = self._each()
+        if len(each) == 1:
+            label, batches = each[0]
+            return label, batches.curve(), batches.iterations, batches.peak
+        curve = total_curve([batches.curve() for _, batches in each])
+        return self.name, curve, sum(batches.iterations for _, batches in each), None
+
+    def stages(self) -> list[StageTotal]:
+        """Return the forward steps of all schedulers by stage."""
+        return added(stage for _, batches in self._each() for stage in batches.stages)
+
+
+def _engines(processes: Sequence[Process]) -> dict[tuple[object, ...], _Engine]:
+    engines: dict[tuple[object, ...], _Engine] = {}
+    for process in processes:
+        for digest in process.digests:
+            if digest.batches is not None and not digest.unclear:
+                alone = digest.origin.replica is None
+                key = (
+                    (process.label,)
+                    if alone
+                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
+                )
+                engines.setdefault(key, _Engine(alone=alone)).add(process, digest.origin, digest.batches)
+    return engines
+
+
+def _work(engine: _Engine, row: Rollout, told: Statistics | None) -> EngineWork:
+    """Return what an engine did, from its forward steps and its own statistics."""
+    stages = engine.stages()
+    whole = row.whole
+    seconds, basis = row.seconds, "generation"
+    if not whole and told is not None and told.seconds:
+        seconds, basis = told.seconds, "window"
+    known = told if told is not None and (whole or basis == "window") else None
+    work = EngineWork(
+        label=row.label if engine.alone else engine.name,
+        seconds=seconds,
+        basis=basis,
+        stages=[
+            Stage(
+                each.stage, each.iterations, each.nanoseconds / 1e9, each.prefill_tokens, each.decode_tokens
+            )
+            for each in stages
+        ],
+        whole=whole,
+        peak_batch=row.peak_batch,
+        mean_batch=row.mean_batch,
+    )
+    return work if known is None else known.into(work, _recomputed(stages, known) if whole else None)
+
+
+def without_steps(works: Sequence[EngineWork], entries: Sequence[Mapping[str, Any]]) -> list[EngineWork]:
+    """Return what is known of the engines whose forward steps are not in the report, by their own statistics."""
+    there = {work.label for work in works}
+    return [
+        told.into(EngineWork(label, told.seconds, "window", whole=False), None)
+        for label, told in statistics_of(entries).items()
+        if label not in there and told.seconds
+    ]
+
+
+def _recomputed(stages: Sequence[StageTotal], told: Statistics) -> int | None:
+    """Return the tokens of the forward steps that are neither of new prompts nor of generation."""
+    prefill = total([each.prefill_tokens for each in stages])
+    decode = total([each.decode_tokens for each in stages])
+    return told.recomputed(prefill, decode) if stages else None

@@ -1,0 +1,198 @@
+"""What engines did, from their forward steps and from their own statistics."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, engine, engine_entry, manifest
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.report.engine_rows import stage_rows, token_rows
+from stepprof.analysis.report.engine_statistics import statistics_of
+from stepprof.analysis.report.engine_work import STAGES, stage_totals
+from stepprof.analysis.report.schedulers import batches_of
+
+assert stage_totals is not None
+assert batches_of is not None
+
+STEPS = ((0, 30, 2), (30, 10, 3), (40, 10, 2), (50, 10, 3))
+VLLM = [
+    "execute_context_2(60)_generation_0(0)",
+    "execute_context_1(20)_generation_2(2)",
+    "execute_context_0(0)_generation_2(2)",
+    "execute_context_0(0)_generation_3(43)",
+]
+COUNTED = {
+    "prompt_tokens": 80,
+    "cached_tokens": 0,
+    "generated_tokens": 10,
+    "first_tokens": 3,
+    "first_token_seconds": 0.09,
+    "token_gaps": 7,
+    "token_gap_seconds": 0.07,
+    "requests": 3,
+    "request_seconds": 0.18,
+    "preemptions": 1,
+    "idle": True,
+    "max_sequences": 4,
+}
+
+
+def report(*sources, engines=()):
+    return combine(
+        [digest(each) for each in sources], step=2, run_id="r", manifests=[manifest(engines=engines)]
+    )
+
+
+def vllm(**statistics):
+    entry = engine_entry(
+        kind="vllm",
+        start_unix_ns=T0,
+        end_unix_ns=T0 + 100 * MS,
+        statistics={**COUNTED, **statistics},
+    )
+    (work,) = report(engine(0, *STEPS, names=VLLM), engines=[entry]).engines
+    return work
+
+
+class TestStages:
+    def test_of_vllm(self):
+        work = vllm()
+        assert [(each.stage, each.iterations, each.seconds, each.prefill_tokens, each.decode_tokens) for each in work.stages] == [
+            ("prefill", 1, 0.03, 60, 0),
+            ("decode", 2, 0.02, 0, 45),
+            ("mixed", 1, 0.01, 20, 2),
+        ]  # fmt: skip
+
+    def test_of_sglang(self):
+        """A mixed step does not state its tokens: they are unknown, not zero. Nor is a stage that it does not name."""
+        names = ["step[EXTEND bs=2 toks=60]", "step[MIXED bs=3]", "step[DECODE bs=2]", "step[bs=3]"]
+        (work,) = report(engine(0, *STEPS, names=names)).engines
+        assert [each.stage for each in work.stages] == list(STAGES)
+        assert [(each.prefill_tokens, each.decode_tokens) for each in work.stages] == [
+            (60, 0),
+            (0, 2),
+            (None, None),
+            (None, None),
+        ]
+
+    def test_a_pause_is_no_time_of_a_stage(self):
+        (work,) = report(engine(0, (0, 10, 4), (10, 10, 4), (500, 10, 4))).engines
+        assert [(each.stage, each.seconds) for each in work.stages] == [("decode", 0.03)]
+        assert work.seconds == 0.51
+
+    def test_steps_without_a_request_do_not_count(self):
+        names = ["execute_context_0(0)_generation_2(2)", "execute_context_0(0)_generation_0(0)"]
+        (work,) = report(engine(0, (0, 10, 2), (10, 10, 0), names=names)).engines
+        assert [each.iterations for each in work.stages] == [1]
+
+    def test_workers_of_one_scheduler_count_once_and_schedulers_are_added_up(self):
+        (work,) = report(
+            engine(0, (0, 50, 4), (50, 50, 4), group=0),
+            engine(0, (0, 50, 4), (50, 50, 4), group=0, rank=1),
+            engine(0, (0, 50, 8), group=1),
+        ).engines
+        assert [(each.iterations, each.decode_tokens) for each in work.stages] == [(3, 16)]
+        assert work.label == "rollout/0"
+
+
+class TestStatistics:
+    def test_the_engines_own_counts(self):
+        work = vllm()
+        assert (work.basis, work.seconds) == ("generation", 0.06)
+        assert (work.prompt_tokens, work.generated_tokens, work.requests, work.preemptions) == (80, 10, 3, 1)
+        assert work.prompt_tokens_per_second == pytest.approx(80 / 0.06)
+        assert work.generated_tokens_per_second == pytest.approx(10 / 0.06)
+        assert (work.first_token, work.per_token, work.per_request) == pytest.approx((0.03, 0.01, 0.06))
+        assert (work.limit, work.peak_batch) == (4, 3)
+
+    def test_recomputed_tokens_are_what_is_left_of_the_forward_steps(self):
+        """127 tokens in all; 80 of prompts, and 7 generated after the first ones: 40 were computed again."""
+        assert vllm().recomputed_tokens == 40
+
+    @pytest.mark.parametrize(
+        ("change", "tokens"),
+        [
+            ({"preemptions": 0}, 0),
+            ({"idle": False}, None),
+            ({"drafted_tokens": 5}, None),
+            ({"prompt_tokens": 200}, None),
+            ({"cached_tokens": 20}, 60),
+        ],
+    )
+    def test_what_else_may_be_left_is_not_called_recomputed(self, change, tokens):
+        assert vllm(**change).recomputed_tokens == tokens
+
+    def test_sglang_computes_again_as_a_prompt(self):
+        names = [
+            "step[EXTEND bs=2 toks=60]",
+            "step[DECODE bs=3]",
+            "step[DECODE bs=2]",
+            "step[EXTEND bs=1 toks=50]",
+        ]
+        entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED)
+        (work,) = report(engine(0, *STEPS, names=names), engines=[entry]).engines
+        assert work.recomputed_tokens == 30
+
+    def test_a_capture_that_was_capped_has_rates_of_the_window(self):
+        """The engine generated on, and its trace does not say for how long."""
+        entry = engine_entry(
+            kind="vllm", start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED, capped_by="engine"
+        )
+        (work,) = report(engine(0, *STEPS, names=VLLM), engines=[entry]).engines
+        assert (work.whole, work.basis, work.seconds) == (False, "window", 0.1)
+        assert work.generated_tokens_per_second == pytest.approx(100)
+        assert work.recomputed_tokens is None
+
+    def test_without_forward_steps(self):
+        """Its files are on another host, or of another profiler."""
+        entry = engine_entry(
+            artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED, kind="vllm"
+        )
+        (work,) = report(engines=[entry]).engines
+        assert (work.label, work.stages, work.generated_tokens) == ("rollout/0", [], 10)
+        assert (work.peak_batch, work.basis) == (None, "window")
+
+    def test_unknown_figures_are_left_out(self):
+        (work,) = report(engine(0, *STEPS, names=VLLM), engines=[engine_entry()]).engines
+        assert work.generated_tokens is None
+        assert work.limit is None
+        assert work.recomputed_tokens is None
+
+    def test_two_entries_of_one_engine_are_not_mixed(self):
+        entry = engine_entry(statistics=COUNTED)
+        assert list(statistics_of([entry])) == ["rollout/0"]
+        assert statistics_of([entry, entry]) == {}
+
+    def test_damaged_statistics_are_reported(self):
+        for wrong in ([1], {"requests": "3"}, {"requests": -1}, {"requests": float("nan")}):
+            assert engine_entry(damaged=True, statistics=wrong).get("statistics") is None
+
+
+class TestRows:
+    def test_of_tokens(self):
+        headers, (row,) = token_rows([vllm()])
+        assert dict(zip(headers, row, strict=True)) == {
+            "engine": "rollout/0",
+            "prompt tokens": "80",
+            "per second": "167",
+            "generated": "10",
+            "recomputed": "40",
+            "preemptions": "1",
+            "batch of limit": "mean 2, peak 3 of 4",
+            "first token": "30.0 ms",
+            "per token": "10.0 ms",
+        }
+
+    def test_of_stages(self):
+        headers, (row,) = stage_rows([vllm()])
+        assert headers == ["engine", "prefill", "decode", "mixed"]
+        assert row[1:] == [
+            "30.0 ms, 1 step, 60 tokens",
+            "20.0 ms, 2 steps, 45 tokens",
+            "10.0 ms, 1 step, 22 tokens",
+        ]
+
+    def test_nothing_is_known(self):
+        assert token_rows(report(engine(0, *STEPS)).engines)[1] == []
+        assert stage_rows([])[1] == []
