@@ -164,7 +164,7 @@ class TestArm:
             window = make_window(tmp_path, max_iterations=3)
             run(driver.arm(window))
             run(driver.start(window))
-            body = server.asked[-1].json
+            body = next(each.json for each in server.asked if each.method == "POST")
             assert body["max_iterations"] == 3
             assert set(body) == {"max_iterations", "profile_prefix"}
 
