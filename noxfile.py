@@ -241,7 +241,7 @@ def contracts(session: nox.Session) -> None:
 
 @nox.session(python="3.11", reuse_venv=True)
 def verl(session: nox.Session) -> None:
-    """Record a whole training job of the real verl on a CPU, ranks and vLLM included."""
+    """Record a whole training job of the real verl on a CPU, ranks and vLLM included; and jobs of TRL that generate with vLLM."""
     install_whole_verl(session)
     run_tests(
         session, "tests/real/verl", "-k", "not modes or separate_async", coverage=("--concurrency=thread",)

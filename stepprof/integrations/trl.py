@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.training_loop import close_timer, open_timer
+from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
 from stepprof.integrations.transformers import TRAINER, loop_of
 from stepprof.log import logger
 
@@ -30,7 +30,11 @@ ROLES = {
 ASYNC_TRAINER = "trl.experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
 ASYNC_PHASES = {"training_step": ("update_actor", "actor"), "_sync_weight": ("sync_weights", "weight_sync")}
 """Methods of the asynchronous trainer, which uses no timer of TRL; each is a region and a role."""
+GENERATION = "trl.generation.vllm_generation:VLLMGeneration"
 KEPT = "_stepprof_timer"
+
+_servers: list[str] = []
+"""URLs of vLLM servers that a trainer generates with, until its training begins."""
 
 
 def _role_of(name: str) -> str | None:
@@ -85,6 +89,30 @@ def _note_rollout(trainer: Any) -> None:
     logger.notice("step.without_rollout", loud=True, step=loop.step, next=f"--steps {generating}")
 
 
+# -- a vLLM server that the trainer generates with; with `vllm_mode="colocate"` vLLM runs in the trainer's process, and is part of its capture
+
+
+def _vllm_is_made(generation: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    return generation
+
+
+def _vllm_was_made(generation: Any, error: BaseException | None) -> None:
+    if error is None and generation is not None and hasattr(generation, "vllm_client"):
+        _servers.append(generation.vllm_client.base_url)
+
+
+def _train_begins(*_: object) -> None:
+    """Attach the servers: now the session can start, since rank and world are known."""
+    if _servers and ensure_session("trl"):
+        stepprof.attach([*dict.fromkeys(_servers)], role="rollout", kind="vllm")
+        _servers.clear()
+
+
+def _attach_vllm(patches: Patches) -> None:
+    patches.around(f"{GENERATION}._init_vllm", _vllm_is_made, _vllm_was_made)
+    patches.around(f"{TRAINER}.train", _train_begins)
+
+
 def _attach(patches: Patches) -> None:
     patches.around(f"{TIMER}.__enter__", _timer_begins, timer=True)
     patches.around(f"{TIMER}.__exit__", _timer_ends, timer=True)
@@ -111,6 +139,19 @@ ADAPTERS = (
             f"{TRAINER}.training_step": ("model", "inputs"),
         },
         attach=_attach,
+    ),
+    Adapter(
+        name="trl.vllm",
+        distributions=("trl",),
+        tested=">=1.16,<1.17",
+        trigger=GENERATION.partition(":")[0],
+        needs={
+            f"{GENERATION}.__init__": ("mode", "server_base_url"),
+            f"{GENERATION}._init_vllm": (),
+            "trl.generation.vllm_client:VLLMClient.__init__": ("base_url", "host", "server_port"),
+            f"{TRAINER}.train": (),
+        },
+        attach=_attach_vllm,
     ),
     Adapter(
         name="trl.async_grpo",
