@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.schema import (
     Finding,
     Island,
@@ -25,10 +26,6 @@ from stepprof.analysis.report.wording import seconds_text
 
 __all__ = ["sentences"]
 
-NEARLY_ALL = 0.95
-"""Share of the step from which on a single role does not divide it."""
-WORTH_SAYING = 0.01
-"""Share of the step's wall time."""
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.engine_rows import stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report, TimeOf
 from stepprof.analysis.report.wording import seconds
@@ -33,7 +34,9 @@ def _report(report: Report, top: int) -> Iterator[str]:
     yield from _findings(report.findings)
     if report.neighbourhood is not None:
         yield from ("", f"Among the steps of the run: {_plain(report.neighbourhood.text)}.")
-    yield from _times("role", report.roles[:top])
+    parts = parts_of(report)
+    if parts and parts[0].region is None:
+        yield from _times("role", parts[:top])
     yield from _times("region", report.regions[:top])
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))

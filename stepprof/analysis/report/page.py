@@ -15,6 +15,8 @@ from importlib.resources import files
 
 import msgspec
 
+from stepprof.analysis.recording_cost import cost_sentences
+from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.gantt_bars import Columns, pack_gantt
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.wording import causes
@@ -55,7 +57,12 @@ def _payload(content: Report | Comparison) -> str:
         gantt, columns = pack_gantt(content.gantt, content.seconds)
         rest = {name: getattr(content, name) for name in content.__struct_fields__ if name != "gantt"}
         headings = {"busy": "work", **causes(each.causes for each in content.idle)}
-        table = {"kind": "report", "content": {**rest, "causes": headings}, "gantt": gantt}
+        more = {
+            "causes": headings,
+            "parts": parts_of(content),
+            "recording_cost": cost_sentences(content.recording),
+        }
+        table = {"kind": "report", "content": {**rest, **more}, "gantt": gantt}
     else:
         table = {"kind": "comparison", "content": content}
     table["columns"] = [[name, len(array)] for name, array in columns]

@@ -11,6 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.engine_rows import stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
@@ -21,8 +22,8 @@ from stepprof.analysis.report.terminal_tables import (
     idle_table,
     ops_table,
     overlap_table,
+    parts_table,
     regions_table,
-    roles_table,
     rollouts_table,
     skew_table,
     stops_table,
@@ -77,8 +78,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.neighbourhood is not None:
         console.print()
         _indented(console, Text(printable(f"among the steps of the run: {report.neighbourhood.text}")))
-    if report.roles:
-        _section(console, "where the time went", roles_table(report, plain, room))
+    parts = parts_of(report)
+    if parts:
+        _section(console, "where the time went", parts_table(report, parts, plain, room))
     if report.rollout:
         _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     engines = report.engines[:MOST_PROCESSES]

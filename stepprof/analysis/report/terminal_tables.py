@@ -33,8 +33,8 @@ __all__ = [
     "idle_table",
     "ops_table",
     "overlap_table",
+    "parts_table",
     "regions_table",
-    "roles_table",
     "rollouts_table",
     "skew_table",
     "stops_table",
@@ -90,38 +90,39 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
     return narrowed
 
 
-def roles_table(report: Report, plain: bool, room: int) -> Table:
-    """Return when each role was active, for how long, and its share of the step; `plain`: without
-    block characters.
+def parts_table(report: Report, parts: Sequence[TimeOf], plain: bool, room: int) -> Table:
+    """Return when each role (or outermost region) was active, for how long, and its share of the step;
+    `plain`: without block characters.
     """
     table = Table.grid(padding=(0, 2))
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, no_wrap=True)
-    named = [time for time in report.roles if time.role is not None] or report.roles
     cells = [
         (
-            printable((time.role or "step") + ("" if time.clock is None else f" on {time.clock}")),
+            printable(
+                (time.region or time.role or "step") + ("" if time.clock is None else f" on {time.clock}")
+            ),
             seconds(time.seconds),
             share(time.share),
         )
-        for time in named
+        for time in parts
     ]
     beside = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
     length = min(_RIBBON, max(_SHORT_RIBBON, room - beside))
-    for index, (time, (name, took, part)) in enumerate(zip(named, cells, strict=True)):
-        bar = _ribbon(report.gantt, time.role, report.seconds, plain, length)
+    for index, (time, (name, took, part)) in enumerate(zip(parts, cells, strict=True)):
+        bar = _ribbon(report.gantt, time, report.seconds, plain, length)
         style = _STYLES[index % len(_STYLES)]
         table.add_row(Text(name), Text(bar, style), Text(took, "bold"), Text(part, "dim"))
     table.width = beside + length
     return table
 
 
-def _ribbon(rows: Sequence[GanttRow], role: str | None, total: float, plain: bool, length: int) -> str:
-    """Return a role's active times as characters from the start of the step to its end."""
+def _ribbon(rows: Sequence[GanttRow], part: TimeOf, total: float, plain: bool, length: int) -> str:
+    """Return the active times of a role or a region as characters from the start of the step to its end."""
     cells = [False] * length
     for row in rows:
         for bar in row.bars:
-            if bar.role == role and total > 0:
+            if bar.role == part.role and part.region in (None, bar.name) and total > 0:
                 first = int(bar.start / total * length)
                 last = int((bar.start + bar.seconds) / total * length - 1e-9)
                 for cell in range(max(0, first), min(length - 1, last) + 1):
