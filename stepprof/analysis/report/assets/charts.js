@@ -1,31 +1,24 @@
-// Charts of the roles over time, and of an engine's batch size over time.
+// Charts of the step's parts over time, and of an engine's batch size over time.
 
 function ribbon(report, gantt) {
-  const intervals = roleIntervals(gantt);
-  const times = new Map(report.roles.map(time => [time.role, time]));
-  const names = [...new Set([...intervals.keys(), ...namedRoles(report).map(time => time.role)])];
   const place = at => `${(at / report.seconds) * 100}%`;
-  const marks = ticks(0, report.seconds, 8);
+  const axis = responsive(el("div", { class: "axis" }), width => {
+    const marks = ticks(0, report.seconds, Math.max(3, width / 80));
+    axis.replaceChildren(...marks.filter(at => at * (width / report.seconds) < width - 26).map(at => el("span", { style: { left: place(at) } }, moment(at, marks.step))));
+  });
   return el("div", { class: "ribbon" },
-    names.map(name => {
-      const time = times.get(name), colour = `var(${roleColour(name)})`;
-      const lane = el("div", { class: "lane" }, (intervals.get(name) || []).map(([from, to]) =>
-        el("b", { style: { left: place(from), width: place(to - from), "--c": colour } })));
-      hover(lane, () => [name || "step", describeRole(time, intervals.get(name) || [])]);
+    gantt.parts.map(part => {
+      const lane = el("div", { class: "lane" }, part.intervals.map(([from, to]) =>
+        el("b", { style: { left: place(from), width: place(to - from), "--c": `var(${part.colour})` } })));
+      hover(lane, () => [part.name || "step", describePart(part.time, part.intervals)]);
       return [
-        el("div", { class: "name", title: name || "step" }, name || "step"), lane,
-        el("div", { class: "secs" }, seconds(time && time.seconds)), el("div", { class: "share" }, share(time && time.share))];
+        el("div", { class: "name", title: part.name || "step" }, part.name || "step"), lane,
+        el("div", { class: "secs" }, seconds(part.time && part.time.seconds)), el("div", { class: "share" }, share(part.time && part.time.share))];
     }),
-    el("div"), el("div", { class: "axis" }, marks.map(at => (at < report.seconds * 0.97 ? el("span", { style: { left: place(at) } }, moment(at, marks.step)) : null))), el("div"), el("div"));
+    el("div"), axis, el("div"), el("div"));
 }
 
-// The roles without windows that have no role: the whole step is no part of itself.
-function namedRoles(report) {
-  const named = report.roles.filter(time => time.role !== null);
-  return named.length ? named : report.roles;
-}
-
-function describeRole(time, intervals) {
+function describePart(time, intervals) {
   const lines = [];
   if (time) {
     lines.push(["on the clock", seconds(time.seconds)], ["of the step", share(time.share)]);
@@ -127,6 +120,12 @@ function sampleBars(samples) {
       marks.map(at => svg("text", { x: x(at), y: height - 4, "text-anchor": "middle" }, moment(at, marks.step)))));
   });
   return [box, legend([...colours].map(([kind, colour]) => [kind, `var(${colour})`]))];
+}
+
+function shortenName(label, most) {
+  if (label.length <= most) return label;
+  const text = briefName(label);
+  return text.length <= most ? text : `…${text.slice(-Math.max(2, Math.floor(most) - 1))}`;
 }
 
 function shorten(text, most) {

@@ -30,36 +30,76 @@ function unpack(gantt, columns) {
 
 const PALETTE = 8;
 const roleColours = new Map();
+let division = null;
 
-// A role has one colour on the whole page, in the order in which the step goes through the roles.
+// A role has one colour on the whole page, in the order in which the step goes through the roles. Where regions divide the step, roles have none.
 function roleColour(role) {
-  if (role === null || role === undefined) return "--ink3";
+  if (role === null || role === undefined || (division && division.byRegion)) return "--ink3";
   if (!roleColours.has(role)) roleColours.set(role, `--c${roleColours.size % PALETTE}`);
   return roleColours.get(role);
 }
 
-// When any process was in each role: [[start, end], …] in seconds, merged, from the windows and regions of all rows.
-function roleIntervals(gantt) {
-  if (gantt.roleIntervals) return gantt.roleIntervals;
-  const { start, length, role } = gantt.columns;
-  const found = new Map();
-  for (const row of gantt.rows) {
-    for (const lane of row.lanes) for (let i = lane.from; i < lane.to; i++) {
-      const name = gantt.roles[role[i]];
-      if (name === null) continue;
-      if (!found.has(name)) found.set(name, []);
-      found.get(name).push([gantt.origin + start[i] * gantt.tick, gantt.origin + (start[i] + length[i]) * gantt.tick]);
-    }
+// The colour of the part that a role or a region belongs to.
+function partColour(role, region) {
+  if (!division || !division.byRegion) return roleColour(role);
+  const part = division.parts[division.partOf(role, region)];
+  return part ? part.colour : "--ink3";
+}
+
+// What divides the step: its roles, or its outermost regions. Each has a name, a colour and intervals; bars of no part come last.
+function divide(report, gantt) {
+  const byRegion = report.parts.some(time => time.region !== null);
+  const times = byRegion ? report.parts : rolesInOrder(report, gantt).map(role => report.parts.find(time => time.role === role) || { role, region: null });
+  const parts = times.map((time, at) => ({ role: time.role, region: time.region, name: time.region || time.role, time: time.seconds === undefined ? null : time, colour: byRegion ? `--c${at % PALETTE}` : roleColour(time.role) }));
+  const partOf = (role, region) => { const at = parts.findIndex(part => part.role === role && (part.region === null || part.region === region)); return at < 0 ? parts.length : at; };
+  division = { byRegion, parts, partOf };
+  gantt.parts = parts;
+  gantt.columns.part = markParts(gantt);
+  for (const part of parts) part.intervals = [];
+  collectIntervals(gantt);
+}
+
+// The roles in the order in which they begin; those without a bar come last.
+function rolesInOrder(report, gantt) {
+  const { start, role } = gantt.columns, first = new Map();
+  for (const time of report.parts) if (time.role !== null) first.set(time.role, Infinity);
+  for (let i = 0; i < start.length; i++) {
+    const name = gantt.roles[role[i]];
+    if (name !== null && !(first.get(name) <= start[i])) first.set(name, start[i]);
   }
-  for (const [name, intervals] of found) {
-    intervals.sort((a, b) => a[0] - b[0]);
+  return [...first].sort((a, b) => a[1] - b[1] || 0).map(([name]) => name);
+}
+
+// The part of each bar: its own, or that of the bar around it.
+function markParts(gantt) {
+  const { start, length, name, role } = gantt.columns, none = division.parts.length, marks = new Uint16Array(start.length).fill(none);
+  for (const row of gantt.rows) row.lanes.forEach((lane, depth) => {
+    const outer = depth ? row.lanes[depth - 1] : { from: 0, to: 0 };
+    let around = outer.from;
+    for (let i = lane.from; i < lane.to; i++) {
+      marks[i] = division.partOf(gantt.roles[role[i]], gantt.names[name[i]]);
+      if (marks[i] !== none || !division.byRegion) continue;
+      while (around < outer.to && start[around] + length[around] <= start[i]) around++;
+      if (around < outer.to && start[around] <= start[i]) marks[i] = marks[around];
+    }
+  });
+  return marks;
+}
+
+// When any process was in each part: [[start, end], …] in seconds, merged, from the windows and regions of all rows.
+function collectIntervals(gantt) {
+  const { start, length, part } = gantt.columns;
+  for (let i = 0; i < start.length; i++) {
+    const its = gantt.parts[part[i]];
+    if (its) its.intervals.push([gantt.origin + start[i] * gantt.tick, gantt.origin + (start[i] + length[i]) * gantt.tick]);
+  }
+  for (const its of gantt.parts) {
     const merged = [];
-    for (const interval of intervals) {
+    for (const interval of its.intervals.sort((a, b) => a[0] - b[0])) {
       const last = merged[merged.length - 1];
       if (last && interval[0] <= last[1]) last[1] = Math.max(last[1], interval[1]);
       else merged.push([...interval]);
     }
-    found.set(name, merged);
+    its.intervals = merged;
   }
-  return gantt.roleIntervals = new Map([...found].sort((a, b) => a[1][0][0] - b[1][0][0]));
 }

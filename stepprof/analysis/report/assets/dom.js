@@ -110,9 +110,13 @@ function hover(node, describe) {
   return node;
 }
 
-// Draws now, and again when the width changes.
+const PRINTED = 660; // the width of a chart on paper, in pixels
+
+// Draws now, again when the width changes, and for paper.
 function responsive(node, draw) {
   let last = 0;
+  addEventListener("beforeprint", () => { if (last) draw(Math.min(last, PRINTED)); });
+  addEventListener("afterprint", () => { if (last) draw(last); });
   new ResizeObserver(entries => {
     const width = Math.floor(entries[entries.length - 1].contentRect.width);
     if (width > 0 && width !== last) { last = width; draw(width); }

@@ -85,7 +85,7 @@ class Gantt {
     const style = getComputedStyle(document.documentElement);
     const read = name => style.getPropertyValue(name).trim();
     this.colours = { ink: read("--ink"), ink2: read("--ink2"), ink3: read("--ink3"), line: read("--line"), grid: read("--grid"), panel: read("--panel"), sunk: read("--sunk"), busy: read("--busy"), exposed: read("--exposed"), accent: read("--accent"), barInk: read("--bar-ink") };
-    this.shades = this.data.roles.map(role => shadesOf(read(roleColour(role)), this.colours.panel));
+    this.shades = [...this.data.parts.map(part => part.colour), "--ink3"].map(colour => shadesOf(read(colour), this.colours.panel));
   }
 
   draw() {
@@ -106,7 +106,7 @@ class Gantt {
     ctx.fillStyle = this.colours.panel;
     ctx.fillRect(0, 0, this.width, height);
     ctx.textBaseline = "middle";
-    const scroll = printed ? 0 : this.box.scrollTop, marks = ticks(this.from, this.to, (this.width - this.labels) / 110);
+    const scroll = this.scroll = printed ? 0 : this.box.scrollTop, marks = ticks(this.from, this.to, Math.max(3, (this.width - this.labels) / 90));
     ctx.strokeStyle = this.colours.grid;
     ctx.lineWidth = 1;
     ctx.beginPath();
@@ -125,14 +125,13 @@ class Gantt {
 
   drawHead(ctx, marks, height) {
     const { ink3, line, sunk, accent } = this.colours;
-    this.overview = this.overview || roleIntervals(this.data);
-    const scale = (this.width - this.labels) / this.total, lanes = Math.max(1, this.overview.size), each = (OVERVIEW - 4) / lanes;
+    const scale = (this.width - this.labels) / this.total, shown = this.data.parts.filter(part => part.intervals.length), lanes = Math.max(1, shown.length), each = (OVERVIEW - 4) / lanes;
     ctx.fillStyle = sunk;
     ctx.fillRect(this.labels, 0, this.width - this.labels, OVERVIEW);
     let lane = 0;
-    for (const [role, intervals] of this.overview) {
-      ctx.fillStyle = this.shades[this.data.roles.indexOf(role)][2];
-      for (const [from, to] of intervals) ctx.fillRect(this.labels + from * scale, 2 + lane * each, Math.max(0.7, (to - from) * scale), Math.max(1, each - 1));
+    for (const part of shown) {
+      ctx.fillStyle = this.shades[this.data.parts.indexOf(part)][2];
+      for (const [from, to] of part.intervals) ctx.fillRect(this.labels + from * scale, 2 + lane * each, Math.max(0.7, (to - from) * scale), Math.max(1, each - 1));
       lane += 1;
     }
     if (this.to - this.from < this.total * 0.9999) {
@@ -150,13 +149,13 @@ class Gantt {
     ctx.textAlign = "left";
     ctx.fillText("whole step", 2, OVERVIEW / 2);
     ctx.textAlign = "center";
-    const shown = this.to - this.from;
+    const length = this.to - this.from;
     for (const at of marks) {
       const x = this.x(at);
       if (x > this.labels + 14 && x < this.width - 18) ctx.fillText(moment(at, marks.step), x, OVERVIEW + AXIS / 2 + 3);
     }
     ctx.textAlign = "left";
-    if (shown < this.total * 0.9999) ctx.fillText(`${seconds(shown)} shown`, 2, OVERVIEW + AXIS / 2 + 3);
+    if (length < this.total * 0.9999) ctx.fillText(`${seconds(length)} shown`, 2, OVERVIEW + AXIS / 2 + 3);
     ctx.strokeStyle = line;
     ctx.beginPath();
     ctx.moveTo(0, HEAD - 0.5);
@@ -171,6 +170,7 @@ class Gantt {
       ctx.stroke();
       ctx.setLineDash([]);
     }
+    if (this.place) this.drawPlace(ctx, height);
     if (this.selection) {
       const [a, b] = this.selection.map(at => this.x(at)).sort((p, q) => p - q);
       ctx.globalAlpha = 0.16;
@@ -184,6 +184,35 @@ class Gantt {
     }
   }
 
+  // The stretch of a finding, from `showPlace`.
+  drawPlace(ctx, height) {
+    const a = Math.max(this.labels, this.x(this.place.start)), b = Math.min(this.width, this.x(this.place.end));
+    if (b < this.labels || a > this.width) return;
+    const row = this.data.rows.find(each => each.label === this.place.process);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(this.labels - 2, OVERVIEW, this.width - this.labels + 2, height - OVERVIEW);
+    ctx.clip();
+    ctx.strokeStyle = ctx.fillStyle = this.colours.exposed;
+    ctx.globalAlpha = 0.1;
+    ctx.fillRect(a, HEAD, Math.max(2, b - a), height - HEAD);
+    ctx.globalAlpha = 1;
+    ctx.fillRect(a, HEAD - 4, Math.max(2, b - a), 4);
+    ctx.lineWidth = 2;
+    if (row) ctx.strokeRect(a, HEAD + row.y - this.scroll, Math.max(2, b - a), row.height);
+    ctx.restore();
+  }
+
+  // Zooms to a stretch with some room around it, marks it, and unfolds and shows its row.
+  showPlace(place) {
+    const room = Math.max((place.end - place.start) * 0.6, this.total * 0.02), row = this.data.rows.find(each => each.label === place.process);
+    this.place = place;
+    if (row && !row.open) { row.open = true; this.layout(); }
+    this.show(place.start - room, place.end + room);
+    this.draw();
+    if (row) this.box.scrollTop = Math.max(0, row.y - 60);
+  }
+
   drawRow(ctx, row) {
     const { ink, ink2, exposed, grid } = this.colours;
     const small = row.height < 18, middle = row.open ? row.y + 11 : row.y + row.height / 2;
@@ -192,7 +221,7 @@ class Gantt {
     ctx.fillStyle = row.open ? ink : ink2;
     if (this.hovered === row) { ctx.fillStyle = grid; ctx.fillRect(0, row.y, this.labels - 8, row.height); ctx.fillStyle = ink; }
     ctx.fillText(`${row.open ? "\u25be" : "\u25b8"}`, 3, middle + 0.5);
-    ctx.fillText(fitted(ctx, row.label, this.labels - 34), 16, middle + 0.5);
+    ctx.fillText(fittedName(ctx, row.label, this.labels - 34), 16, middle + 0.5);
     if (this.marked.has(row.label)) {
       ctx.fillStyle = exposed;
       ctx.beginPath();
@@ -232,7 +261,7 @@ class Gantt {
   }
 
   drawLane(ctx, lane, y, height, shade, named) {
-    const { columns: { start, length, name, role }, tick, origin, names } = this.data;
+    const { columns: { start, length, name, part }, tick, origin, names } = this.data;
     const scale = ((this.width - this.labels) / (this.to - this.from)) * tick, offset = this.labels - ((this.from - origin) / tick) * scale;
     let pixel = -1, covered = 0, widest = 0, colour = "";
     const flush = () => {
@@ -245,7 +274,7 @@ class Gantt {
       if (a > this.width) break;
       if (b < this.labels) continue;
       const off = this.match && !this.match[name[i]];
-      const paint = this.shades[role[i]][variant(shade, name[i])];
+      const paint = this.shades[part[i]][variant(shade, name[i])];
       if (wide >= 1.5) {
         flush();
         pixel = -1;
@@ -255,7 +284,7 @@ class Gantt {
         if (height > 9 && right - left > 6) { ctx.beginPath(); ctx.roundRect(left, y, right - left - gap, height, 2.5); ctx.fill(); }
         else ctx.fillRect(left, y, Math.max(0.8, right - left - gap), height);
         if (named && right - left > 26) {
-          ctx.fillStyle = this.shades[role[i]].ink[variant(shade, name[i])];
+          ctx.fillStyle = this.shades[part[i]].ink[variant(shade, name[i])];
           ctx.fillText(fitted(ctx, names[name[i]], right - Math.max(left, this.labels) - 10), Math.max(left, this.labels) + 5, y + height / 2 + 0.5);
         }
         ctx.globalAlpha = 1;

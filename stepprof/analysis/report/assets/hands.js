@@ -60,7 +60,7 @@ function listen(chart) {
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   addEventListener("themechange", () => chart.request());
-  addEventListener("beforeprint", () => { chart.printing = true; chart.resize(Math.min(chart.width, 1000)); chart.draw(); });
+  addEventListener("beforeprint", () => { chart.printing = true; chart.resize(Math.min(chart.width, PRINTED)); chart.draw(); });
   addEventListener("afterprint", () => { chart.printing = false; chart.resize(chart.box.clientWidth); chart.draw(); });
 }
 
@@ -68,10 +68,10 @@ function ganttPart(report, gantt) {
   if (!gantt.rows.length) return null;
   const marked = new Set(byOwnDelay(report.skew.filter(phase => phase.significant)).slice(0, 1).map(phase => phase.straggler));
   const chart = new Gantt(report, gantt, marked);
+  chart.box.chart = chart;
   const button = (text, label, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   let open = false;
   const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
-  const roles = [...roleIntervals(gantt).keys()];
   const busy = gantt.columns.busy_start.length > 0;
   return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, ${report.islands.length > 1 ? "with one clock per group of hosts: times of different groups cannot be compared" : "on one clock"}.`,
     el("div", { class: "card" },
@@ -80,7 +80,7 @@ function ganttPart(report, gantt) {
         unfold,
         el("input", { type: "search", placeholder: "Find a region", "aria-label": "Find a region", oninput: event => chart.find(event.target.value) }),
         el("div", { class: "grow" }),
-        legend([...roles.map(role => [role, `var(${roleColour(role)})`]), ...(busy ? [["kernels or operators", "var(--busy)", "thin"]] : []), ...(marked.size ? [["straggler", "var(--exposed)"]] : [])])),
+        legend([...gantt.parts.filter(part => part.intervals.length).map(part => [part.name, `var(${part.colour})`]), ...(busy ? [["kernels or operators", "var(--busy)", "thin"]] : []), ...(marked.size ? [["straggler", "var(--exposed)"]] : [])])),
       chart.box,
       el("p", { class: "hint" }, "Drag to move, ", el("kbd", null, "Ctrl"), " + wheel to zoom, ", el("kbd", null, "Shift"), " + drag to zoom into a stretch, double-click for the whole step; with the keyboard: arrows, ", el("kbd", null, "+"), " ", el("kbd", null, MINUS), " ", el("kbd", null, "0"), ". Click a process to unfold it."),
       gantt.left_out ? el("p", { class: "note" }, `${plural(gantt.left_out, "bar")} (the shortest) omitted to keep the page small; the merged timeline has all.`) : null));

@@ -2,18 +2,26 @@
 
 const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], data: ["operations", "--wait"], evaluation: ["roles", "--c1"], checkpoint: ["roles", "--c1"], weight_sync: ["roles", "--c1"], serial: ["operations", "--wait"], lock: ["operations", "--wait"], pickle: ["operations", "--c1"], io: ["operations", "--wait"], sleep: ["operations", "--wait"], gc: ["operations", "--c1"], host: ["idle", "--wait"], short: ["cost", "--flush"], straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
-// `ids`: the sections that the page has.
-function findings(list, total, ids) {
-  if (!list.length) return null;
-  return el("ol", { class: "heads", id: "findings" }, list.map(finding => {
-    const [target, colour] = TOPICS[finding.topic] || [null, "--accent"], cost = finding.seconds;
+// `briefs`: the names of the sections that the page has, by their ids. The first sentence about the step stands above the list.
+function findings(list, total, briefs, from = 0) {
+  if (list.length <= from) return null;
+  const numbered = list.slice(from).some(finding => finding.start !== null && finding.start !== undefined);
+  return el("ol", { class: numbered ? "heads numbered" : "heads", id: "findings", role: "list" }, list.slice(from).map((finding, at) => {
+    const [target, colour] = TOPICS[finding.topic] || [null, "--accent"], cost = finding.seconds, placed = finding.start !== null && finding.start !== undefined && finding.end !== null;
     return el("li", { style: { "--topic": `var(${colour})` } },
-      el("div", { class: "cost num" }, cost === null ? "" : seconds(cost), cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
-      el("div", null, el("div", { class: "text" }, capital(finding.text)),
-        [["why", finding.why], ["try", finding.advice], ["gain", gain(finding)]].filter(([, text]) => text).map(([name, text]) => el("div", { class: "reason" }, el("b", null, name), " ", text))),
-      ids.has(target) ? el("a", { class: "chip", href: `#${target}` }, finding.topic) : el("span", { class: "chip" }, finding.topic));
+      el("div", { class: cost === null && !placed ? "cost none" : "cost num" }, placed ? el("span", { class: "at" }, String(at + 1)) : null, el("span", null, cost === null ? "" : seconds(cost), cost !== null && total ? el("small", null, share(cost / total)) : null),
+        cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
+      el("div", null, el("div", { class: "text" }, quotedText(capital(finding.text))), reasons(finding),
+        el("div", { class: "links" },
+          placed && briefs.has("timeline") ? el("a", { href: "#timeline", class: "place", onclick: event => goTo(event, finding) }, `show in the timeline, from ${seconds(finding.start)} to ${seconds(finding.end)}${finding.process ? ` in ${finding.process}` : ""}`) : null,
+          briefs.has(target) ? el("a", { href: `#${target}` }, `more under ${briefs.get(target)}`) : null)));
   }));
 }
+
+const reasons = finding => [["why", finding.why], ["try", finding.advice], ["gain", gain(finding)]].filter(([, text]) => text).map(([name, text]) => el("div", { class: "reason" }, el("b", null, name), el("span", null, quotedText(text))));
+
+// Names in a sentence stand between backticks.
+const quotedText = text => text.split("`").map((piece, at, all) => (at % 2 && at < all.length - 1 ? el("code", null, piece) : at % 2 ? `\`${piece}` : piece));
 
 const gain = finding => finding.saves === null || finding.saves === undefined ? null : `${seconds(finding.saves)}, if ${finding.assumption}`;
 
@@ -25,16 +33,14 @@ function tile(name, value, unit, text) {
 
 function tiles(report) {
   const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
-  const role = most(namedRoles(report), time => time.seconds);
-  if (role) list.push(tile("Longest role", ...split(seconds(role.seconds)), `${role.role || "step"}, ${share(role.share)} of the step`));
+  const longest = most(division.parts.filter(part => part.time), part => part.time.seconds);
+  if (longest) list.push(tile(division.byRegion ? "Longest region" : "Longest role", ...split(seconds(longest.time.seconds)), `${longest.name}, ${share(longest.time.share)} of the step`));
   const tail = most(report.rollout, rollout => rollout.tail);
   if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
   const skew = most(report.skew.filter(phase => phase.significant), ownDelay);
   if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(ownDelay(skew))}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
   if (busy !== null) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
-  const held = report.overhead.filter(cost => cost.stop === null).map(cost => cost.arm + cost.start + cost.wait + cost.stall);
-  if (held.length) list.push(tile("Recording delayed", ...split(seconds(mean(held))), "per process, on average"));
   return el("div", { class: "tiles" }, list);
 }
 
@@ -64,25 +70,47 @@ function theme() {
   }
   dark.addEventListener("change", apply);
   let before = null;
-  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; });
+  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "print"; });
   addEventListener("afterprint", () => { document.documentElement.dataset.theme = before; dispatchEvent(new Event("themechange")); });
   apply();
   return el("div", { class: "switch", role: "group", "aria-label": "Colours" }, buttons);
 }
 
+// The facts of the job that are known: the command on one line, the others below it.
+function jobFacts(report) {
+  const job = report.job;
+  if (!job) return null;
+  const versions = Object.entries(job.versions).map(([name, text]) => `${name} ${text}`).join(", ");
+  const hosts = [...new Set(report.gantt.rows.map(row => row.host).filter(host => host !== null))];
+  const facts = [["command", job.command.map(shellWord).join(" "), "mono"], ["model", job.model], ["commit", job.commit && `${job.commit} (files may differ from it)`, "mono"], ["ranks", job.world_size && String(job.world_size)], ["hosts", hosts.join(", ")], ["versions", versions], ["frameworks", job.adapters.join(", ")], ["system", job.platform]].filter(([, text]) => text);
+  if (!facts.length) return null;
+  const brief = [job.model, job.world_size && plural(job.world_size, "rank"), job.commit && `commit ${job.commit.slice(0, 10)}`, job.versions.torch && `torch ${job.versions.torch}`].filter(Boolean).join(" · ");
+  const details = el("details", { class: "job" }, el("summary", null, el("span", null, brief || "About the job"), job.command.length ? el("span", { class: "mono" }, facts[0][1]) : null),
+    el("dl", null, facts.map(([name, text, kind]) => [el("dt", null, name), el("dd", { class: kind }, text)])));
+  addEventListener("beforeprint", () => { details.wasOpen = details.open; details.open = true; });
+  addEventListener("afterprint", () => { details.open = details.wasOpen; });
+  return details;
+}
+
+const shellWord = word => (/^[\w@%+=:,./…-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
 function reportPage(report, gantt) {
   report.gantt = gantt;
-  for (const role of roleIntervals(gantt).keys()) roleColour(role);
+  divide(report, gantt);
   const when = new Date(report.start_unix_ns / 1e6);
   const started = isNaN(when) ? null : when.toISOString().replace("T", " ").slice(0, 19) + " UTC";
   const known = report.step !== null;
   const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
   document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;
-  const parts = [rolesPart(report, gantt), ganttPart(report, gantt), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
+  const parts = [pathPart(report), rolesPart(report, gantt), ganttPart(report, gantt), neighboursPart(report), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
+  const first = report.findings.length && report.findings[0].topic === "step" ? report.findings[0] : null;
+  const briefs = new Map(parts.map(node => [node.id, node.dataset.brief]));
   const hero = el("section", { class: "hero" },
     el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
-    el("h1", null, known ? `Where did step ${which} go?` : "Where did the time go?"), tiles(report), findings(report.findings, report.seconds, new Set(parts.map(node => node.id))));
+    jobFacts(report),
+    el("h1", null, first ? el("span", { class: "text" }, quotedText(capital(first.text))) : known ? `Where did step ${which} go?` : "Where did the time go?"), first ? reasons(first) : null,
+    stepBar(report, first ? 1 : 0), findings(report.findings, report.seconds, briefs, first ? 1 : 0), tiles(report));
   return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), known ? el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)) : null, el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
 }
 
@@ -90,17 +118,17 @@ function comparisonPage(comparison) {
   document.title = `${comparison.a} against ${comparison.b} · stepprof`;
   return [
     el("section", { class: "hero" }, el("div", { class: "eyebrow" }, el("span", null, "A ", el("b", null, comparison.a)), el("span", null, "B ", el("b", null, comparison.b))),
-      el("h1", null, "What changed from A to B?"), findings(comparison.findings, null, new Set()),
+      el("h1", null, "What changed from A to B?"), findings(comparison.findings, null, new Map()),
       comparison.gate ? el("p", { class: "gate" }, comparison.gate.text) : null,
       comparison.problems.length ? el("ul", { class: "warns" }, comparison.problems.map(problem => el("li", null, problem.source ? [el("b", null, problem.source), ": "] : null, problem.problem))) : null),
     ...comparisonParts(comparison)];
 }
 
 async function main() {
-  const table = await decode();
+  const table = await decode(), colours = theme();
   const content = table.kind === "report" ? reportPage(table.content, table.gantt) : comparisonPage(table.content);
   const links = content.filter(node => node.id && node.matches("section")).map(node => el("a", { href: `#${node.id}` }, node.dataset.brief));
-  document.getElementById("bar").append(el("a", { class: "brand", href: "#main" }, logo(), "stepprof"), el("nav", { "aria-label": "Parts of the report" }, links), theme());
+  document.getElementById("bar").append(el("a", { class: "brand", href: "#main" }, logo(), "stepprof"), el("nav", { "aria-label": "Parts of the report" }, links), colours);
   document.getElementById("main").replaceChildren(...content);
   document.documentElement.dataset.ready = "yes";
 }

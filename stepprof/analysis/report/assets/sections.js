@@ -3,8 +3,8 @@
 const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--collective", collective_unmatched: "--unmatched", host: "--host", rollout: "--wait", peers: "--peers", other_role: "--other", not_recorded: "--missing", unknown: "--unknown" };
 
 function rolesPart(report, gantt) {
-  if (!report.roles.length) return null;
-  return part("roles", "Roles", "Where the time went", "The roles of the step over time. Seconds count the time in which any process was in the role; roles can overlap.",
+  if (!division.parts.length) return null;
+  return part("roles", division.byRegion ? "Regions" : "Roles", "Where the time went", `The ${division.byRegion ? "outermost regions" : "roles"} of the step over time. Seconds count the time in which any process was in one; they can overlap.`,
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
@@ -83,13 +83,12 @@ function operationsPart(report) {
     { title: "of all", number: true, value: op => op.share, text: op => share(op.share) },
     { title: "", value: op => op.share, meter: op => op.share / largest(op.kind), colour: op => (op.kind === "kernel" ? "--c2" : "--c1") }];
   const largest = kind => Math.max(1e-12, ...(kind === "kernel" ? report.kernels : report.ops).map(op => op.share));
-  const top = Math.max(1e-12, ...report.regions.map(time => time.seconds));
   const regionColumns = [
     { title: "role", value: time => time.role || "step", node: roleCell },
     { title: "region", value: time => time.region, kind: "name" },
     { title: "on the clock", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
     { title: "of the step", number: true, value: time => time.share, text: time => share(time.share) },
-    { title: "", value: time => time.seconds, meter: time => time.seconds / top, colour: time => roleColour(time.role) },
+    { title: "", value: time => time.seconds, meter: time => time.share, colour: time => partColour(time.role, time.region) },
     { title: "processes", number: true, value: time => time.per_process.length, text: time => count(time.per_process.length) },
     { title: "calls", number: true, value: time => sum(time.per_process.map(process => process.calls)), text: time => count(sum(time.per_process.map(process => process.calls))) },
     { title: "mean", number: true, value: time => mean(time.per_process.map(process => process.seconds)), text: time => seconds(mean(time.per_process.map(process => process.seconds))) },
@@ -125,8 +124,8 @@ function tabbed(tables) {
 }
 
 function costPart(report) {
-  const { memory, overhead } = report;
-  if (!memory.length && !overhead.length) return null;
+  const { memory, overhead, recording_cost: cost } = report;
+  if (!memory.length && !overhead.length && !cost.length) return null;
   const highest = Math.max(1, ...memory.map(peak => peak.peak_bytes));
   const cards = [];
   if (memory.length) cards.push(el("div", { class: "card" }, el("h3", null, "Memory peaks"), dataTable([
@@ -136,9 +135,9 @@ function costPart(report) {
     { title: "at", number: true, value: peak => peak.at, text: peak => seconds(peak.at) }], memory, { sort: 2, shown: 8 })));
   if (overhead.length) {
     const wants = key => overhead.some(cost => cost[key] !== null && cost[key] !== undefined && cost[key] > 0);
-    const columns = [["arm", "arm"], ["start", "start"], ["wait", "wait"], ["stall", "stall"], ["export", "export"], ["stop", "engine's stop"]].filter(([key]) => wants(key));
-    cards.push(el("div", { class: "card" }, el("h3", null, "Recording overhead"),
-      el("p", { class: "sub" }, "Arm, start, wait and stall blocked the training thread; the export ran in another process."),
+    const columns = [["arm", "preparing"], ["start", "starting"], ["wait", "waiting for an earlier stop"], ["stall", "stopping"], ["export", "export"], ["stop", "engine's stop"]].filter(([key]) => wants(key));
+    cards.push(el("div", { class: "card" }, el("h3", null, "What recording cost in each process"),
+      el("p", { class: "sub" }, "The training thread was held while the profiler was prepared, started and stopped. The export ran next to training."),
       dataTable([{ title: "process", value: cost => cost.label }, ...columns.map(([key, title]) => ({ title, number: true, value: cost => cost[key], text: cost => seconds(cost[key]) }))], overhead, { sort: columns.length ? 1 : null, shown: 8 })));
   }
   if (report.stops.length) {
@@ -150,7 +149,7 @@ function costPart(report) {
         { title: "took", number: true, value: cost => cost.seconds, text: cost => seconds(cost.seconds) },
         ...bounds.map(bound => ({ title: `max_iterations = ${bound}`, number: true, value: cost => at(cost, bound), text: cost => at(cost, bound) === null ? "-" : `≈ ${seconds(at(cost, bound))}` }))], report.stops, { sort: 2, shown: 8 })));
   }
-  return part("cost", "Cost", "Memory and recording overhead", null, el("div", { class: "cards" }, cards));
+  return part("cost", "Cost", "Memory and the cost of recording", cost.length ? cost.map(text => `${capital(text)}.`).join(" ") : null, el("div", { class: "cards" }, cards));
 }
 
 function sourcesPart(report) {

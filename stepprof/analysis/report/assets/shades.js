@@ -17,6 +17,17 @@ function shadesOf(colour, ground) {
 const linear = value => ((value / 255 + 0.055) / 1.055) ** 2.4;
 const rgb = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
 
+// The name of a process in little room: what tells it from the others is at its end.
+function briefName(label) {
+  return label.replace(/\brank (?=\d)/, "r").replace(/\bworker (?=\d)/, "w");
+}
+
+function fittedName(ctx, label, room) {
+  if (ctx.measureText(label).width <= room) return label;
+  const text = briefName(label), width = ctx.measureText(text).width;
+  return width <= room ? text : `…${text.slice(-Math.max(2, Math.floor((text.length * room) / width) - 1))}`;
+}
+
 const fits = new Map();
 
 function fitted(ctx, text, room) {

@@ -28,12 +28,13 @@ function rows(items, kinds, largest, width) {
       const y = index * step;
       return hover(svg("g", null,
         svg("rect", { class: "hit", x: 0, y, width, height: step }),
-        svg("text", { class: "label", x: left - 12, y: y + 17, "text-anchor": "end" }, shorten(item.label, (left - 18) / 6.6)),
+        svg("text", { class: "label", x: left - 12, y: y + 17, "text-anchor": "end" }, shortenName(item.label, (left - 18) / 6.6)),
         svg("rect", { x, y: y + 4, width: item.total * scale, height: 17, fill: "var(--sunk)", rx: 3 }),
-        kinds.map(([key, , colour]) => {
-          const wide = (item.parts[key] || 0) * scale, piece = svg("rect", { x, y: y + 4, width: Math.max(0, wide - (wide > 3 ? 1 : 0)), height: 17, fill: colour, rx: wide > 4 ? 2 : 0 });
+        kinds.map(([key, title, colour]) => {
+          const wide = (item.parts[key] || 0) * scale, at = x;
           x += wide;
-          return piece;
+          return [svg("rect", { x: at, y: y + 4, width: Math.max(0, wide - (wide > 3 ? 1 : 0)), height: 17, fill: colour, rx: wide > 4 ? 2 : 0 }),
+            wide > 7.8 * title.length + 12 ? svg("text", { class: "on", x: at + 6, y: y + 16.5 }, title) : null];
         }),
         svg("text", { x: left + item.total * scale + 8, y: y + 17 }, seconds(item.total))), () => describe(item, kinds));
     }));
@@ -86,19 +87,22 @@ function skewStrips(phases) {
   const box = el("div");
   const largest = Math.max(...phases.map(phase => Math.max(phase.spread, ...phase.waited.map(process => process.seconds)))) || 1;
   responsive(box, width => {
-    const left = Math.min(width * 0.34, 300), right = 158, step = 46, height = phases.length * step + 30;
+    // on a narrow page the words stand above the line, else on both sides of it
+    const narrow = width < 560, left = narrow ? 8 : Math.min(width * 0.34, 300), right = narrow ? 14 : 158, step = narrow ? 74 : 46, height = phases.length * step + 30;
+    const words = narrow ? width - 96 : left;
     const x = before => width - right - (before / largest) * (width - left - right - 8);
-    const marks = ticks(0, largest, Math.max(2, (width - left - right) / 110));
+    const marks = ticks(0, largest, Math.max(2, (width - left - right) / 130));
     const bottom = phases.length * step;
     box.replaceChildren(svg("svg", { class: "chart", height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "When each process ended, phase by phase" },
       marks.map(before => [
         svg("line", { class: "grid", x1: x(before), x2: x(before), y1: 2, y2: bottom }),
-        svg("text", { x: x(before), y: height - 10, "text-anchor": "middle" }, before === 0 ? "the last one" : `${MINUS}${moment(before, marks.step)}`)]),
+        svg("text", { x: x(before), y: height - 10, "text-anchor": before === 0 ? "end" : x(before) < 30 ? "start" : "middle" }, before === 0 ? "the last one" : x(before) > x(0) - 110 ? "" : `${MINUS}${moment(before, marks.step)}`)]),
       phases.map((phase, index) => {
-        const y = index * step + step / 2, colour = `var(${roleColour(phase.role)})`, soft = phase.significant ? 1 : 0.35;
+        const top = index * step, y = narrow ? top + 54 : top + step / 2, text = narrow ? top + 19 : y, colour = `var(${partColour(phase.role, phase.region)})`, soft = phase.significant ? 1 : 0.35;
+        const after = narrow ? { x: width, "text-anchor": "end" } : { x: width - right + 16 };
         return svg("g", null,
-          svg("text", { class: "strong", x: 0, y: y - 3 }, shorten(phase.region || phase.role || "step", left / 7.4)),
-          svg("text", { x: 0, y: y + 13 }, shorten(stragglerText(phase), left / 6.2)),
+          svg("text", { class: "strong", x: 0, y: text - 3 }, shorten(phase.region || phase.role || "step", words / 7.4)),
+          svg("text", { x: 0, y: text + 13 }, shorten(stragglerText(phase), (narrow ? width - 130 : words) / 6.2)),
           svg("line", { class: "base", x1: x(largest), x2: x(0), y1: y, y2: y }),
           phase.waited.map(process => hover(
             svg("circle", { cx: x(process.seconds), cy: y, r: 4.5, fill: colour, "fill-opacity": 0.42 * soft, stroke: colour, "stroke-opacity": 0.7 * soft, "stroke-width": 0.8 }),
@@ -107,8 +111,8 @@ function skewStrips(phases) {
             () => [phase.straggler, [
               [inCollectives(phase) ? "longest wait for this process" : "behind the first", seconds(phase.spread)], ["behind the median", seconds(phase.behind_median)],
               ...(phase.began_later ? [["started later by", seconds(phase.began_later)]] : []), ...(phase.by_profiler ? [["extra delay by the profiler", seconds(phase.by_profiler)]] : [])], inCollectives(phase) ? "the others waited for this process" : "ended last"]),
-          svg("text", { class: "strong", x: width - right + 16, y: y - 3 }, seconds(phase.spread)),
-          svg("text", { x: width - right + 16, y: y + 13 }, phase.began_later > 0 ? `started ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
+          svg("text", { class: "strong", ...after, y: text - 3 }, seconds(phase.spread)),
+          svg("text", { ...after, y: text + 13 }, phase.began_later > 0 ? `started ${seconds(phase.began_later)} later` : `${seconds(phase.behind_median)} to median`));
       })));
   });
   return box;

@@ -58,5 +58,5 @@ function cell(column, row) {
 }
 
 function roleCell(row) {
-  return [el("span", { class: "dot", style: { "--c": `var(${roleColour(row.role)})` } }), row.role || "step"];
+  return el("span", { class: "whole" }, el("span", { class: "dot", style: { "--c": `var(${partColour(row.role, row.region)})` } }), row.role || "step");
 }

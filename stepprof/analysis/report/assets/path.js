@@ -1,0 +1,156 @@
+// The bar of the step: what it waited for, one after the other, with the findings' places below; and the same by process.
+
+const PATH_KINDS = { work: "works", communication: "transfers data", waiting: "waits for a rank that cannot be compared", unmatched: "communicates, not matched across ranks", engine: "generates", handover: "follows up after another process", recording: "held up by the profiler", outside: "in no window" };
+const PATH_COLOURS = { communication: "--collective", unmatched: "--unmatched", waiting: "--peers", recording: "--flush", outside: "--missing", handover: "--unknown" };
+
+const outermost = segment => (segment.region || "").split("/")[0];
+
+// The name and the colour of the part of a segment.
+function partOfSegment(segment) {
+  const part = division.parts[division.partOf(segment.role, division.byRegion ? outermost(segment) : null)];
+  if (part) return part;
+  if (segment.kind === "recording" || segment.kind === "outside") return { name: PATH_KINDS[segment.kind], colour: PATH_COLOURS[segment.kind] };
+  return { name: segment.role || "no region", colour: "--unknown" };
+}
+
+// Consecutive pieces of one key, each cell of the width with what fills most of it.
+function pieces(segments, total, cells, keyOf) {
+  const found = [];
+  let at = 0;
+  for (let cell = 0; cell < cells; cell++) {
+    const from = (cell / cells) * total, to = ((cell + 1) / cells) * total, filled = new Map();
+    while (at < segments.length && segments[at].start + segments[at].seconds <= from) at++;
+    for (let i = at; i < segments.length && segments[i].start < to; i++) {
+      const key = keyOf(segments[i]), room = Math.min(to, segments[i].start + segments[i].seconds) - Math.max(from, segments[i].start);
+      filled.set(key, (filled.get(key) || 0) + room);
+    }
+    const [key] = most([...filled], entry => entry[1]) || [null];
+    const last = found[found.length - 1];
+    if (key === null) continue;
+    if (last && last.key === key && last.to === cell) last.to = cell + 1;
+    else found.push({ key, from: cell, to: cell + 1 });
+  }
+  return found;
+}
+
+// One bar over the whole step, and a numbered bracket for each finding that has a place. `before`: so many findings have no number.
+function stepBar(report, before) {
+  const path = report.islands.length > 1 ? [] : report.path;
+  if (!path.length || !report.seconds) return null;
+  const parts = new Map();
+  const keyOf = segment => { const part = partOfSegment(segment); if (!parts.has(part.name)) parts.set(part.name, part); return part.name; };
+  const spent = new Map();
+  for (const segment of path) spent.set(keyOf(segment), (spent.get(keyOf(segment)) || 0) + segment.seconds);
+  const placed = report.findings.slice(before).map((finding, at) => ({ finding, at })).filter(({ finding }) => finding.start !== null && finding.end !== null && finding.topic !== "step");
+  const box = el("div");
+  responsive(box, width => {
+    const height = 34, x = at => (at / report.seconds) * width, marks = ticks(0, report.seconds, Math.max(3, width / 80));
+    const rows = brackets(placed, x, width), axis = height + 6 + Math.max(...rows.map(row => row.lane + 1), 0) * 17;
+    box.replaceChildren(svg("svg", { class: "chart step-bar", height: axis + 18, viewBox: `0 0 ${width} ${axis + 18}`, role: "img", "aria-label": `The step: ${[...spent].map(([name, took]) => `${name} ${seconds(took)}`).join(", ")}` },
+      pieces(path, report.seconds, Math.min(1200, Math.floor(width)), keyOf).map(piece => {
+        const cell = width / Math.min(1200, Math.floor(width)), left = piece.from * cell, wide = (piece.to - piece.from) * cell, part = parts.get(piece.key);
+        const took = (piece.to - piece.from) * cell / width * report.seconds;
+        return hover(svg("g", null,
+          svg("rect", { x: left, y: 0, width: Math.max(1, wide - (wide > 4 ? 1 : 0)), height, rx: wide > 8 ? 3 : 0, fill: `var(${part.colour})` }),
+          wide > 7.2 * Math.min(part.name.length, 6) + 10 ? svg("text", { class: "on", x: left + 7, y: 21.5 }, shorten(part.name, (wide - 12) / 7.2)) : null),
+          () => [part.name, [["this stretch", seconds(took)], ["on the path in all", seconds(spent.get(piece.key))], ["of the step", share(spent.get(piece.key) / report.seconds)]]]);
+      }),
+      rows.map(({ finding, at, left, right, lane }) => {
+        const y = height + 5 + lane * 17;
+        return svg("a", { href: "#timeline", class: "bracket", onclick: event => goTo(event, finding), "aria-label": `Finding ${at + 1} in the timeline` },
+          svg("title", null, finding.text),
+          svg("path", { d: `M${left} ${y + 7}V${y + 1}H${right}V${y + 7}` }),
+          svg("text", { x: Math.min(width - 8, Math.max(8, (left + right) / 2)), y: y + 14, "text-anchor": "middle" }, String(at + 1)));
+      }),
+      marks.filter(at => x(at) < width - 20).map(at => svg("text", { x: x(at), y: axis + 13, "text-anchor": x(at) < 12 ? "start" : "middle" }, moment(at, marks.step)))));
+  });
+  return el("div", { class: "step-path" }, box, el("div", { class: "caption" }, "What the step waited for, from its begin to its end:"), legend([...spent].filter(([, took]) => took >= report.seconds / 100).sort((a, b) => b[1] - a[1]).slice(0, 8).map(([name, took]) => [`${name} ${share(took / report.seconds)}`, `var(${parts.get(name).colour})`])));
+}
+
+// A lane for each bracket, so that none covers another or its number.
+function brackets(placed, x, width) {
+  const ends = [];
+  return placed.map(each => {
+    const left = Math.min(x(each.finding.start), width - 6), right = Math.max(left + 4, x(each.finding.end)), from = Math.min(left, (left + right) / 2 - 9), to = Math.max(right, (left + right) / 2 + 9);
+    let lane = ends.findIndex(end => end <= from);
+    if (lane < 0) lane = ends.length;
+    ends[lane] = to + 3;
+    return { ...each, left, right, lane };
+  });
+}
+
+// Shows the stretch of a finding in the timeline.
+function goTo(event, finding) {
+  const chart = document.getElementById("gantt");
+  if (!chart || !chart.chart) return;
+  event.preventDefault();
+  document.getElementById("timeline").scrollIntoView();
+  chart.chart.showPlace(finding);
+  chart.focus({ preventScroll: true });
+}
+
+const MOST_LANES = 12;
+
+// The path with a lane for each process that is on it, the one with the most time first.
+function pathPart(report) {
+  if (!report.path.length || report.islands.length > 1) return null;
+  const spent = new Map();
+  for (const segment of report.path) spent.set(segment.process, (spent.get(segment.process) || 0) + segment.seconds);
+  const lanes = [...spent].sort((a, b) => b[1] - a[1]).slice(0, MOST_LANES).map(([name]) => name);
+  const stretches = chain(report.path);
+  const columns = [
+    { title: "from", number: true, value: row => row.start, text: row => seconds(row.start) },
+    { title: "seconds", number: true, value: row => row.seconds, text: row => seconds(row.seconds) },
+    { title: "of the step", number: true, value: row => row.seconds, text: row => share(row.seconds / report.seconds) },
+    { title: "process", value: row => row.process },
+    { title: "role", value: row => row.role || "step", node: row => roleCell({ role: row.role, region: outermost(row) }) },
+    { title: "region", value: row => row.region, kind: "name" },
+    { title: "what it does", value: row => PATH_KINDS[row.kind] || row.kind }];
+  return part("path", "Path", "Critical path", `At each moment, the one process that the step waited for. Only a change on this path makes the step shorter.${spent.size > 1 ? ` It runs through ${plural(spent.size, "process", "processes")}.` : ""}`,
+    el("div", { class: "card" }, pathLanes(report, lanes),
+      legend([...division.parts.filter(each => report.path.some(segment => partOfSegment(segment) === each)).map(each => [each.name, `var(${each.colour})`]),
+        ...Object.keys(PATH_COLOURS).filter(kind => report.path.some(segment => segment.kind === kind)).map(kind => [PATH_KINDS[kind], `var(${PATH_COLOURS[kind]})`])]),
+      spent.size > lanes.length ? el("p", { class: "note" }, `${plural(spent.size - lanes.length, "process", "processes")} with the least time on the path omitted from the picture.`) : null),
+    el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "The longest stretches of the path"), dataTable(columns, stretches, { sort: 1, shown: 8, find: true })));
+}
+
+// Segments of one process, region and kind that follow each other are one stretch.
+function chain(path) {
+  const found = [];
+  for (const segment of path) {
+    const last = found[found.length - 1];
+    if (last && last.process === segment.process && last.region === segment.region && last.kind === segment.kind && last.role === segment.role) last.seconds += segment.seconds;
+    else found.push({ ...segment });
+  }
+  return found;
+}
+
+function pathLanes(report, lanes) {
+  const box = el("div", { style: { "margin-bottom": "10px" } });
+  return responsive(box, width => {
+    const left = Math.min(width * 0.28, 20 + 6.8 * Math.max(...lanes.map(name => name.length))), step = 30, bottom = lanes.length * step, room = width - left;
+    const cells = Math.min(1200, Math.floor(room)), cell = room / cells, marks = ticks(0, report.seconds, Math.max(3, room / 80));
+    const styles = new Map();
+    const keyOf = segment => {
+      const plain = segment.kind === "work" || segment.kind === "engine", key = JSON.stringify([segment.process, segment.role, segment.region, segment.kind]);
+      if (!styles.has(key)) styles.set(key, { segment, name: (segment.region || segment.role || "step").split("/").pop(), colour: plain ? partOfSegment(segment).colour : PATH_COLOURS[segment.kind] || "--unknown" });
+      return key;
+    };
+    let before = null;
+    const lines = [], boxes = pieces(report.path, report.seconds, cells, keyOf).map(piece => {
+      const { segment, name, colour } = styles.get(piece.key), lane = lanes.indexOf(segment.process);
+      if (lane < 0) return null;
+      const x = left + piece.from * cell, wide = (piece.to - piece.from) * cell, y = lane * step + 3;
+      if (before !== null && before !== lane) lines.push(svg("line", { class: "jump", x1: x, x2: x, y1: Math.min(before, lane) * step + 14, y2: Math.max(before, lane) * step + 14 }));
+      before = lane;
+      return hover(svg("g", null, svg("rect", { x, y, width: Math.max(1, wide - (wide > 4 ? 1 : 0)), height: 22, rx: wide > 8 ? 3 : 0, fill: `var(${colour})` }),
+        wide > 44 ? svg("text", { class: "on", x: x + 6, y: y + 15.5 }, shorten(name, (wide - 10) / 7.2)) : null),
+        () => [segment.region || segment.role || "step", [["process", segment.process], ["what it does", PATH_KINDS[segment.kind] || segment.kind], ["from", seconds((piece.from * report.seconds) / cells)], ["took", seconds(((piece.to - piece.from) * report.seconds) / cells)]]]);
+    });
+    box.replaceChildren(svg("svg", { class: "chart", height: bottom + 22, viewBox: `0 0 ${width} ${bottom + 22}`, role: "img", "aria-label": `The critical path through ${lanes.join(", ")}` },
+      lanes.map((name, lane) => [svg("rect", { x: left, y: lane * step + 3, width: room, height: 22, fill: "var(--sunk)", rx: 3 }),
+        svg("text", { class: "label", x: left - 10, y: lane * step + 19, "text-anchor": "end" }, shortenName(name, (left - 12) / 6.8))]),
+      lines, boxes,
+      marks.filter(at => (at / report.seconds) * room < room - 18).map(at => svg("text", { x: left + (at / report.seconds) * room, y: bottom + 15, "text-anchor": "middle" }, moment(at, marks.step)))));
+  });
+}
