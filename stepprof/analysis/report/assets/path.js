@@ -57,10 +57,10 @@ function stepBar(report, before) {
       }),
       rows.map(({ finding, at, left, right, lane }) => {
         const y = height + 5 + lane * 17;
-        return svg("a", { href: "#timeline", class: "bracket", onclick: event => goTo(event, finding), "aria-label": `Finding ${at + 1} in the timeline` },
-          svg("title", null, finding.text),
+        return hover(svg("a", { href: "#timeline", class: "bracket", onclick: event => goTo(event, finding), "aria-label": `Finding ${at + 1} in the timeline` },
           svg("path", { d: `M${left} ${y + 7}V${y + 1}H${right}V${y + 7}` }),
-          svg("text", { x: Math.min(width - 8, Math.max(8, (left + right) / 2)), y: y + 14, "text-anchor": "middle" }, String(at + 1)));
+          svg("text", { x: Math.min(width - 8, Math.max(8, (left + right) / 2)), y: y + 14, "text-anchor": "middle" }, String(at + 1))),
+          () => [capital(finding.text), finding.seconds === null ? [] : [["seconds", seconds(finding.seconds)]], "click to see it in the timeline"]);
       }),
       marks.filter(at => x(at) < width - 20).map(at => svg("text", { x: x(at), y: axis + 13, "text-anchor": x(at) < 12 ? "start" : "middle" }, moment(at, marks.step)))));
   });
