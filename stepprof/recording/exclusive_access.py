@@ -12,6 +12,7 @@ import time
 from types import FrameType
 
 from stepprof.errors import StateError
+from stepprof.host.frames import frames
 
 __all__ = ["ExclusiveAccess"]
 
@@ -77,7 +78,7 @@ class ExclusiveAccess:
 
 def _runs(thread: int, frame: FrameType) -> bool:
     """Whether this frame is on the stack of that thread."""
-    top = sys._current_frames().get(thread)
+    top = frames().get(thread)
     while top is not None and top is not frame:
         top = top.f_back
     return top is not None

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError, StateError, StepprofError
+from stepprof.host.frames import frames
 from stepprof.log import logger
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.capture_controller import Capturer, Later
@@ -288,11 +289,7 @@ class LocalTarget:
             return
         capture.request = capture.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         deadline = time.monotonic() + timeout
-        while (
-            self.capturer.capture is capture
-            and capture.thread in sys._current_frames()
-            and time.monotonic() < deadline
-        ):
+        while self.capturer.capture is capture and capture.thread in frames() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def abort(self, reason: str, timeout: float) -> None:

@@ -8,6 +8,7 @@ of the source show its name.
 from __future__ import annotations
 
 import dis
+import sys
 from types import CodeType
 from typing import Any
 
@@ -19,21 +20,21 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 def call_name(code: CodeType, instruction: int) -> str | None:
     """Return the name of the called function as the source writes it; None: the instruction calls
-    nothing, or Python before 3.11.
+    nothing, or the name is not known.
 
     Args:
         code: the code of the frame.
         instruction: the frame's `f_lasti`.
 
     >>> def wait(queue): return queue.get()
-    >>> call = [each.offset for each in dis.get_instructions(wait) if each.opname == "CALL"]
-    >>> {call_name(wait.__code__, offset) for offset in call} <= {"queue.get"}
-    True
+    >>> calls = [each.offset for each in dis.get_instructions(wait) if "CALL" in each.opname]
+    >>> call_name(wait.__code__, calls[-1])
+    'queue.get'
     """
     before: list[Any] = []
     for each in dis.get_instructions(code):
         if each.offset == instruction:
-            return _called(before, each)
+            return (_called if sys.version_info >= (3, 11) else _called_before_columns)(before, each)
         before.append(each)
     return None
 
@@ -79,3 +80,53 @@ def _begin(instruction: Any) -> tuple[int, int] | None:
     if position is None or position.lineno is None or position.col_offset is None:
         return None
     return position.lineno, position.col_offset
+
+
+def _called_before_columns(before: list[Any], instruction: Any) -> str | None:
+    """Python 3.10, which keeps no columns: follow the stack back to where the object was pushed."""
+    if instruction.opname in _OPERANDS:
+        return _pushed(_below(before, instruction))
+    if instruction.opname == "SETUP_WITH":
+        return _method(_pushed(before), "__enter__")
+    if instruction.opname == "FOR_ITER" and before and before[-1].opname == "GET_ITER":
+        return _method(_pushed(before[:-1]), "__next__")
+    return None
+
+
+_OPERANDS = {
+    "CALL_FUNCTION": lambda argument: argument,
+    "CALL_METHOD": lambda argument: argument,
+    "CALL_FUNCTION_KW": lambda argument: argument + 1,
+    "CALL_FUNCTION_EX": lambda argument: 1 + (argument & 1),
+    "BINARY_SUBSCR": lambda argument: 1,
+}
+"""How many values an instruction takes from the stack above the object that is called or indexed."""
+
+
+def _below(before: list[Any], instruction: Any) -> list[Any]:
+    """Return the instructions up to the one that pushed the object below the operands."""
+    above = _OPERANDS[instruction.opname](instruction.arg)
+    for position in range(len(before) - 1, -1, -1):
+        if above == 0:
+            return before[: position + 1]
+        each = before[position]
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            return []  # `f(a if b else c)`: the order of the code is not that of the stack
+        above -= dis.stack_effect(each.opcode, each.arg)
+    return []
+
+
+def _pushed(before: list[Any]) -> str | None:
+    """Return the name of the object that the last instruction pushed."""
+    if not before:
+        return None
+    last, earlier = before[-1], before[:-1]
+    if last.opname.startswith(_NAMES):
+        return str(last.argval)
+    if last.opname in _ATTRIBUTES:
+        owner = _pushed(earlier)
+        return str(last.argval) if owner is None else f"{owner}.{last.argval}"
+    if last.opname in _OPERANDS:
+        owner = _pushed(_below(earlier, last))
+        return None if owner is None else owner + ("[]" if last.opname == "BINARY_SUBSCR" else "()")
+    return None

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, chain, repeat, starmap
+from itertools import accumulate, chain, repeat
 from operator import attrgetter, methodcaller
 from time import perf_counter_ns
 from types import CodeType
 
+from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
 from stepprof.recording.evidence.garbage import GarbageWatch
 
@@ -93,14 +93,14 @@ def stack_of(ident: int) -> tuple[Stack, int] | None:
     'stack_of'
     """
     found: deque[tuple[CodeType, int, int]] = deque()
-    with contextlib.suppress(AttributeError):  # None has no f_code: the frame before was the outermost
+    with contextlib.suppress(AttributeError):  # neither None nor "f_back" has f_code: no further frame
         # getattr(frame, "f_back") again and again, in C: see the module's docstring
         found.extend(
             map(
                 _frame,
                 accumulate(
                     chain(
-                        map(methodcaller("get", ident), starmap(sys._current_frames, ((),))),
+                        filter(None, map(methodcaller("get", ident), frames_once())),
                         repeat("f_back", DEPTH - 1),
                     ),
                     getattr,

@@ -10,8 +10,6 @@ import pytest
 
 from stepprof.recording.evidence.call_names import call_name
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no columns before Python 3.11")
-
 
 class Waiting:
     """Objects whose methods in C wait until they are let go."""
