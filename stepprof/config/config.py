@@ -115,7 +115,7 @@ class Config:
     """Timeout for the stop of an engine's capture."""
     spans: bool = True
     """Write the regions of every step to rolling files."""
-    evidence: bool = False
+    evidence: bool = True
     """Collect garbage collections, stacks and CPU times in recorded windows; requires spans."""
     strict: bool = False
     """Raise instead of logging and going on; for tests and CI."""

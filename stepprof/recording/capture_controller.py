@@ -228,9 +228,9 @@ class Capturer:
 
     def _release(self, ended_ns: int) -> None:
         """No capture runs any more."""
-        self.capture = None
+        capture, self.capture = self.capture, None
         if self.evidence is not None:
-            self.evidence.end(ended_ns)
+            self.evidence.end(None if capture is None else capture.timing.began_ns, ended_ns)
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
         """A stop from a thread that may not: the thread that may finds the request."""

@@ -291,7 +291,7 @@ class TestCommands:
             run, _ = epochs(count=1, ranks=2)
         for number in (1, 2):
             found = find([run], output_dir=run, occurrence=number)
-            spans = [load(each, args=False) for each in found.inputs]
+            spans = [load(each, args=False, evidence=False) for each in found.inputs]
             assert sum(len(each.slices) for each in spans) == 12
             assert {each["visit"] for each in found.manifests[0]["windows"]} == {1}
             assert len(found.manifests[0]["windows"]) == 6

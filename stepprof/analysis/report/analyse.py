@@ -129,7 +129,7 @@ def digest_input(
         assume: as `load` takes it.
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
-    source = load(wanted, args=keep, assume=assume, flows=False)
+    source = load(wanted, args=keep, assume=assume, flows=False, evidence=False)
     if wanted.piece is not None:
         source = without_held_slices(source)
     part = cut(source, wanted.window)

@@ -26,6 +26,7 @@ def load(
     assume: Mapping[str, int] | None = None,
     limits: Limits | None = None,
     flows: bool = True,
+    evidence: bool = True,
 ) -> Source:
     """Read one input, and place it on the common clock.
 
@@ -35,6 +36,7 @@ def load(
         assume: offsets to add to the times of sources [ns], as `stepprof.analysis.timeline.assumed_offsets.assumed_offsets` gives it.
         limits: limits for reading a file.
         flows: whether to read the arrows of a trace.
+        evidence: whether to read the garbage collections and stacks of a span file.
 
     Returns:
         The source. For a file that cannot be read it has no events and a finding; nothing is raised.
@@ -53,6 +55,7 @@ def load(
             args=bool(args),
             roles=wanted.roles,
             portion=wanted.portion,
+            evidence=evidence,
         )
     else:
         path = Path(wanted.paths[0])

@@ -132,6 +132,7 @@ def read_spans_of(
     args: bool,
     roles: Collection[str] | None = None,
     portion: Portion | None = None,
+    evidence: bool = True,
 ) -> Source:
     """Read the spans of one process.
 
@@ -146,8 +147,9 @@ def read_spans_of(
         roles: spans of these roles, and those without a role; None: all.
         portion: the selected occurrence of the step; None: all of them.
         args: whether to keep attributes (with the step, the role and the kind) as arguments.
+        evidence: whether to keep garbage collections and stacks.
     """
-    reader = _Reader(args, roles)
+    reader = _Reader(args, roles, leave_out={"usage"} if evidence else {"usage", *_OWN_TRACKS})
     for path in paths:
         reader.read(Path(path), step)
     if portion is not None and step is not None:
@@ -161,9 +163,10 @@ def read_spans_of(
 
 
 class _Reader:
-    def __init__(self, args: bool, roles: Collection[str] | None) -> None:
+    def __init__(self, args: bool, roles: Collection[str] | None, leave_out: Collection[str]) -> None:
         self.args = args
         self.roles = roles
+        self.leave_out = leave_out
         self.names: Interned[str] = Interned()
         self.categories: Interned[str] = Interned()
         self.tracks: Interned[tuple[TrackKind, str]] = Interned()
@@ -217,7 +220,7 @@ class _Reader:
             if isinstance(span.value, float):
                 self.counters.append((span.start, span.value, self.tracks["counter", span.name]))
             return True
-        if span.kind == "usage":
+        if span.kind in self.leave_out:
             return True
         name, category = self.names[span.name], self.categories[span.kind]
         place: tuple[TrackKind, str] = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -93,7 +94,7 @@ def _called_before_columns(before: list[Any], instruction: Any) -> str | None:
     return None
 
 
-_OPERANDS = {
+_OPERANDS: dict[str, Callable[[int], int]] = {
     "CALL_FUNCTION": lambda argument: argument,
     "CALL_METHOD": lambda argument: argument,
     "CALL_FUNCTION_KW": lambda argument: argument + 1,

@@ -80,12 +80,18 @@ class Evidence:
         running.threads[ident] = self._recorder.thread.id
         return ident, thread_time_ns()
 
-    def end(self, end_ns: int) -> None:
-        """End with the capture. Never raise and never wait."""
+    def end(self, start_ns: int | None, end_ns: int) -> None:
+        """End with the capture. Never raise and never wait.
+
+        Args:
+            start_ns: start of the window by `perf_counter_ns`: evidence from before is left out. None: unknown.
+            end_ns: end of the window.
+        """
         running, self._running = self._running, None
         if running is not None:
             if running in _newest:
                 _newest.remove(running)
+            running.start_ns = start_ns or running.start_ns
             running.stop(end_ns)
             self._post(partial(self._finish, running))
 
@@ -113,7 +119,7 @@ class _Running:
     def __init__(self, recorder: Recorder, start_ns: int, opener: Place) -> None:
         self.threads: dict[int, int] = {threading.get_ident(): recorder.thread.id}
         self._opener = opener
-        self._start_ns = self._end_ns = start_ns
+        self.start_ns = self._end_ns = start_ns
         self._thread = recorder.thread.id
         self._garbage = GarbageWatch(lambda: recorder.thread.id, self._place)
         self._sampler = StackSampler(self.threads, self._place) if _has_one_lock() else None
@@ -152,25 +158,26 @@ class _Running:
     def spans(self) -> list[Span]:
         """Return the lines to write."""
         found = [
-            _span(("gc", "gc"), each.thread, (each.start_ns, each.end_ns), (each.step, each.role), {
+            _span(("gc", "gc"), each.thread, (max(each.start_ns, self.start_ns), each.end_ns), (each.step, each.role), {
                 "generation": each.generation,
                 "count": each.count,
                 "busy": each.busy_ns,
                 "collected": each.collected,
             })
-            for each in self._garbage.found
+            for each in self._garbage.found if each.end_ns > self.start_ns
         ]  # fmt: skip
         name = lru_cache(maxsize=None)(call_name)  # slow: once for each instruction
         for stretch in [] if self._sampler is None else self._sampler.stretches:
-            found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
+            if _begin_at(stretch, self.start_ns):
+                found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
         for total in () if self._sampler is None else self._sampler.totals.values():
             used = _used(total.first, total.last, ("cpu", "run_queue"))
             counts = {"samples": total.samples, "dropped": total.dropped}
-            times = total.start_ns, min(total.end_ns, self._end_ns)
+            times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
             found.append(_span(("thread", "usage"), total.thread, times, self._opener, {**counts, **used}))
         stored = _used(self._stored_before, self._stored, ("read_bytes", "write_bytes"))
         attributes = {"collections_dropped": self._garbage.dropped, **stored}
-        times = self._start_ns, self._end_ns
+        times = self.start_ns, self._end_ns
         found.append(_span(("process", "usage"), self._thread, times, self._opener, attributes))
         return found
 
@@ -182,6 +189,17 @@ def _used(
     if first is None or last is None:
         return {}
     return {name: after - before for name, before, after in zip(names, first, last, strict=True)}
+
+
+def _begin_at(stretch: Stretch, start_ns: int) -> bool:
+    """Cut off what a stretch has before this time; return whether anything is left."""
+    early = start_ns - stretch.start_ns
+    if early > 0:
+        share = max(0.0, 1 - early / max(stretch.end_ns - stretch.start_ns, 1))
+        stretch.start_ns = start_ns
+        stretch.cpu_ns *= share
+        stretch.queue_ns *= share
+    return stretch.end_ns > start_ns
 
 
 def _stack_span(stretch: Stretch, call: str | None) -> Span:

@@ -41,7 +41,6 @@ class Job:
             "steps": str(self.recorded),
             "backend": "null",
             "strict": True,
-            "evidence": True,
         }
         return {"config": {**first, "ranks": "all", **config}, "run_id": "job"}
 

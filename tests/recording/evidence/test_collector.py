@@ -9,6 +9,7 @@ import pytest
 from ran import Ran
 
 from stepprof.run.evidence import Evidence, read_evidence
+from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs
 from stepprof.run.spans import EVIDENCE, read_spans
 
@@ -147,6 +148,27 @@ with profile_step(2):
         others = [each for each in found.stretches if each.thread != main]
         assert {each.frames[0].function for each in others} == {"short"}
         assert seconds(others) < 0.3
+
+    def test_only_from_the_start_of_the_window(self, evidence, tmp_path) -> None:
+        """Not what the recorder does before it, which may last as long as the machine is busy."""
+        found = evidence("""
+from stepprof.recording.evidence.collector import Evidence
+begin = Evidence.begin
+def slow(*arguments):
+    begin(*arguments)
+    time.sleep(0.3)
+    gc.collect()
+Evidence.begin = slow
+with profile_step(2):
+    time.sleep(0.2)
+""")
+        [run] = list_runs(tmp_path / "stepprof-runs")
+        [window] = read_step(run, 2)["windows"]
+        for each in (*found.stretches, *found.collections, *found.threads, *found.captures):
+            # two anchors of the same clock are rounded apart by some nanoseconds
+            assert window["start_unix_ns"] - 1000 <= each.start_unix_ns <= each.end_unix_ns
+            assert each.end_unix_ns <= window["end_unix_ns"] + 1000
+        assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.03)
 
     def test_the_roles_of_a_step(self, evidence) -> None:
         """A stretch belongs to the window that is open."""
@@ -431,8 +453,8 @@ first.begin(time.perf_counter_ns(), 2, None)
 second.begin(time.perf_counter_ns(), 2, None)
 time.sleep(0.3)
 print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
-first.end(time.perf_counter_ns())
-second.end(time.perf_counter_ns())
+first.end(None, time.perf_counter_ns())
+second.end(None, time.perf_counter_ns())
 time.sleep(0.3)
 print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
 """
