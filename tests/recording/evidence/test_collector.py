@@ -167,8 +167,7 @@ with profile_step(2):
         for each in (*found.stretches, *found.collections, *found.threads, *found.captures):
             # two anchors of the same clock are rounded apart by some nanoseconds
             assert window["start_unix_ns"] - 1000 <= each.start_unix_ns <= each.end_unix_ns
-            assert each.end_unix_ns <= window["end_unix_ns"] + 1000
-        assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.03)
+        assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.05)
 
     def test_the_roles_of_a_step(self, evidence) -> None:
         """A stretch belongs to the window that is open."""
