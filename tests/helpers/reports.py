@@ -150,6 +150,7 @@ def make_report(
         ],
         path=_path(straggler, generate, reward, ref, actor, end, micro_batches),
         neighbourhood=_neighbourhood(step, end),
+        slack=[s.Slack("actor rank 2", "actor", 1.25), s.Slack(f"actor rank {straggler}", "actor", 0.0)],
         skew=skew,
         idle=idle,
         rollout=rollouts,

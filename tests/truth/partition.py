@@ -105,7 +105,7 @@ def _partition(mine: Known, around: Around, *, matched: bool, cpu: str, late: bo
         take("host", [part for a, b in mine.covered for part in clipped(own, a, b)])
     worked = 0 if device or cpu == "none" else _by_cpu(mine, around, own, computing, left, cpu)
     covered = [part for a, b in mine.covered for part in clipped(own, a, b)]
-    take("unknown", covered)
+    take("unknown", [*covered, *(own if mine.rank == "driver" else [])])  # its backend is null
     take("not_recorded", [*own, *_open(mine, bounds)])
     made.busy += worked
     order = ("not_recorded", "unknown") if late else ("unknown", "not_recorded")

@@ -165,7 +165,7 @@ def _names(text: str) -> list[str]:
 
 
 @_reads(
-    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)"
+    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded)?"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     process = told.process(match["who"])
@@ -175,12 +175,16 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         if low <= ((window.captured or 0) - window.start) / 1e9 <= high:
             if match["window"] is not None:
                 told.about(match["window"], (window.end - window.start) / 1e9)
+            if match["missing"] is not None:
+                length = window.end - window.start
+                told.share(match["missing"], (window.end - (window.captured or 0)) / length)
             return
     told.wrong(windows)
 
 
 @_reads(
-    r"the capture of (?P<who>.+?) (?P<what>ended before the window \(max_seconds\)|was lost.*|is damaged.*)"
+    r"the capture of (?P<who>.+?) (?P<what>ended before the window \(max_seconds\)|was lost.*?|is damaged.*?)"
+    r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded)?"
 )
 def _(told: _Sentences, match: re.Match[str]) -> None:
     fate = {"ended": "capped", "was": "lost", "is": "truncated"}[match["what"].split()[0]]
@@ -188,6 +192,13 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         process = told.process(name)
         if process is None or process.fate.replace("killed", "lost") != fate:
             told.wrong(process)
+        elif match["low"] is not None and fate != "truncated":
+            for window in process.windows:
+                if fate == "lost" or window.capped_by:
+                    reached = 0 if fate == "lost" else (window.captured or window.start) - window.start
+                    missing = 100 * (1 - reached / (window.end - window.start))
+                    if not int(match["low"]) - 1 <= missing <= int(match["high"] or match["low"]) + 1:
+                        told.wrong(missing)
 
 
 @_reads(r"captures were incomplete in \d+ more ways: report.json lists them")

@@ -194,6 +194,9 @@ def compare_collectives(notes: Notes, everyone: Sequence[Known], waited: Sequenc
         most = max(sum(each.at_least.values()) for each in by_rank.values())
         if most > LEAST_TO_SAY * seconds and (role, region) not in reported:
             notes.say(f"waits in {(role, region)}", "nothing", most / 1e9)
+    for spare in notes.report.slack:
+        if not -CLOSE <= spare.seconds * 1e9 <= seconds + CLOSE:
+            notes.say(f"slack of {(spare.process, spare.role)}", spare.seconds, (0.0, notes.report.seconds))
     for unmatched in notes.report.unmatched:
         _unmatched(notes, unmatched, everyone, waited[0])
 

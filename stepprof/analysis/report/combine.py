@@ -13,7 +13,7 @@ from stepprof.analysis.findings.catalogue import findings_of
 from stepprof.analysis.findings.facts import Facts, Signs
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
-from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
+from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, without_steps
 from stepprof.analysis.report.gantt import gantt
@@ -35,6 +35,7 @@ from stepprof.analysis.report.schema import (
     Report,
     Rollout,
     Shortfall,
+    Slack,
     SourceInfo,
     TimeOf,
 )
@@ -125,6 +126,7 @@ def combine(
         roles=[_on(time, part, several) for part in parts for time in part.roles],
         regions=[_on(time, part, several) for part in parts for time in part.regions],
         path=every(lambda part: part.path),
+        slack=every(lambda part: part.slack),
         skew=[
             *end_skew(everyone, by_process),
             *(row for each in waits for row in collective_skew(each.by_phase)),
@@ -167,6 +169,7 @@ class _Part:
     engines: list[EngineWork]
     memory: list[Memory]
     path: list[PathSegment]
+    slack: list[Slack]
     findings: list[Finding]
 
 
@@ -185,13 +188,14 @@ def _part(
     path = critical_path(known, start, end, engine_roles)
     short = {each.label for each in shortfalls}
     rollouts, works = engines_of(processes, start, short, engines)
+    graph = StepGraph(known, start, engine_roles)
     facts = Facts(
         start,
         end,
         path,
         {each.label: each for each in known},
         rollouts,
-        StepGraph(known, start, engine_roles),
+        graph,
         _signs(processes, evidence),
         engine_roles,
         neighbours,
@@ -207,6 +211,7 @@ def _part(
         engines=works,
         memory=memory_peaks(processes, start),
         path=[_segment(each, start) for each in path],
+        slack=_slack(graph, known),
         findings=findings_of(facts),
     )
 
@@ -242,6 +247,12 @@ def _segment(segment: Segment, start: int) -> PathSegment:
         segment.role,
         "/".join(segment.region) or None,
     )
+
+
+def _slack(graph: StepGraph, known: Sequence[Timeline]) -> list[Slack]:
+    """Return how much longer the processes could have worked whose windows have known ends."""
+    followed = [each for each in known if each.process.is_followed and not each.process.open_ended()]
+    return [Slack(each.label, each.role, each.nanoseconds / 1e9) for each in graph.spare(followed)]
 
 
 def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[str, Signs]:

@@ -119,7 +119,7 @@ def timelines(
         label = process.label
         generating = process.generating() if label not in short else EMPTY
         if stretches[label] or len(generating):
-            links = sorted([*(waits[label].links if label in waits else []), *met.get(label, [])])
+            links = _links(waits[label].links if label in waits else [], met.get(label, []))
             computing, communicating, _ = process.working()
             unmatched, waited = EMPTY, EMPTY
             if label in waits:
@@ -140,6 +140,14 @@ def timelines(
                 )
             )
     return made
+
+
+def _links(
+    recorded: Sequence[tuple[int, int, str]], met: Sequence[tuple[int, int, str]]
+) -> list[tuple[int, int, str]]:
+    """Return the waits in collectives, and those in regions as far as no collective shows what happened there."""
+    known = Intervals.union([start for start, _, _ in recorded], [end for _, end, _ in recorded])
+    return sorted([*recorded, *(each for each in met if not len(known.clip(*each[:2])))])
 
 
 def _visits(

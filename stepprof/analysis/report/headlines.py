@@ -137,11 +137,14 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
             elif len(those) == 1 and first.recorded is not None:
                 of = "" if first.window is None else f" of {seconds_text(first.window)}"
                 text = f"the capture of {who} ended after {seconds_text(first.recorded)}{of} ({capped})"
+            if first.iterations is None:
+                text += _missing(those)
         else:
             what = _SHORTFALLS.get(status, f"is {status}")
             text = f"the capture of {who} {what}"
             if len(those) == 1 and first.reason:
                 text += f": {first.reason}"
+            text += _missing(those)
         found.append(Finding(text, "coverage", process=first.label if len(those) == 1 else None))
     left = len(found) - MOST_SHORTFALLS
     if left > 0:
@@ -149,6 +152,23 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
             Finding(f"captures were incomplete in {left} more ways: report.json lists them", "coverage")
         ]
     return found
+
+
+def _missing(rows: Sequence[Shortfall]) -> str:
+    """Return which share of the windows has no capture; empty: not known for all of them."""
+    shares = []
+    for row in rows:
+        recorded = 0.0 if row.status in _NOTHING else row.recorded
+        if not row.window or recorded is None:
+            return ""
+        shares.append(1 - min(recorded / row.window, 1.0))
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    of = "its window was" if len(rows) == 1 else "their windows were"
+    return f"; {low if low == high else f'{low} to {high}'} of {of} not recorded"
+
+
+_NOTHING = ("lost", "failed", "skipped")
+"""Outcomes of captures of which nothing is left."""
 
 
 def _bounded(rows: Sequence[Shortfall]) -> str:

@@ -4,7 +4,7 @@ Work is what was recorded as work: kernels, operators, and forward steps of an e
 sequences. Without a device, it includes the CPU time of the window's thread beyond its operators.
 
 Every other moment has one cause. If several apply, the most certain one counts. What no capture
-covers is `not_recorded`. A process of which nothing was recorded has no row.
+covers although one was wanted is `not_recorded`. A process of which nothing was recorded has no row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepprof.analysis.report.incomplete_captures import NOT_A_CAPTURE
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Idle
@@ -74,7 +75,7 @@ def idle_times(
 def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     computing, communicating, closed = process.working()
     mine = _own(process, step)
-    covered = process.covered() & step.when
+    covered = (process.covered() | _without_capture(process)) & step.when
     on_device = process.has_device
     if not on_device:
         closed = 0
@@ -127,6 +128,19 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
         busy=max(worked, 0) / 1e9,
         causes={cause: nanoseconds / 1e9 for cause, nanoseconds in causes.items() if nanoseconds > 0},
     )
+
+
+def _without_capture(process: Process) -> Intervals:
+    """Return its windows of which no capture was wanted: there nothing is missing."""
+    edges = [
+        (int(window["start_unix_ns"]), int(window["end_unix_ns"]))
+        for window in process.told
+        if window["backend"] == NOT_A_CAPTURE
+        and window["start_unix_ns"] is not None
+        and window["end_unix_ns"] is not None
+    ]
+    offset = process.offset_ns
+    return Intervals.union([start - offset for start, _ in edges], [end - offset for _, end in edges])
 
 
 def _own(process: Process, step: _Step) -> Intervals:

@@ -18,6 +18,8 @@ from stepprof.formatting import printable
 __all__ = ["render"]
 
 _MOST_PROBLEMS = 5
+SPARE = 0.01
+"""Share of the step below which slack is not shown."""
 _SPECIAL = re.compile(r"[\\`*\[\]|#~$]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -40,6 +42,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
     yield from _times("region", report.regions[:top])
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))
+    yield from _slack(report, top)
     yield from _problems(report.problems)
 
 
@@ -83,6 +86,12 @@ def _times(what: str, times: Sequence[TimeOf]) -> Iterator[str]:
         for each in times
     )
     yield from _table((what, "time", "of the step", "processes"), rows)
+
+
+def _slack(report: Report, top: int) -> Iterator[str]:
+    spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
+    rows = ((each.role or "step", each.process, seconds(each.seconds)) for each in spare)
+    yield from _table(("role", "process", "could take longer"), rows)
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

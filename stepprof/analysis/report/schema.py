@@ -12,7 +12,7 @@ from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
     "SCHEMA_VERSION", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
-    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "Shortfall", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime", "Usual",
+    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime", "Usual",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 3
@@ -235,7 +235,7 @@ class Idle(msgspec.Struct, frozen=True):
     ``profiler``: held up by the recording, or waiting for another rank that was. ``collective``:
     waiting for another rank in a collective. ``collective_unmatched``: in communication that could
     not be matched. ``host``: its device had no work. ``not_recorded``: in windows that no capture
-    covers. ``rollout``: no own work was recorded while generation ran; ``peers``: while other ranks
+    covers although one was wanted. ``rollout``: no own work was recorded while generation ran; ``peers``: while other ranks
     of its role were in their windows; ``other_role``: while other roles ran. ``unknown``.
     """
 
@@ -472,6 +472,19 @@ class PathSegment(msgspec.Struct, frozen=True):
     """The regions around it, the innermost one last: ``update/forward``."""
 
 
+class Slack(msgspec.Struct, frozen=True):
+    """How much longer a process could have worked in a role before the step takes longer."""
+
+    process: str
+    """The process."""
+    role: str | None
+    """The role of its windows; None: none."""
+    seconds: float
+    """In the places where it waits: its waits in the role, and by how much its end in the role may be later.
+    0: the step waited for it.
+    """
+
+
 class Island(msgspec.Struct, frozen=True):
     """Hosts whose clocks were compared with each other but not with other hosts. Times of different
     islands are never compared.
@@ -538,6 +551,10 @@ class Report(msgspec.Struct, frozen=True):
     path: list[PathSegment] = []
     """From the start of the step to its end, without a gap; empty: nothing is known of when
     processes were in windows.
+    """
+    slack: list[Slack] = []
+    """How much longer the processes could have worked, the longest first. Without those of which no wait in
+    either direction is known, or not all ends of windows.
     """
     skew: list[PhaseSkew] = []
     """The ranks that were last in a phase. A later phase repeats the delay of an earlier one."""

@@ -26,6 +26,7 @@ from stepprof.analysis.report.terminal_tables import (
     regions_table,
     rollouts_table,
     skew_table,
+    slack_table,
     stops_table,
     unmatched_table,
 )
@@ -44,6 +45,8 @@ _CHANGES = {
     "op": "operators, self time per process",
     "kernel": "kernels, self time per process",
 }
+SPARE = 0.01
+"""Share of the step below which slack is not shown."""
 _VERDICTS = {"none": "green", "regression": "red", "unknown": "yellow"}
 _TOPICS = {
     "straggler": "red",
@@ -90,6 +93,10 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     _section(console, "forward steps of engines by stage", engines_table(*stage_rows(engines), room))
     if report.skew:
         _section(console, "stragglers", skew_table(report, top, room))
+    spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
+    if spare:
+        heading = "how much longer processes could take without making the step longer"
+        _section(console, heading, slack_table(spare, room))
     if report.unmatched:
         heading = "collectives that were not recorded on all ranks, or could not be matched"
         _section(console, heading, unmatched_table(report.unmatched[:top], room))

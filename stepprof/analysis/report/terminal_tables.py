@@ -18,6 +18,7 @@ from stepprof.analysis.report.schema import (
     Op,
     Report,
     Rollout,
+    Slack,
     StopCost,
     TimeOf,
     UnmatchedTime,
@@ -37,6 +38,7 @@ __all__ = [
     "regions_table",
     "rollouts_table",
     "skew_table",
+    "slack_table",
     "stops_table",
     "unmatched_table",
 ]
@@ -223,6 +225,12 @@ def idle_table(idle: Sequence[Idle], room: int) -> Table:
             row(f"most: {most.label}", [most]),
         ]
     return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+
+
+def slack_table(rows: Sequence[Slack], room: int) -> Table:
+    """Return how much longer processes could have worked."""
+    cells = [[row.role or "step", row.process, seconds(row.seconds)] for row in rows]
+    return _table(["role", "process", "could take longer"], cells, "llr", room)
 
 
 def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:

@@ -193,3 +193,21 @@ def test_a_rank_that_was_late_once_is_not_sent_to_look_at_its_machine():
     (late,) = [each for each in made.findings if each.topic == "straggler"]
     assert "in this step alone" in (late.why or "")
     assert "compare its machine" not in (late.advice or "")
+
+
+def test_a_region_around_a_collective_is_no_wait_of_its_own():
+    """Both compute for 20 ms in `update` before its all-reduce; rank 1 comes 40 ms later."""
+
+    def rank(number, late):
+        return [
+            spans(number, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, late, "actor"), ("region", "update", late, 100 - late, "actor")),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", 20 + late, 80 - late), world=2),
+        ]  # fmt: skip
+
+    told = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 10), *rank(1, 50), manifests=[told])
+    assert {each.process: round(1e3 * each.seconds) for each in made.slack} == {
+        "actor rank 0": 40,
+        "actor rank 1": 0,
+    }
+    assert causes(made)[0] == ("straggler", "actor rank 1", "load", 40)

@@ -402,6 +402,14 @@ class TestIdle:
         """Spans say when it was where, not whether it worked."""
         assert report(spans(0, ("window", "actor", 0, 50, "actor"))).idle == []
 
+    def test_where_no_capture_was_wanted_none_is_missing(self):
+        made = report(
+            spans(0, ("window", "actor", 0, 50, "actor")),
+            manifests=[manifest(window(end=50, backend="null", artifacts=[]))],
+        )
+        (row,) = made.idle
+        assert row.causes == {"unknown": 0.05}
+
     def test_a_rank_in_the_window_of_a_role_that_engines_do_waits_for_them(self):
         made = report(
             spans(0, ("window", "rollout", 0, 50, "rollout"), ("window", "actor", 50, 50, "actor")),
@@ -561,7 +569,7 @@ class TestCoverage:
             0.1,
         )
         assert [each.text for each in made.findings if each.topic == "coverage"] == [
-            "the capture of actor rank 0 ended after 40 ms of 100 ms (max_seconds)",
+            "the capture of actor rank 0 ended after 40 ms of 100 ms (max_seconds); 60% of its window was not recorded",
         ]
 
     def test_a_device_is_idle_inside_the_capture_alone(self):
@@ -904,7 +912,7 @@ class TestRecordingItself:
             ("rollout/0", "failed", 0),
         ]
         assert [finding.text for finding in made.findings if finding.topic == "coverage"][:2] == [
-            "the capture of actor rank 1 was lost: export: killed",
+            "the capture of actor rank 1 was lost: export: killed; 100% of its window was not recorded",
             "the capture of rollout/0 failed: it does not answer",
         ]
 

@@ -119,7 +119,7 @@ class TestShortfalls:
     def test_a_capped_one_with_its_seconds(self):
         short = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, 10.0)
         assert texts(shortfalls=[short]) == [
-            "the capture of actor rank 0 ended after 1.0 s of 10 s (max_seconds)"
+            "the capture of actor rank 0 ended after 1.0 s of 10 s (max_seconds); 90% of its window was not recorded"
         ]
         unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
@@ -135,12 +135,18 @@ class TestShortfalls:
             "only the first 30 to 32 forward steps of rollout/0, rollout/1 were recorded (max_iterations)"
         ]
 
+    def test_nothing_is_left_of_a_lost_one(self):
+        short = Shortfall("rank 0", "lost", None, "the process ended", None, 2.0)
+        assert texts(shortfalls=[short]) == [
+            "the capture of rank 0 was lost: the process ended; 100% of its window was not recorded"
+        ]
+
     def test_several_alike_are_one_sentence(self):
         rows = [Shortfall(f"rank {n}", "lost", None, "the process ended", None, None) for n in range(5)]
         assert texts(shortfalls=rows) == ["the capture of rank 0, rank 1, rank 2 and 2 more was lost"]
         capped = [Shortfall(f"rank {n}", "complete", "max_bytes", None, 1.0, 2.0) for n in range(2)]
         assert texts(shortfalls=capped) == [
-            "the capture of rank 0, rank 1 ended before the window (max_bytes)"
+            "the capture of rank 0, rank 1 ended before the window (max_bytes); 50% of their windows were not recorded"
         ]
 
     @pytest.mark.parametrize(

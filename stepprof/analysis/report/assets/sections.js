@@ -42,10 +42,15 @@ function enginesPart(report) {
 }
 
 function skewPart(report) {
-  if (!report.skew.length && !report.unmatched.length) return null;
+  const spare = report.slack.filter(row => row.seconds >= 0.01 * report.seconds);
+  if (!report.skew.length && !report.unmatched.length && !spare.length) return null;
   const phases = byOwnDelay(report.skew).slice(0, 8);
   return part("ranks", "Ranks", "Ranks", "When each process ended a phase. A dot is a process: the time from its end to the end of the last one, or the time it waited for the straggler in the phase's collectives.",
     phases.length ? el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those in which the straggler lost the most time.`) : null) : null,
+    spare.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Slack"),
+      el("p", { class: "sub" }, "How much longer a process could have worked, in the places where it waits, before the step takes longer."), dataTable([
+      { title: "role", value: row => row.role || "step", node: roleCell }, { title: "process", value: row => row.process, kind: "name" },
+      { title: "could take longer", number: true, value: row => row.seconds, text: row => seconds(row.seconds) }], spare, { sort: 2, shown: 8 })) : null,
     report.unmatched.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Collectives that were not recorded on all ranks, or could not be matched"), dataTable([
       { title: "role", value: row => row.role || "step", node: roleCell }, { title: "region", value: row => row.region, kind: "name" },
       { title: "processes", number: true, value: row => row.spent.length, text: row => count(row.spent.length) },
