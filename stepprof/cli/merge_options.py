@@ -19,6 +19,8 @@ _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 def check_options(args: argparse.Namespace, format_: Format) -> None:
     """Raise ConfigError for a value out of range, or for options that contradict each other."""
     _check_range(args)
+    if args.critical_path:
+        _check_whole(args, format_)
     if format_ == "archive":
         _check_archive(args)
 
@@ -48,6 +50,20 @@ def _check_archive(args: argparse.Namespace) -> None:
         if value is not None:
             raise ConfigError(
                 f"{option}: cannot be combined with --format archive, which copies the traces as they were recorded; omit one of them"
+            )
+
+
+def _check_whole(args: argparse.Namespace, format_: Format) -> None:
+    """Raise ConfigError for options with which the timeline has no place for the critical path, or not all of its processes."""
+    for option, given in (
+        ("--format archive", format_ == "archive"),
+        ("--per-replica", args.per_replica),
+        ("--roles", args.roles is not None),
+        ("--ranks", args.ranks is not None),
+    ):
+        if given:
+            raise ConfigError(
+                f"{option}: cannot be combined with --critical-path, which needs all processes of the step; omit one of them"
             )
 
 

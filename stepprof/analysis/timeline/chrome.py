@@ -105,7 +105,7 @@ class _Writer:
         events = [
             self._metadata("process_name", 0, {"name": process_name(source, self.place)}),
             self._metadata("process_labels", 0, {"labels": f"clock: {labels}"}),
-            self._metadata("process_sort_index", 0, {"sort_index": self.place.index}),
+            self._metadata("process_sort_index", 0, {"sort_index": self.place.row}),
         ]
         lanes = len(self.layout.rows)
         for number, row in enumerate(self.layout.rows):

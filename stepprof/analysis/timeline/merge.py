@@ -25,8 +25,9 @@ from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.ordering import source_order
-from stepprof.analysis.timeline.parts import FORMATS, Format, Job, Part, write_part
+from stepprof.analysis.timeline.parts import FORMATS, Format, Job, Part, write_part, write_source
 from stepprof.analysis.timeline.placement import Place, clock_text, suffixes
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
@@ -69,6 +70,8 @@ class Head:
     inputs: Sequence[Input]
     base_ns: int
     about: Mapping[str, object]
+    added: int = 0
+    """How many further sources follow them."""
 
 
 def merge(
@@ -85,6 +88,7 @@ def merge(
     cluster: Cluster | None = None,
     left_out: Sequence[tuple[str | None, str]] = (),
     about: Mapping[str, object] | None = None,
+    added: Sequence[Source] = (),
 ) -> Merged:
     """Write one timeline.
 
@@ -101,6 +105,7 @@ def merge(
         cluster: runs the work instead of processes of this machine.
         left_out: files that are no sources, with the reasons. An error lists them if there is no source.
         about: facts in the head of a timeline in JSON, for programs that read it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
+        added: further sources, which are drawn above the others and are none of the files.
 
     Raises:
         ConfigError: there is nothing to merge, the filters exclude all events, or the output cannot be written.
@@ -108,7 +113,7 @@ def merge(
     if not inputs:
         raise ConfigError(nothing(left_out))
     job = Job(format, filters or Filters(), dict(assume or {}))
-    ordered = places(inputs, roles or {})
+    ordered = places(inputs, roles or {}, above=len(added))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
@@ -122,16 +127,16 @@ def merge(
                 begin=min(roles.values()) if roles else None,
             )
             refuse_nothing(parts, job.filters)
+            _write_added(added, len(parts), base, job, Path(scratch))
             alignments = [part.alignment for part in parts]
             merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
             with whole.open("wb") as file:
                 if format == "perfetto":
-                    _assemble_perfetto(file, merged, title, Path(scratch))
+                    _assemble_perfetto(file, merged, title, Path(scratch), len(added))
                 else:
-                    head = Head(
-                        [wanted for wanted, _ in ordered], base, {"findings": left_out, **(about or {})}
-                    )
+                    facts = {"findings": left_out, **(about or {})}
+                    head = Head([wanted for wanted, _ in ordered], base, facts, len(added))
                     _assemble_json(file, merged, title, Path(scratch), head)
             size = whole.stat().st_size
             whole.replace(output)
@@ -163,11 +168,22 @@ def refuse_nothing(parts: Sequence[Part], filters: Filters | None = None) -> Non
     )
 
 
-def places(inputs: Iterable[Input], roles: Mapping[str | None, int]) -> list[tuple[Input, Place]]:
-    """Sort sources and number them. Sources of one name get a suffix that distinguishes them."""
+def places(
+    inputs: Iterable[Input], roles: Mapping[str | None, int], *, above: int = 0
+) -> list[tuple[Input, Place]]:
+    """Sort sources and number them. Sources of one name get a suffix that distinguishes them.
+
+    Args:
+        inputs: the sources.
+        roles: when each role began.
+        above: how many further sources are drawn above them.
+    """
     ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
     apart = suffixes([each.origin for each in ordered])
-    return [(each, Place(number, len(ordered), apart[number])) for number, each in enumerate(ordered)]
+    return [
+        (each, Place(number, len(ordered) + above, apart[number], above=above))
+        for number, each in enumerate(ordered)
+    ]
 
 
 def _write_parts(
@@ -262,11 +278,19 @@ def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[
     return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
 
 
-def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path) -> None:
+def _write_added(added: Sequence[Source], count: int, base: int, job: Job, scratch: Path) -> None:
+    """Write sources that are no files after the others; they are drawn above these."""
+    for number, source in enumerate(added):
+        place = Place(count + number, count + len(added), base_ns=base, above=-count)
+        with _part_file(scratch, place.index).open("wb") as file:
+            write_source(job.filters.apply(source), place, job, file)
+
+
+def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path, added: int) -> None:
     """Concatenate the parts after the head of the format."""
     start = min((part.first_ns for part in merged.parts if part.first_ns is not None), default=0)
     file.write(descriptors.head(title, merged.clock, start))
-    _append(file, len(merged.parts), scratch)
+    _append(file, len(merged.parts) + added, scratch)
 
 
 def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, head: Head) -> None:
@@ -283,13 +307,17 @@ def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, he
     ]
     facts = {"title": title, "clock": merged.clock, "clock_error_ns": merged.clock_error_ns}
     tail = igzip.compress(chrome.tail({**facts, "sources": sources}), 1, mtime=0)
-    files = [_part_file(scratch, index) for index in range(len(parts))]
+    files = [_part_file(scratch, index) for index in range(len(parts) + head.added)]
     sizes = [part.stat().st_size if part.is_file() else 0 for part in files]
     described = own_timeline.described(
-        head.inputs, [part.alignment for part in parts], sizes, len(tail), head.about
+        head.inputs,
+        [part.alignment for part in parts],
+        sizes[: len(parts)],
+        sum(sizes[len(parts) :]) + len(tail),
+        head.about,
     )
     file.write(igzip.compress(chrome.head(head.base_ns, described), 1, mtime=0))
-    _append(file, len(parts), scratch)
+    _append(file, len(files), scratch)
     file.write(tail)
 
 

@@ -17,12 +17,12 @@ from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.load import load
-from stepprof.analysis.timeline.model import Alignment
+from stepprof.analysis.timeline.model import Alignment, Source
 from stepprof.analysis.timeline.own_metadata import StatedSource
 from stepprof.analysis.timeline.placement import Place, process_name
 from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
-__all__ = ["FORMATS", "Format", "Job", "Part", "write_part"]
+__all__ = ["FORMATS", "Format", "Job", "Part", "write_part", "write_source"]
 
 Format = Literal["perfetto", "json", "archive"]
 FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz", "archive": ".zip"}
@@ -88,17 +88,31 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         source.findings.append(
             "its capture spans several steps or roles: cut to the selected windows; use --from and --to to see more"
         )
-    source = filters.apply(source)
+    return write_source(filters.apply(source), place, job, file, stated)
+
+
+def write_source(
+    source: Source, place: Place, job: Job, file: BinaryIO, stated: StatedSource | None = None
+) -> Part:
+    """Write the part of a source that was read.
+
+    Args:
+        source: on the common clock.
+        place: its place among the others.
+        job: the format.
+        file: receives the part.
+        stated: facts about the source, for programs that read a timeline in JSON again.
+    """
     first, last = source.extent or (None, None)
     written = 0
     if job.format == "perfetto":
         for piece in perfetto.encode(source, place):
             written += file.write(piece)
     elif first is None or first >= place.base_ns:
-        written = _compress(chrome.encode(source, place, stated), file)
+        written = _compress(chrome.encode(source, place, stated or StatedSource()), file)
     return Part(
         process_name(source, place),
-        wanted.origin.path,
+        source.origin.path,
         source.alignment,
         len(source.slices),
         len(source.instants),

@@ -87,7 +87,7 @@ class _Writer:
                     group,
                     process_name(source, place),
                     parent=ROOT,
-                    order=place.index,
+                    order=place.row,
                     ordered=True,
                     description=self._description(),
                 )

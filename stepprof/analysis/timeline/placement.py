@@ -22,7 +22,7 @@ class Place:
     """
 
     index: int
-    """From 0; also the order from top to bottom."""
+    """From 0."""
     count: int
     suffix: str = ""
     """The suffix that distinguishes it from another source of the same name."""
@@ -30,6 +30,13 @@ class Place:
     """The time that times are relative to, in formats that cannot hold nanoseconds since 1970. No
     event is earlier.
     """
+    above: int = 0
+    """How many of the sources that have a higher index are drawn above it."""
+
+    @property
+    def row(self) -> int:
+        """Its place from top to bottom."""
+        return self.index + self.above
 
 
 def process_name(source: Source, place: Place) -> str:

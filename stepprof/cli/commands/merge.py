@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.find import Found
     from stepprof.analysis.timeline.manifest_sources import Input
     from stepprof.analysis.timeline.merge import Merged
+    from stepprof.analysis.timeline.model import Source
+    from stepprof.analysis.timeline.ray_workers import Cluster
 
 __all__ = ["add", "run"]
 
@@ -76,6 +79,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="omit events that start after this time, in seconds since the start of the step",
     )
+    parser.add_argument(
+        "--critical-path",
+        action="store_true",
+        help="add tracks for the critical path and for the role of each process; reads every source twice",
+    )
     add_work(parser)
     parser.add_argument(
         "--json",
@@ -117,11 +125,14 @@ def run(args: argparse.Namespace) -> int:
             say(
                 f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have about {guess} or less"
             )
+        added = _added(args, found, assume, cluster)
         timelines = []
         for output, inputs in groups.items():
             write = write_archive
             if format_ != "archive":
-                write = partial(merge, format=format_, filters=_filters(args, begin), cluster=cluster)
+                write = partial(
+                    merge, format=format_, filters=_filters(args, begin), cluster=cluster, added=added
+                )
             with progress_bar("merging") as progress:
                 merged = write(
                     inputs,
@@ -142,6 +153,20 @@ def run(args: argparse.Namespace) -> int:
         say(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
     return 1 if any(part.events == 0 and part.findings for part in parts) else 0
+
+
+def _added(
+    args: argparse.Namespace, found: Found, assume: Mapping[str, int] | None, cluster: Cluster | None
+) -> list[Source]:
+    """Return the tracks that --critical-path adds."""
+    if not args.critical_path:
+        return []
+    from stepprof.analysis.report.analyse import analyse
+    from stepprof.analysis.report.step_tracks import step_tracks
+
+    with progress_bar("following the critical path") as progress:
+        report = analyse(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
+    return [step_tracks(report)]
 
 
 def _groups(args: argparse.Namespace, found: Found, name: Path) -> dict[Path, list[Input]]:

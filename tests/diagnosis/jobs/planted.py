@@ -32,7 +32,7 @@ class Job:
         self.steps = range(1, steps + 1)
         self.rank = 0
         self._step = 0
-        self._figures = {"planted": 0.0, "step_seconds": 0.0, "noise": 0.0}
+        self._figures = {"planted": 0.0, "step_seconds": 0.0, "noise": 0.0, "began": 0.0}
 
     def init(self, **config: Any) -> dict[str, Any]:
         """Return the arguments of `stepprof.init`."""
@@ -54,6 +54,7 @@ class Job:
         if step == self.recorded:
             self._figures["step_seconds"] = time.perf_counter() - begin
             self._figures["noise"] = sum(noise)
+            self._figures["began"] = begin
         self._step = 0
 
     @contextmanager
@@ -116,6 +117,9 @@ class Job:
         parts = [part for part in parts or [self._figures] if part]
         if seconds is None and topic not in (None, "coverage", "short"):  # those have no seconds
             seconds = self._figures["planted"]
+        # the profiler starts later in one rank than in another one, which waits for it in a collective
+        began = [part["began"] for part in parts if part["began"]] or [0.0]
+        apart = max(began) - min(began)
         truth = {
             "topic": topic if self.faulty else None,
             "process": process,
@@ -124,7 +128,7 @@ class Job:
             "why": why,
             "step": self.recorded,
             "step_seconds": max(part["step_seconds"] for part in parts),
-            "noise_seconds": max(part["noise"] for part in parts),
+            "noise_seconds": max(part["noise"] for part in parts) + apart,
             "true": true or [],
         }
         (self.out / "truth.json").write_text(json.dumps(truth, indent=1))
