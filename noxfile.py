@@ -1,11 +1,12 @@
 """What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
+`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `tables`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
 wheel and test what is in it, in clean environments without torch, on every Python that is supported.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -265,6 +266,22 @@ def ray(session: nox.Session) -> None:
 def viewers(session: nox.Session) -> None:
     """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
     run_tests(session, "tests/real/viewers", "-m", "not demo and not ray")
+
+
+@nox.session(venv_backend="none")
+def tables(session: nox.Session) -> None:
+    """Take the tables of a run with pandas, Polars and DuckDB, and run the notebook of examples/."""
+    requirements = ROOT / "tests" / "real" / "tables" / "requirements.txt"
+    folder = ROOT / ".nox" / "tables" / hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    if not folder.exists():
+        begun = folder.with_suffix(".begun")
+        session.run_install(
+            sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(begun), "-r", str(requirements),
+            external=True,
+        )  # fmt: skip
+        begun.rename(folder)
+    session.env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    run_tests(session, "tests/real/tables")
 
 
 # It needs the very torch that it was built for; of the others the Python is run, over the C library of this one.

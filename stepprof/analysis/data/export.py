@@ -30,7 +30,7 @@ def export(run: Run, folder: Path, numbers: Sequence[int]) -> list[Written]:
     Args:
         run: the run.
         folder: is made if it is missing; files of an earlier export are replaced as a whole.
-        numbers: the recorded steps whose slices and forward steps are written, all occurrences of each.
+        numbers: the recorded steps whose slices, forward steps and findings are written, all occurrences of each.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -41,6 +41,7 @@ def export(run: Run, folder: Path, numbers: Sequence[int]) -> list[Written]:
         "spans": [run.spans],
         "slices": [step.slices for step in recorded],
         "iterations": [step.iterations for step in recorded],
+        "findings": [step.findings for step in recorded],
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

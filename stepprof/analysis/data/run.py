@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.analysis.data.schema import ITERATIONS, SLICES, SPANS, STEPS
+from stepprof.analysis.data.schema import FINDINGS, ITERATIONS, SLICES, SPANS, STEPS
 from stepprof.analysis.data.spans import span_rows, step_rows
-from stepprof.analysis.data.table import Table, Tell, require_arrow
+from stepprof.analysis.data.table import Batch, Table, Tell, require_arrow
 from stepprof.errors import ConfigError
 from stepprof.run.runs import find_run, find_step, read_run, run_id_of, steps
 from stepprof.run.same_run import parts_of_one_run
@@ -151,10 +151,15 @@ class RecordedStep:
         return content
 
     @property
-    def findings(self) -> list[dict[str, Any]]:
-        """The findings of the report: what made the step long, the most expensive cause first."""
-        found: list[dict[str, Any]] = self.report["findings"]
-        return found
+    def findings(self) -> Table:
+        """The table of the findings of `report`: what made the step long, the most expensive cause first."""
+        return Table(FINDINGS, lambda _: self._finding_rows())
+
+    def _finding_rows(self) -> Iterator[tuple[int, Batch]]:
+        found = self.report["findings"]
+        columns = {name: [finding.get(name) for finding in found] for name in FINDINGS.names}
+        place = {"step": self.number, "occurrence": self.occurrence}
+        yield len(found), {**columns, **place, "number": list(range(1, len(found) + 1))}
 
     @cached_property
     def _found(self) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ITERATIONS", "SLICES", "SPANS", "STEPS", "TABLES", "Column", "Columns"]
+__all__ = ["FINDINGS", "ITERATIONS", "SLICES", "SPANS", "STEPS", "TABLES", "Column", "Columns"]
 
 Type = Literal["int64", "double", "bool", "string", "category"]
 """``category``: a string of which there are few, stored as a dictionary."""
@@ -131,4 +131,25 @@ ITERATIONS = Columns(
         Column("name", "category", "the engine's annotation"),
     ),
 )
-TABLES = {table.table: table for table in (STEPS, SPANS, SLICES, ITERATIONS)}
+FINDINGS = Columns(
+    "findings",
+    "A row for each finding of the report of a recorded step: what made it long, the most expensive cause first. docs/findings.md lists the kinds.",
+    (
+        _STEP,
+        _OCCURRENCE,
+        Column("number", "int64", "its place in the report; 1 is the first"),
+        Column("topic", "category", "the kind: `straggler`, `tail`, `overlap`, …"),
+        Column("text", "string", "the sentence"),
+        Column("seconds", "double", "its seconds of the step; null: it has none", "s"),
+        Column("process", "category", "the process in which the cause lies; null: several, or not known"),
+        Column("role", "category", "the role in which the cause lies; null: none, or not known"),
+        Column("region", "category", "the innermost region of the cause; null: none"),
+        Column("start", "double", "where its longest stretch begins, since the start of the step; null: it has no place", "s"),
+        Column("end", "double", "where that stretch ends", "s"),
+        Column("why", "string", "the evidence; null: none"),
+        Column("advice", "string", "what to try; null: nothing"),
+        Column("saves", "double", "how much shorter the step would be without the cause; null: not computed", "s"),
+        Column("assumption", "string", "what `saves` assumes; null: nothing"),
+    ),
+)  # fmt: skip
+TABLES = {table.table: table for table in (STEPS, SPANS, SLICES, ITERATIONS, FINDINGS)}

@@ -15,7 +15,7 @@ __all__ = ["add", "run"]
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
-    parser.description = "Write the steps, spans, slices and engine iterations of a run as Parquet files, for DuckDB, Polars, pandas, Spark. stepprof.open_run gives the same tables in Python."
+    parser.description = "Write the steps, spans, slices, engine iterations and findings of a run as Parquet files, for DuckDB, Polars, pandas, Spark. stepprof.open_run gives the same tables in Python."
     add_run(parser)
     parser.add_argument(
         "--parquet", type=Path, required=True, metavar="DIR", help="the folder for the files, one per table"
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=int,
         metavar="N",
-        help="write the slices and iterations of this recorded step only (default: of all recorded steps)",
+        help="write the slices, iterations and findings of this recorded step only (default: of all recorded steps)",
     )
     add_json(parser)
 

@@ -28,7 +28,7 @@ def test_every_table_is_written(run, tmp_path, capsys):
     """The slices of all recorded steps are in one file."""
     assert export(run, "--parquet", tmp_path / "out") == 0
     tables = {path.stem: pq.read_table(path) for path in (tmp_path / "out").iterdir()}
-    assert sorted(tables) == ["iterations", "slices", "spans", "steps"]
+    assert sorted(tables) == ["findings", "iterations", "slices", "spans", "steps"]
     assert set(tables["slices"]["step"].to_pylist()) == {2, 5}
     assert tables["spans"]["step"].to_pylist() == [2, 3]
     assert tables["slices"].schema.field("duration_ns").metadata[b"unit"] == b"ns"
@@ -53,7 +53,7 @@ def test_a_second_export_replaces_the_first(run, tmp_path):
     assert export(run, "--parquet", out) == 0
     assert pq.read_table(out / "spans.parquet").num_rows == 2
     assert sorted(path.name for path in out.iterdir()) == [
-        f"{name}.parquet" for name in ("iterations", "slices", "spans", "steps")
+        f"{name}.parquet" for name in ("findings", "iterations", "slices", "spans", "steps")
     ]
 
 

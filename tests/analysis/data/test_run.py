@@ -253,7 +253,13 @@ class TestStep:
         printed = json.loads(capsys.readouterr().out)
         step = run.step()
         assert step.report == printed
-        assert step.findings == printed["findings"]
+        found = rows(step.findings)
+        assert [row["text"] for row in found] == [each["text"] for each in printed["findings"]]
+        assert [(row["step"], row["occurrence"], row["number"]) for row in found] == [
+            (2, 1, number) for number in range(1, len(found) + 1)
+        ]
+        for row, each in zip(found, printed["findings"], strict=True):
+            assert {name: row[name] for name in each} == each
 
     def test_columns_that_are_not_selected_are_not_read(self, run, mocker):
         """Arguments cost the most."""
