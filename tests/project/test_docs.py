@@ -149,7 +149,7 @@ def test_the_columns_of_tables_are_current():
     made = runpy.run_path(str(ROOT / "docs" / "make_data.py"))
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert page == made["updated"](page)
-    assert page.count("### `") == 4
+    assert page.count("### `") == 5
 
 
 class TestAgentsPage:
