@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,8 +44,28 @@ def process_files(path: Path) -> list[tuple[str, list[Path]]]:
     return [(name, found[name]) for name in sorted(found, key=order)]
 
 
-def windows_of(files: Iterable[Path]) -> Iterator[RunWindow]:
-    """Yield the windows of a process; damage is reported when the recorded step itself is read."""
+def windows_of(files: Iterable[Path]) -> tuple[RunWindow, ...]:
+    """Return the windows of a process; damage is reported when the recorded step itself is read.
+
+    Several parts of a report need them: those of the last process are kept while its files do not change.
+    """
+    return _windows(tuple((file, _state(file)) for file in files))
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=1)
+def _windows(files: tuple[tuple[Path, object], ...]) -> tuple[RunWindow, ...]:
+    return tuple(_read(file for file, _ in files))
+
+
+def _read(files: Iterable[Path]) -> Iterator[RunWindow]:
     for file in files:
         try:
             for line in span_lines(file, windows=True):

@@ -284,7 +284,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table:
                 "-" if longest is None else f"{seconds(longest.seconds)} {longest.label}",
             ]
         )
-    headers = ["role", "region", "on the clock", "of the step", "processes", "mean", "longest"]
+    headers = ["role", "region", "wall time", "of the step", "processes", "mean", "longest"]
     return _table(headers, rows, "llrrrrl", room)
 
 

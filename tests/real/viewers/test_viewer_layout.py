@@ -273,6 +273,23 @@ class TestPaper:
         assert page.evaluate("[...document.querySelectorAll('details')].every(e => e.open)")
         assert page.evaluate(OVERLAPS) == []
 
+    def test_a_long_timeline_ends_pages_between_its_rows(self, page: Chromium, tmp_path: Path) -> None:
+        """In pieces of less than a page that together hold every row, each with the axis."""
+        show(page, tmp_path, make_report(100, 1), 1280)
+        self.paper(page)
+        heights = page.evaluate(
+            "[...document.querySelectorAll('.paper canvas')].map(e => e.getBoundingClientRect().height)"
+        )
+        whole, head = page.evaluate("[document.getElementById('gantt').chart.whole, HEAD]")
+        scale = page.evaluate(
+            "document.querySelector('.paper canvas').getBoundingClientRect().width / document.getElementById('gantt').chart.width"
+        )
+        assert len(heights) > 3
+        assert max(heights) < 600
+        assert sum(heights) == pytest.approx(scale * (whole + head * (len(heights) - 1)), abs=8)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate("document.querySelector('.paper')") is None
+
     def test_neighbours_differ_in_grey(self, page: Chromium, tmp_path: Path) -> None:
         """Roles, and pieces of a bar, that stand next to each other are not of one grey."""
         show(page, tmp_path, make_report(4), 1280)

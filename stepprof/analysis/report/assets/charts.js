@@ -21,7 +21,7 @@ function ribbon(report, gantt) {
 function describePart(time, intervals) {
   const lines = [];
   if (time) {
-    lines.push(["on the clock", seconds(time.seconds)], ["of the step", share(time.share)]);
+    lines.push(["wall time", seconds(time.seconds)], ["of the step", share(time.share)]);
     const each = time.per_process;
     if (each.length) {
       const longest = most(each, process => process.seconds);

@@ -9,7 +9,7 @@ function comparisonParts(comparison) {
   const largest = list => list.slice().sort((x, y) => (y.topic === "step") - (x.topic === "step") || size(y) - size(x)).slice(0, 14);
   const clock = largest(changes.filter(change => !summed.has(change.topic))), work = largest(changes.filter(change => summed.has(change.topic)));
   return [
-    clock.length ? part("clock", "On the clock", "On the clock", "The largest changes in the time of the step, its roles, rollout and regions.", el("div", { class: "card" }, pairs(clock), key())) : null,
+    clock.length ? part("clock", "Wall time", "Wall time", "The largest changes in the wall time of the step, its roles, rollout and regions.", el("div", { class: "card" }, pairs(clock), key())) : null,
     work.length ? part("work", "Operators", "Operators and kernels", "The largest changes in self time, per process.", el("div", { class: "card" }, pairs(work), key())) : null,
     topics.length ? part("changes", "All changes", "All changes", "Noise is the usual difference between processes that do equal work, or between steps of a run. A change within the noise may be chance.",
       tabbed(topics.map(topic => [CHANGES[topic] || topic, true, () => changesTable(changes.filter(change => change.topic === topic))]))) : null,

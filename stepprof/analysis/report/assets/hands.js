@@ -60,8 +60,25 @@ function listen(chart) {
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   addEventListener("themechange", () => chart.request());
-  addEventListener("beforeprint", () => { chart.printing = true; chart.resize(Math.min(chart.width, PRINTED)); chart.draw(); });
-  addEventListener("afterprint", () => { chart.printing = false; chart.resize(chart.box.clientWidth); chart.draw(); });
+  addEventListener("beforeprint", () => { chart.printing = true; chart.resize(Math.min(chart.width, PRINTED)); chart.draw(); box.append(onPaper(chart)); });
+  addEventListener("afterprint", () => { chart.printing = false; for (const copy of box.querySelectorAll(".paper")) copy.remove(); chart.resize(chart.box.clientWidth); chart.draw(); });
+}
+
+const PAPER = 420; // pixels of rows in one piece: less than half a page
+
+// Copies of the chart in pieces between which a page may end, each with the axis above its rows.
+function onPaper(chart) {
+  const ratio = chart.canvas.width / chart.width, ends = [];
+  let from = 0;
+  for (const row of chart.data.rows) if (row.y + row.height - from > PAPER && row.y > from) { ends.push(row.y); from = row.y; }
+  ends.push(chart.rowsHeight);
+  const slice = (canvas, top, height, to) => canvas.getContext("2d").drawImage(chart.canvas, 0, top * ratio, chart.canvas.width, height * ratio, 0, to * ratio, chart.canvas.width, height * ratio);
+  return el("div", { class: "paper" }, ends.map((end, at) => {
+    const begin = at ? ends[at - 1] : 0, canvas = el("canvas", { width: chart.canvas.width, height: Math.round((HEAD + end - begin) * ratio) });
+    slice(canvas, 0, HEAD, 0);
+    slice(canvas, HEAD + begin, end - begin, HEAD);
+    return canvas;
+  }));
 }
 
 function ganttPart(report, gantt) {

@@ -85,13 +85,13 @@ function operationsPart(report) {
     { title: "calls", number: true, value: op => op.calls, text: op => count(op.calls) },
     { title: "total", number: true, value: op => op.seconds, text: op => seconds(op.seconds) },
     { title: "self", number: true, value: op => op.self_seconds, text: op => seconds(op.self_seconds) },
-    { title: "of all", number: true, value: op => op.share, text: op => share(op.share) },
+    { title: "of their kind", number: true, value: op => op.share, text: op => share(op.share) },
     { title: "", value: op => op.share, meter: op => op.share / largest(op.kind), colour: op => (op.kind === "kernel" ? "--c2" : "--c1") }];
   const largest = kind => Math.max(1e-12, ...(kind === "kernel" ? report.kernels : report.ops).map(op => op.share));
   const regionColumns = [
     { title: "role", value: time => time.role || "step", node: roleCell },
     { title: "region", value: time => time.region, kind: "name" },
-    { title: "on the clock", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
+    { title: "wall time", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
     { title: "of the step", number: true, value: time => time.share, text: time => share(time.share) },
     { title: "", value: time => time.seconds, meter: time => time.share, colour: time => partColour(time.role, time.region) },
     { title: "processes", number: true, value: time => time.per_process.length, text: time => count(time.per_process.length) },
@@ -106,7 +106,7 @@ function operationsPart(report) {
     ["Kernels", report.kernels.length, () => dataTable(opColumns, report.kernels, { sort: 3, find: true })],
   ].filter(([, rows]) => rows);
   if (!tables.length) return null;
-  return part("operations", "Operations", "What took the time", "Regions by the clock; operators and kernels by self time (without the operators that they call), summed over all processes.", tabbed(tables));
+  return part("operations", "Operations", "What took the time", "Regions by wall time; operators and kernels by self time (without the operators that they call), summed over all processes.", tabbed(tables));
 }
 
 // tables: [[title, whether it has rows, make], …]
