@@ -64,7 +64,7 @@ function listen(chart) {
   addEventListener("afterprint", () => { chart.printing = false; for (const copy of box.querySelectorAll(".paper")) copy.remove(); chart.resize(chart.box.clientWidth); chart.draw(); });
 }
 
-const PAPER = 420; // pixels of rows in one piece: less than half a page
+const PAPER = 370; // pixels of rows in one piece: less than half a page
 
 // Copies of the chart in pieces between which a page may end, each with the axis above its rows.
 function onPaper(chart) {
