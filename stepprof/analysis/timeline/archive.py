@@ -113,7 +113,7 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
     source.findings += never_compared(source.origin, source.alignment)
     offset = _offset(wanted, source)
     if offset is None and wanted.origin.kind != "spans" and source.extent is not None:
-        source.findings.append(f"is in {CONVERTED}: Perfetto cannot read its file")
+        source.findings.append(f"is in {CONVERTED}, as stepprof read it, and not as it was recorded")
     if offset is not None and (wanted.within is not None or wanted.window is not None):
         source.findings.append("the archive has all of its file, also what it recorded outside of the step")
     first, last = source.extent or (None, None)

@@ -107,8 +107,9 @@ class TestEachTable:
         assert expected
 
     def test_without_rows(self, empty: Run, name: str, consumer: Callable[[Table], Rows]) -> None:
-        """It has its columns all the same."""
-        table = tables(empty)[name].select("step", "occurrence") if name == "slices" else tables(empty)[name]
+        """A recorded step without events, whose report has findings all the same."""
+        table = tables(empty)[name]
+        assert name in ("steps", "findings") or pa.table(table).num_rows == 0
         assert consumer(table) == pa.table(table).to_pylist()
 
 
