@@ -240,10 +240,17 @@ def contracts(session: nox.Session) -> None:
     run_tests(session, "tests/real/contracts")
 
 
+# Next to verl's environment, not in it: verl imports a name of TRL, where it finds one, that TRL has no longer.
+TRL = "trl==1.16.0"
+
+
 @nox.session(python="3.11", reuse_venv=True)
 def verl(session: nox.Session) -> None:
     """Record a whole training job of the real verl on a CPU, ranks and vLLM included; and jobs of TRL that generate with vLLM."""
     install_whole_verl(session)
+    trl = Path(session.virtualenv.location).resolve() / "trl"
+    unpack(session, TRL, trl)
+    session.env["TRL"] = str(trl)
     run_tests(
         session, "tests/real/verl", "-k", "not modes or separate_async", coverage=("--concurrency=thread",)
     )

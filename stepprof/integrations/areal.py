@@ -31,6 +31,7 @@ __all__ = ["ADAPTERS", "GROUPS", "ROLES", "TRAINERS"]
 
 TRACER = "areal.utils.perf_tracer"
 SCOPES = (f"{TRACER}:trace_scope", f"{TRACER}:atrace_scope")
+OPTION = "perf_tracer.profile_steps"
 OWN_PROFILER = f"{TRACER}:PerfTracer._should_enable_profiler"
 TRAINERS = (
     "areal.trainer.rl_trainer:PPOTrainer",
@@ -97,11 +98,13 @@ _jobs: list[Job] = []
 def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     if is_incomplete("areal", ADAPTERS):
         return False
-    given = _as_configuration(trainer.config) if own_profiler.is_asked_for() else None
+    asked = own_profiler.is_asked_for()
+    given = _as_configuration(trainer.config) if asked else None
     process = None if trainer.scheduler is None else "driver"  # without a scheduler each rank runs the loop
     config = own_profiler.with_overrides(given)
     if not start_session("areal", partial(_attach_processes, trainer), config, process):
         return False
+    own_profiler.settle("areal.scopes", OPTION, _own_steps(trainer.config), take_over=asked)
     _jobs[:] = [Job()]
     return True
 
@@ -132,15 +135,18 @@ def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: 
         job.loop.end_evaluation(window, error)
 
 
-def _as_configuration(config: Any) -> dict[str, Any]:
-    """Return the configuration of stepprof for AReaL's ``perf_tracer.profile_steps``, which count from 0."""
+def _own_steps(config: Any) -> list[int]:
+    """Return the steps of AReaL's ``perf_tracer.profile_steps``, which count from 0."""
     own = config.perf_tracer
-    steps = own.profile_steps if own is not None else None
+    return [] if own is None else [int(step) + 1 for step in own.profile_steps or ()]
+
+
+def _as_configuration(config: Any) -> dict[str, Any]:
+    steps = _own_steps(config)
     if not steps:
-        raise ConfigError.at(
-            "perf_tracer.profile_steps", steps, "must name steps for STEPPROF_FROM=framework"
-        )
-    return {"steps": [int(step) + 1 for step in steps]}
+        given = None if config.perf_tracer is None else config.perf_tracer.profile_steps
+        raise ConfigError.at(OPTION, given, "must name steps for STEPPROF_FROM=framework")
+    return {"steps": steps}
 
 
 def _attach_trainers(patches: Patches) -> None:

@@ -11,8 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
+from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
+from stepprof.integrations.mindspeed_rl_profiler import OwnProfiler
 from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
 from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
 
@@ -73,6 +75,8 @@ class Job(TimedJob):
 _jobs: list[Job] = []
 """The job of this process, while its trainer fits."""
 
+_own = OwnProfiler()
+
 
 def _end() -> None:
     _jobs.clear()
@@ -82,8 +86,10 @@ def _end() -> None:
 def _fit_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     if is_incomplete("mindspeed_rl", ADAPTERS):
         return False
-    if not start_session("mindspeed_rl", partial(_attach_workers, trainer)):
+    given = own_profiler.with_overrides(_own.as_configuration())
+    if not start_session("mindspeed_rl", partial(_attach_workers, trainer), given):
         return False
+    _own.settle("mindspeed_rl.timers")
     _jobs[:] = [Job(trainer)]
     return True
 
@@ -118,6 +124,7 @@ def _attach_timers(patches: Patches) -> None:
     for method, role in PHASES.items():
         patches.around(f"{GROUP}.{method}", lambda *_, of=(method, role): open_timer(*of), close_timer)
     patches.result(f"{GROUP}.get_iteration", _iteration_is_known)
+    patches.around(f"{GROUP}.__init__", _own.group_begins)
 
 
 def _attach_trainer(target: str) -> Callable[[Patches], None]:
@@ -138,6 +145,7 @@ ADAPTERS = (
             **CODETIMING,
             **{f"{GROUP}.{method}": () for method in PHASES},
             f"{GROUP}.get_iteration": (),
+            f"{GROUP}.__init__": ("profiler_config",),
         },
     ),
     *(

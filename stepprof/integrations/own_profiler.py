@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from stepprof.instrument.context import cell
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 
-__all__ = ["is_asked_for", "refuse", "settle", "with_overrides"]
+__all__ = ["is_asked_for", "refuse", "scheduled_steps", "settle", "with_overrides"]
 
 
 def is_asked_for() -> bool:
@@ -45,7 +46,26 @@ def with_overrides(given: Any) -> Any:
     return {**plain(given), **{key: value for _, key, value in overrides(os.environ)}}  # type: ignore[dict-item]
 
 
-def settle(adapter: str, option: str, steps: Iterable[int], *, take_over: bool) -> None:
+def scheduled_steps(total: int, **schedule: int) -> list[int]:
+    """Return the steps, from 1, that a schedule of torch's profiler records in a job of `total` steps.
+
+    Args:
+        total: how many steps the job has.
+        schedule: what `torch.profiler.schedule` takes.
+    """
+    from torch.profiler import ProfilerAction
+    from torch.profiler import schedule as scheduled
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a schedule has no warm-up is the framework's business
+        action = scheduled(**schedule)
+    recording = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+    return [finished + 1 for finished in range(total) if action(finished) in recording]
+
+
+def settle(
+    adapter: str, option: str, steps: Iterable[int], *, take_over: bool, is_replaceable: bool = True
+) -> None:
     """Note that the configuration comes from the framework, or report the steps that its profiler records too.
 
     Args:
@@ -53,6 +73,7 @@ def settle(adapter: str, option: str, steps: Iterable[int], *, take_over: bool) 
         option: the framework's, that selects the steps.
         steps: in which the framework's own profiler runs.
         take_over: stepprof records them alone; the adapter has switched the other profiler off.
+        is_replaceable: whether the adapter can do that.
     """
     session = current_session()
     if session is None:
@@ -63,5 +84,8 @@ def settle(adapter: str, option: str, steps: Iterable[int], *, take_over: bool) 
         return
     both = [step for step in steps if step in session.config.policy(None).steps]
     if both:
-        reason = f"{option} selects them too; leave it out, or set STEPPROF_FROM=framework to record them with stepprof alone"
+        instead = (
+            ", or set STEPPROF_FROM=framework to record them with stepprof alone" if is_replaceable else ""
+        )
+        reason = f"{option} selects them too; leave it out{instead}"
         logger.warning("adapter.other_profiler", name=adapter, steps=both, reason=reason)

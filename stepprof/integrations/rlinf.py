@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import stepprof
 import stepprof_autoload
+from stepprof.errors import ConfigError
+from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
 from stepprof.integrations.timed_job import Close, TimedJob
@@ -24,6 +26,8 @@ __all__ = ["ADAPTERS", "EVALUATIONS", "ROLES", "RUNNERS", "STEP", "register"]
 
 TIMER = "rlinf.utils.distributed:ScopedTimer.__call__"
 RANGE = "rlinf.scheduler.hardware.accelerators.accelerator:AcceleratorUtil.profiling_range"
+
+OPTION = "cluster.profiling.steps"
 
 STEP = "step"
 EVALUATIONS = ("eval", "evaluate")
@@ -58,8 +62,19 @@ def register() -> None:
 
 
 def _run_begins(counter: str, groups: Groups, runner: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
-    if is_incomplete("rlinf", ADAPTERS) or not start_session("rlinf", partial(_attach, runner, groups)):
+    if is_incomplete("rlinf", ADAPTERS):
         return False
+    asked, own = own_profiler.is_asked_for(), _own_steps(runner)
+    if asked and not own:
+        raise ConfigError.at(
+            OPTION, None, "must name steps of a runner that profiles, for STEPPROF_FROM=framework"
+        )
+    given = own_profiler.with_overrides({"steps": own, "ranks": "all"} if asked else None)
+    if not start_session("rlinf", partial(_attach, runner, groups), given):
+        return False
+    if asked:
+        runner._profile_all_steps, runner._profile_steps = False, None
+    own_profiler.settle("rlinf.timers", OPTION, own, take_over=asked)
     _jobs[:] = [TimedJob("rlinf", lambda: getattr(runner, counter) + 1, ROLES, (STEP,), EVALUATIONS)]
     return True
 
@@ -70,6 +85,13 @@ def _run_ends(begun: bool | None, error: BaseException | None) -> None:
             job.loop.end(error)
         _jobs.clear()
         stepprof.shutdown()
+
+
+def _own_steps(runner: Any) -> list[int]:
+    """Return the steps of RLinf's ``cluster.profiling.steps``, which count from 0; [] of a runner that does not profile."""
+    if getattr(runner, "_profile_all_steps", False):
+        return [*range(1, int(runner.max_steps) + 1)]
+    return sorted(step + 1 for step in getattr(runner, "_profile_steps", None) or ())
 
 
 def _attach(runner: Any, groups: Groups) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
+from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
 from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
@@ -29,6 +30,7 @@ PIPELINES = (
     "roll.pipeline.dpo.dpo_pipeline:DPOPipeline",
 )
 STATE = "roll.utils.worker_state:WorkerState"
+CONFIG = "roll.configs.base_config:BaseConfig"
 CLUSTER = "roll.distributed.executor.cluster:Cluster"
 
 STEPS = ("step_total", "pipeline_step_total")
@@ -55,6 +57,7 @@ _jobs: list[TimedJob] = []
 def _run_begins(pipeline: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     if is_incomplete("roll", ADAPTERS) or not start_session("roll", partial(_attach_workers, pipeline)):
         return False
+    _report_own_profiler(pipeline.pipeline_config)
     _jobs[:] = [TimedJob("roll", lambda: int(pipeline.state.step) + 1, ROLES, STEPS, EVALUATIONS)]
     return True
 
@@ -65,6 +68,13 @@ def _run_ends(begun: bool | None, error: BaseException | None) -> None:
             job.loop.end(error)
         _jobs.clear()
         stepprof.shutdown()
+
+
+def _report_own_profiler(config: Any) -> None:
+    """Report ROLL's own profiler, which records each call of each worker in every step, and which nothing but its option ends."""
+    if config.profiler_timeline:
+        steps = range(int(config.max_steps) + 1)
+        own_profiler.settle("roll.timers", "profiler_timeline", steps, take_over=False, is_replaceable=False)
 
 
 def _attach_workers(pipeline: Any) -> None:
@@ -107,7 +117,12 @@ ADAPTERS = (
             name=f"roll.{target.partition(':')[2]}",
             trigger=target.partition(":")[0],
             attach=_attach_pipeline(target),
-            needs={f"{target}.run": (), STATE: ("step",), f"{CLUSTER}.__init__": ("worker_config",)},
+            needs={
+                f"{target}.run": (),
+                STATE: ("step",),
+                f"{CLUSTER}.__init__": ("worker_config",),
+                CONFIG: ("profiler_timeline", "max_steps"),
+            },
         )
         for target in PIPELINES
     ),

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
+from stepprof.integrations import own_profiler, skyrl_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
 from stepprof.integrations.training_loop import start_session
@@ -78,8 +79,11 @@ _jobs: list[Job] = []
 
 
 def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
-    if not start_session("skyrl", partial(_attach_processes, trainer)):
+    asked = own_profiler.is_asked_for()
+    given = own_profiler.with_overrides(skyrl_profiler.as_configuration(trainer) if asked else None)
+    if not start_session("skyrl", partial(_attach_processes, trainer), given):
         return False
+    skyrl_profiler.settle(trainer, take_over=asked)
     _jobs[:] = [Job(trainer)]
     return True
 
@@ -148,6 +152,7 @@ ADAPTERS = (
             f"{TIMER}.__init__": ("message",),
             **{f"{TIMER}.__{name}__": () for name in ("enter", "exit", "aenter", "aexit")},
             CLIENT: ("server_urls",),
+            skyrl_profiler.CONFIG: skyrl_profiler.FIELDS,
         },
     ),
     _adapter("skyrl.fully_async", ASYNC_TRAINER, _attach_async_trainer, {f"{ASYNC_TRAINER}.train": ()}),

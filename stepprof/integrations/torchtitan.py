@@ -14,8 +14,6 @@ from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
 from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
-from stepprof.log import logger
-from stepprof.recording.session import current_session
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
@@ -29,10 +27,7 @@ PROFILER = "torchtitan.tools.profiler:Profiler.Config"
 STEP = "step"
 EVAL = "eval"
 
-OTHER_PROFILER = (
-    "profiler.enable_profiling selects them too; leave it out, or set STEPPROF_FROM=framework to record them with "
-    "stepprof alone"
-)
+OPTION = "profiler.enable_profiling"
 
 _jobs: list[TimedJob] = []
 """The job of this process, while its trainer trains."""
@@ -43,7 +38,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     asked = own_profiler.is_asked_for()
     if asked and not steps:
         raise ConfigError.at(
-            "profiler.enable_profiling",
+            OPTION,
             own.enable_profiling,
             "must be on and select a step of the job for STEPPROF_FROM=framework",
         )
@@ -51,8 +46,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
         return False
     if asked:
         own.enable_profiling = False
-    else:
-        _report_both(steps)
+    own_profiler.settle("torchtitan", OPTION, steps, take_over=asked)
     _jobs[:] = [TimedJob("torchtitan", lambda: int(trainer.step), {}, (STEP,), (EVAL,))]
     return True
 
@@ -67,24 +61,14 @@ def _training_ends(begun: bool | None, error: BaseException | None) -> None:
 
 def _own_steps(config: Any) -> list[int]:
     """Return the steps that torchtitan's own profiler would record."""
-    from torch.profiler import ProfilerAction, schedule
-
     own = config.profiler
     if not own.enable_profiling:
         return []
     wait = own.profile_freq - own.profiler_active - own.profiler_warmup
     others = {key: getattr(own, f"profiler_{key}") for key in ("repeat", "skip_first", "skip_first_wait")}
     given = {key: value for key, value in others.items() if value is not None}
-    recorded = schedule(wait=wait, warmup=own.profiler_warmup, active=own.profiler_active, **given)
-    actions = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-    return [finished + 1 for finished in range(config.training.steps) if recorded(finished) in actions]
-
-
-def _report_both(own: list[int]) -> None:
-    session = current_session()
-    both = [] if session is None else [step for step in own if step in session.config.policy(None).steps]
-    if both:
-        logger.warning("adapter.other_profiler", name="torchtitan", steps=both, reason=OTHER_PROFILER)
+    recorded = {"wait": wait, "warmup": own.profiler_warmup, "active": own.profiler_active}
+    return own_profiler.scheduled_steps(config.training.steps, **recorded, **given)
 
 
 def _span_begins(span: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 import stepprof
 from stepprof.errors import ConfigError
@@ -17,6 +18,7 @@ def environment(tmp_path, monkeypatch):
     """Configure a job, and end its session."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
+    cell.adapters["areal.scopes"] = {"status": "attached"}
     yield tmp_path
     areal._jobs.clear()
     cell.adapters.clear()
@@ -83,3 +85,10 @@ class TestOwnProfiler:
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         with pytest.raises(ConfigError, match=r"perf_tracer\.profile_steps"):
             areal._training_begins(trainer(own), (), {})
+
+    @pytest.mark.parametrize(("own", "reported"), [([8, 9], [[9]]), ([9], []), (None, [])])
+    def test_steps_of_both(self, environment, own, reported) -> None:
+        """They are reported when the training begins."""
+        with capture_logs() as lines:
+            areal._training_begins(trainer(SimpleNamespace(profile_steps=own)), (), {})
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported

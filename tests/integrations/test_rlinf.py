@@ -8,11 +8,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 import stepprof
 from stepprof.errors import ConfigError
 from stepprof.instrument.context import cell
 from stepprof.integrations import rlinf
+from stepprof.recording.session import current_session
 
 
 @pytest.fixture
@@ -20,8 +22,10 @@ def environment(tmp_path, monkeypatch):
     """Configure a job, and end its session."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
+    cell.adapters["rlinf.timers"] = {"status": "attached"}
     yield tmp_path
     rlinf._jobs.clear()
+    cell.adapters.clear()
     stepprof.shutdown()
 
 
@@ -54,6 +58,43 @@ class TestRunner:
         close = rlinf._timer_begins(None, ("step",), {})
         rlinf._timer_ends(close, None)
         assert not rlinf._jobs
+
+
+def profiling(steps, *, always=False):
+    """Return a runner whose own profiler records some steps, counted from 0, or all twelve."""
+    return SimpleNamespace(
+        global_step=0, max_steps=12, actor=None, _profile_steps=steps, _profile_all_steps=always
+    )
+
+
+class TestOwnProfiler:
+    @pytest.mark.parametrize(
+        ("runner", "steps"),
+        [(profiling({3, 5}), [4, 6]), (profiling(None, always=True), [*range(1, 13)])],
+        ids=["some", "all"],
+    )
+    def test_its_place_is_taken(self, environment, monkeypatch, runner, steps) -> None:
+        """Its steps are recorded by stepprof, and it opens no window of its own."""
+        monkeypatch.delenv("STEPPROF_STEPS")
+        monkeypatch.setenv("STEPPROF_FROM", "framework")
+        assert begin(runner)
+        assert [each for each in range(20) if each in current_session().config.policy(None).steps] == steps
+        assert (runner._profile_steps, runner._profile_all_steps) == (None, False)
+        assert cell.adapters["rlinf.timers"]["configuration"] == "cluster.profiling.steps"
+
+    def test_a_runner_without_steps(self, environment, monkeypatch) -> None:
+        """It is refused by its option: nothing would be recorded."""
+        monkeypatch.setenv("STEPPROF_FROM", "framework")
+        with pytest.raises(ConfigError, match=r"cluster\.profiling\.steps"):
+            begin(profiling(None))
+
+    def test_steps_of_both(self, environment) -> None:
+        """They are reported; its own profiler is left as it is."""
+        runner = profiling({8, 10})
+        with capture_logs() as lines:
+            begin(runner)
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == [[9]]
+        assert runner._profile_steps == {8, 10}
 
 
 class TestWorkers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 import stepprof
 from stepprof.errors import ConfigError
@@ -17,14 +18,25 @@ def environment(tmp_path, monkeypatch):
     """Configure a job, and end its session."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
+    cell.adapters["roll.timers"] = {"status": "attached"}
     yield tmp_path
     roll._jobs.clear()
+    cell.adapters.clear()
     stepprof.shutdown()
 
 
 def cluster(*workers):
     """Return a cluster of workers."""
     return SimpleNamespace(workers=[*workers])
+
+
+def pipeline(*, profiles=False):
+    """Return a pipeline of 20 steps without workers."""
+    return SimpleNamespace(
+        actor_train=cluster(),
+        state=SimpleNamespace(step=-1),
+        pipeline_config=SimpleNamespace(profiler_timeline=profiles, max_steps=20),
+    )
 
 
 class TestGroups:
@@ -55,9 +67,7 @@ class TestGroups:
 class TestPipeline:
     def test_a_failed_step_is_closed(self, environment) -> None:
         """And the session ends with the run; step 0 is a step."""
-        begun = roll._run_begins(
-            SimpleNamespace(actor_train=cluster(), state=SimpleNamespace(step=-1)), (), {}
-        )
+        begun = roll._run_begins(pipeline(), (), {})
         roll._jobs[0].begin("step_total")
         assert roll._jobs[0].loop.step == 0
         roll._run_ends(begun, RuntimeError("no samples"))
@@ -66,7 +76,18 @@ class TestPipeline:
 
     def test_all_or_none(self, environment) -> None:
         """If a cluster cannot be attached, no session is left behind."""
-        pipeline = SimpleNamespace(actor_train=cluster(SimpleNamespace(_actor_id="a")))
+        unattached = SimpleNamespace(actor_train=cluster(SimpleNamespace(_actor_id="a")))
         with pytest.raises(ConfigError):
-            roll._run_begins(pipeline, (), {})
+            roll._run_begins(unattached, (), {})
         assert cell.session is None
+
+
+class TestOwnProfiler:
+    @pytest.mark.parametrize(("profiles", "reported"), [(True, [[9]]), (False, [])])
+    def test_it_records_too(self, environment, profiles, reported) -> None:
+        """It records every call of every step, so that nothing but leaving it out helps."""
+        with capture_logs() as lines:
+            roll._run_begins(pipeline(profiles=profiles), (), {})
+        told = [each for each in lines if each["event"] == "adapter.other_profiler"]
+        assert [each["steps"] for each in told] == reported
+        assert not any("STEPPROF_FROM" in each["reason"] for each in told)

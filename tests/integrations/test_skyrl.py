@@ -26,8 +26,10 @@ def environment(tmp_path, monkeypatch):
 
 def trainer(**groups):
     """Return a trainer at step 1 without processes, but for the groups that are given."""
+    own = SimpleNamespace(enable=False)
+    config = SimpleNamespace(trainer=SimpleNamespace(policy=SimpleNamespace(torch_profiler_config=own)))
     return SimpleNamespace(
-        global_step=1, inference_engine_client=None, **{**dict.fromkeys(skyrl.GROUPS), **groups}
+        cfg=config, global_step=1, inference_engine_client=None, **{**dict.fromkeys(skyrl.GROUPS), **groups}
     )
 
 

@@ -15,6 +15,7 @@ from skeleton import build
 from wheels import packages
 
 from stepprof.integrations import mindspeed_rl, roll
+from stepprof.integrations.mindspeed_rl_profiler import FIELDS
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.integrations.timed_job import CODETIMING
 from stepprof.run.manifest import read_step
@@ -30,6 +31,7 @@ SKELETONS = {
         "roll/pipeline/base_worker.py": "base_worker",
         "roll/distributed/executor/cluster.py": "cluster",
         "roll/utils/worker_state.py": "worker_state",
+        "roll/configs/base_config.py": "base_config",
     },
     "mindspeed_rl": {
         "mindspeed_rl/trainer/base.py": "base",
@@ -71,6 +73,13 @@ class TestNames:
         assert "strategy" in found["roll.pipeline.base_worker"]["InferWorker"]
         module, _, owner = mindspeed_rl.GROUP.partition(":")
         assert "actor_handlers" in load("mindspeed_rl")["modules"][module][owner]
+
+    def test_own_profiler_of_mindspeed_rl(self) -> None:
+        """The options that are read are attributes of its configuration, and the group takes it as its seventh argument."""
+        found = load("mindspeed_rl")["modules"]
+        assert set(FIELDS) <= set(found["mindspeed_rl.config_cls.mindstudio_config"]["ProfilerConfig"])
+        module, _, owner = mindspeed_rl.GROUP.partition(":")
+        assert found[module][f"{owner}.__init__"][6] == "profiler_config"
 
 
 def run_job(folder, framework):

@@ -76,6 +76,12 @@ class TestNames:
             each.name: [] for each in rlinf.ADAPTERS
         }
 
+    def test_own_profiler(self, wheel) -> None:
+        """The runner that profiles keeps its steps in these attributes, and asks them before each step."""
+        runner = wheel / "rlinf/runners/embodied_runner.py"
+        assert {"_profile_steps", "_profile_all_steps", "max_steps"} <= assigns(runner, "EmbodiedRunner")
+        assert "self._profile_all_steps or (" in runner.read_text()
+
     @pytest.mark.parametrize("timer", [rlinf.STEP, *rlinf.ROLES, "eval"])
     def test_timers(self, wheel, timer) -> None:
         """A runner enters each timer that is a role, the step or the evaluation."""

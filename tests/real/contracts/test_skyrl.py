@@ -13,7 +13,7 @@ import pytest
 from skeleton import ANYTHING, build
 from wheels import assigns, packages, timers
 
-from stepprof.integrations import skyrl
+from stepprof.integrations import skyrl, skyrl_profiler
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, read_run, steps
@@ -43,11 +43,16 @@ class ResumeMode: NONE = "none"
 PREPARING = """
 def prepare_generator_input(*args): return {}, []
 """
+OWN_PROFILER = f"""
+class TorchProfilerConfig:
+    def __init__(self, {", ".join(skyrl_profiler.FIELDS)}): ...
+"""
 BACKENDS = "skyrl/backends/skyrl_train"
 STUBS = {
     "loguru/__init__.py": LOGGER,
     "jaxtyping/__init__.py": TENSORS,
     f"{BACKENDS}/inference_servers/remote_inference_client.py": CLIENT,
+    "skyrl/train/config/config.py": OWN_PROFILER + ANYTHING,
     "skyrl/train/utils/__init__.py": "from .utils import *\n",
     "skyrl/train/utils/trainer_utils.py": RESUMING + ANYTHING,
     "skyrl/train/generators/utils.py": PREPARING + ANYTHING,
@@ -65,7 +70,7 @@ STUBS = {
             ),
             f"{BACKENDS}/utils/ppo_utils.py",
             *(f"{BACKENDS}/workers/{name}.py" for name in ("worker", "worker_dispatch", "worker_utils")),
-            *(f"skyrl/train/{name}.py" for name in ("config/__init__", "config/config", "evaluate")),
+            *(f"skyrl/train/{name}.py" for name in ("config/__init__", "evaluate")),
             *(
                 f"skyrl/train/{name}.py"
                 for name in ("dataset/__init__", "dataset/preprocess", "generators/base")

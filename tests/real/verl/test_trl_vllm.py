@@ -26,6 +26,14 @@ ALONE = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a job; TRL lies in a folder of its own, since verl fails where it finds a new one."""
+    paths = [os.environ["TRL"], os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, **ALONE, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 SERVED = (
     *("--model", "model", "--dtype", "float32", "--max-model-len", "64", "--enforce-eager"),
     *("--gpu-memory-utilization", "0.1", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"),
@@ -38,7 +46,7 @@ def recorded(folder: Path, *arguments: str) -> dict:
     done = subprocess.run(
         [*command, *arguments],
         cwd=folder,
-        env={**os.environ, **ALONE},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -86,7 +94,7 @@ class TestServer:
         """A `vllm serve` that has the variable is attached: the rollout has its forward steps."""
         subprocess.run(
             [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(JOB.parent)!r}); from grpo_vllm_job import write_model; write_model('model')"],
-            cwd=tmp_path, env={**os.environ, **ALONE}, check=True, capture_output=True,
+            cwd=tmp_path, env=environment(), check=True, capture_output=True,
         )  # fmt: skip
         variables = {"STEPPROF_STEPS": "2", "STEPPROF_OUTPUT_DIR": str(tmp_path / "stepprof-runs")}
         server = EngineServer(

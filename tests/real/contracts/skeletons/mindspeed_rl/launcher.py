@@ -4,7 +4,7 @@
 class RayActorGroup:
     """A group of workers; here it has none."""
 
-    def __init__(self):
+    def __init__(self, profiler_config=None):
         self.actor_handlers = []
 
     def get_iteration(self):

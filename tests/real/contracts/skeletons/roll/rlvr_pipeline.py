@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 from codetiming import Timer
+from roll.configs.base_config import BaseConfig
 from roll.distributed.executor.cluster import Cluster, configuration
 from roll.pipeline.base_worker import ActorWorker
 from roll.utils.worker_state import WorkerState
@@ -14,6 +15,7 @@ class RLVRPipeline:
     def __init__(self, steps):
         self.steps = steps
         self.state = WorkerState()
+        self.pipeline_config = BaseConfig()
         self.actor_train = Cluster("actor_train", ActorWorker, None, configuration(2))
         self.actor_infer = Cluster("actor_infer", ActorWorker, None, configuration(0))
         self.references = {"default": Cluster("reference", ActorWorker, None, configuration(1))}

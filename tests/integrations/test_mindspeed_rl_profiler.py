@@ -1,0 +1,80 @@
+"""The configuration of MindSpeed-RL's own profiler, as the configuration of stepprof."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+import stepprof
+from stepprof.config.config import load
+from stepprof.errors import ConfigError
+from stepprof.instrument.context import cell
+from stepprof.integrations.mindspeed_rl_profiler import OwnProfiler
+
+
+def options(**given):
+    """Return the options of a job that profiles the iterations 3 and 4."""
+    defaults = {
+        "profile": True, "stage": "all", "profile_step_start": 3, "profile_step_end": 5, "profile_ranks": "all", "profile_level": "level1",
+        "profile_with_memory": False, "profile_record_shapes": True, "profile_with_module": False, "mstx": True,
+    }  # fmt: skip
+    return SimpleNamespace(**{**defaults, **given})
+
+
+def made(own, *, by_position=False):
+    """Return what is known after a job has made two groups of workers with the same options."""
+    found = OwnProfiler()
+    for _ in range(2):
+        found.group_begins(
+            None, (None,) * 6 + (own,) if by_position else (), {} if by_position else {"profiler_config": own}
+        )
+    return found
+
+
+@pytest.fixture
+def _asked(monkeypatch):
+    """Ask for the framework's configuration."""
+    monkeypatch.setenv("STEPPROF_FROM", "framework")
+
+
+@pytest.mark.usefixtures("_asked")
+class TestTakeOver:
+    @pytest.mark.parametrize("by_position", [False, True])
+    def test_configuration(self, by_position) -> None:
+        """It is a valid one, and the workers get a profiler that is off."""
+        own = options()
+        config = load(made(own, by_position=by_position).as_configuration())
+        assert [step for step in range(9) if step in config.policy(None).steps] == [3, 4]
+        assert (config.npu.level, config.npu.record_shapes, config.npu.mstx) == ("level1", True, True)
+        assert not own.profile
+
+    def test_some_ranks(self) -> None:
+        """And a stage: each iteration is a capture of its own there."""
+        found = made(options(profile_ranks=[0, 3], stage="actor_update")).as_configuration()
+        assert (found["ranks"], found["join_steps"]) == ([0, 3], False)
+
+    @pytest.mark.parametrize("own", [None, options(profile=False), options(profile_step_end=3)])
+    def test_no_steps(self, own) -> None:
+        """It is refused by its option: nothing would be recorded."""
+        with pytest.raises(ConfigError, match=r"profiler_config\.integrated"):
+            made(own).as_configuration()
+
+
+class TestBoth:
+    def test_steps_of_both(self, tmp_path) -> None:
+        """They are reported, and the workers get their profiler."""
+        cell.adapters["mindspeed_rl.timers"] = {"status": "attached"}
+        stepprof.init({"steps": [4], "backend": "null", "output_dir": str(tmp_path)})
+        own = options()
+        with capture_logs() as lines:
+            made(own).settle("mindspeed_rl.timers")
+        stepprof.shutdown()
+        cell.adapters.clear()
+        assert own.profile
+        assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == [[4]]
+
+    def test_it_is_off(self) -> None:
+        """Then there is nothing to read."""
+        assert made(options(profile=False)).as_configuration() is None
