@@ -53,7 +53,7 @@ class TestJob:
         assert faulty["seconds"] >= 0.25 * faulty["step_seconds"]
         gain = faulty["step_seconds"] - fixed["step_seconds"]
         noise = faulty["noise_seconds"] + fixed["noise_seconds"]
-        planted = faulty["seconds"] - fixed["seconds"]
+        planted = faulty["costs"] or faulty["seconds"] - fixed["seconds"]
         assert gain == pytest.approx(planted, abs=0.1 * faulty["step_seconds"] + noise)
 
     @with_fault

@@ -8,6 +8,7 @@ from stepprof.analysis.findings.facts import Facts, Ledger
 from stepprof.analysis.findings.garbage import garbage
 from stepprof.analysis.findings.half_batch import half_batch
 from stepprof.analysis.findings.host_bound import host_bound
+from stepprof.analysis.findings.memory_pressure import memory_pressure
 from stepprof.analysis.findings.named_work import named_work
 from stepprof.analysis.findings.poll import poll
 from stepprof.analysis.findings.recording import recording
@@ -27,6 +28,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     ledger = Ledger(facts, LEAST * facts.seconds)
     recording(ledger)
     garbage(ledger)
+    memory_pressure(ledger)
     poll(ledger)
     long_tail(ledger)
     straggler(ledger)

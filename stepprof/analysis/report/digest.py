@@ -34,6 +34,12 @@ __all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500
+_ALLOCATES = re.compile(
+    r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree)|cuMem(?:Create|Map|Unmap|Release|SetAccess)|aclrt(?:Malloc|Free)"
+)
+"""Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
+Packed = bytes
+"""A `Digest` has a field of the name `bytes`."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -118,6 +124,8 @@ class Digest(msgspec.Struct, frozen=True):
     """It is not known which of these forward steps are in the engine's window."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
+    allocating: Packed = b""
+    """While it asked a device's driver for memory or gave some back; packed intervals."""
     findings: list[str] = []
     path: str | None = None
     bytes: int | None = None
@@ -176,6 +184,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),
         memory=_memory(source),
+        allocating=_allocating(source),
         findings=[*source.findings, *problems],
         whole=source.whole,
     )
@@ -338,6 +347,16 @@ def _samples(source: Source, chosen: Chosen) -> Samples | None:
 def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
     wanted = np.array([track.kind == "counter" and fits(track.name) for track in source.tracks], bool)
     return np.flatnonzero(wanted[source.counters.track]) if len(source.counters) else np.zeros(0, np.intp)
+
+
+def _allocating(source: Source) -> bytes:
+    names = [number for number, name in enumerate(source.names) if _ALLOCATES.fullmatch(name)]
+    if not names:
+        return b""
+    slices = source.slices
+    those = np.flatnonzero(np.isin(slices.name, names))
+    when = Intervals.union(slices.start[those], slices.start[those] + slices.duration[those])
+    return when.coarse(MOST_STRETCHES)[0].pack()
 
 
 def _memory(source: Source) -> list[MemoryPeak]:

@@ -139,6 +139,10 @@ class Process:
                 busy |= Intervals.union(curve.time[:-1][at], curve.time[1:][at])
         return busy
 
+    def allocating(self) -> Intervals:
+        """Return when it asked the driver of its device for memory, or gave some back."""
+        return Intervals.all_of(Intervals.unpack(digest.allocating) for digest in self.digests)
+
     def covered(self) -> Intervals:
         """Return the time that its captures cover. There, the absence of events shows that the process did
         nothing.

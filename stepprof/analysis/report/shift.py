@@ -68,5 +68,6 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
         calls=replace(digest.calls, start=packed(digest.calls.start)),
         batches=curve(digest.batches),
         samples=samples,
+        allocating=packed(digest.allocating),
         memory=[MemoryPeak(each.device, each.peak, at(each.at)) for each in digest.memory],
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -195,11 +196,13 @@ def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:
 
 
 def _between_ranks(known: Sequence[Timeline]) -> Iterator[Wait]:
-    """Yield the waits in collectives, and where ranks leave a region together."""
+    """Yield the waits in collectives, and where ranks leave a region together; of very many only the longest."""
     labels = {each.label for each in known}
+    lengths = [end - start for each in known for start, end, _ in each.waits]
+    least = nlargest(MOST_WAITS, lengths)[-1] if len(lengths) > MOST_WAITS else 0
     for each in known:
         for start, end, awaited in each.waits:
-            if awaited in labels and awaited != each.label:
+            if end - start >= least and awaited in labels and awaited != each.label:
                 yield Wait(end, start, each.label, awaited, True)
 
 

@@ -211,3 +211,16 @@ def test_a_region_around_a_collective_is_no_wait_of_its_own():
         "actor rank 1": 0,
     }
     assert causes(made)[0] == ("straggler", "actor rank 1", "load", 40)
+
+
+def test_memory_pressure():
+    """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
+    calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "forward", 0, 80, "actor")),
+        trace(0, *(("thread" if number != 2 else "other", "cuda_runtime", *call) for number, call in enumerate(calls))),
+        manifests=[manifest(window())],
+    )  # fmt: skip
+    assert causes(made) == [("memory", "actor rank 0", "forward", 35)]
+    (found,) = [each for each in made.findings if each.topic == "memory"]
+    assert found.saves == 0.035

@@ -38,6 +38,9 @@ def test_a_report(report):
     at = shown.index("role")
     assert shown[at : at + 5] == ["role", "time", "of the step", "processes", report.roles[0].role]
     assert "region" in shown
+    at = shown.index("could take longer")
+    assert shown[at + 1 : at + 4] == ["actor", "actor rank 2", "1.25 s"]
+    assert shown.count("could take longer") == 1
 
 
 def test_names_cannot_format_it(report):

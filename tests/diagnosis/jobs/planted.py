@@ -99,6 +99,7 @@ class Job:
         process: str | None = None,
         region: str | None = None,
         seconds: float | None = None,
+        costs: float | None = None,
         why: str | None = None,
         parts: list[dict[str, float]] | None = None,
         true: list[tuple[str, str | None]] | None = None,
@@ -110,6 +111,7 @@ class Job:
             process: the label of the process that has the fault.
             region: the innermost region that contains the fault.
             seconds: how long the fault lasted, or without it the same part of the job; None: as `plant` measured in this process.
+            costs: how much longer the step is because of it; None: by these seconds.
             why: a word that the reason has to contain.
             parts: the figures of the ranks, where there are several.
             true: other findings that are true: (topic, region), region None: anywhere.
@@ -125,6 +127,7 @@ class Job:
             "process": process,
             "region": region,
             "seconds": seconds,
+            "costs": costs,
             "why": why,
             "step": self.recorded,
             "step_seconds": max(part["step_seconds"] for part in parts),
