@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stepprof.analysis.report.schema import Report, Rollout, TimeOf
 from truth.clocks import places
-from truth.figures import kernels, operators, overlapped, phases, step_bounds, tail_of
+from truth.figures import decoded, kernels, operators, overlapped, phases, step_bounds, tail_of
 from truth.gantt import compare_gantt
 from truth.known import Known, known_of
 from truth.model import Engine, Stretch, Truth
@@ -143,12 +143,26 @@ def _rollouts(notes: Notes) -> None:
             notes.say(f"rows of {label}", [row.label for row in mine], "one")
             continue
         _tail(notes, label, mine[0], [engine])
+        _stages(notes, label, engine)
     sums = [row for row in rows if _WORKER.match(row.label) is None]
     together = len(set(notes.islands.values())) == 1
     if len(notes.truth.engines) > 1 and together and sums:
         _tail(notes, "all engines", sums[-1], notes.truth.engines)
     elif sums and not together:
         notes.say("sum of all engines", sums[-1].label, "their clocks were never compared")
+
+
+def _stages(notes: Notes, label: str, engine: Engine) -> None:
+    """All simulated forward steps continue sequences, one token each."""
+    work = next((each for each in notes.report.engines if each.label == label), None)
+    if work is None or len(work.stages) != 1:
+        notes.say(f"stages of {label}", work, "decode")
+        return
+    (stage,), true = work.stages, decoded(engine)
+    reported = (stage.stage, stage.iterations, stage.prefill_tokens, stage.decode_tokens)
+    notes.equal(f"stages of {label}", reported, ("decode", true.steps, 0, true.tokens))
+    if abs(stage.seconds * 1e9 - true.time) > 1e3:
+        notes.say(f"time of forward steps in {label}", stage.seconds * 1e9, true.time)
 
 
 def _tail(notes: Notes, label: str, row: Rollout, engines: Sequence[Engine]) -> None:

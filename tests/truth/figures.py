@@ -12,9 +12,11 @@ from truth.model import Engine, Stretch, Work
 from truth.tracing import kernel_name
 
 __all__ = [
+    "Decoded",
     "Overlapped",
     "Phase",
     "Tail",
+    "decoded",
     "kernels",
     "operators",
     "overlapped",
@@ -160,6 +162,29 @@ class Tail:
     mean: float
     below_half: float
     tail: int
+
+
+@dataclass
+class Decoded:
+    """The forward steps of all schedulers of an engine that worked on sequences."""
+
+    steps: int = 0
+    tokens: int = 0
+    time: int = 0
+
+
+def decoded(engine: Engine) -> Decoded:
+    """Each step lasts until the next one begins, and the last one until it ends."""
+    found = Decoded()
+    for scheduler in engine.schedulers:
+        begins = [start for start, _, _ in scheduler.steps]
+        ends = [*begins[1:], *(end for _, end, _ in scheduler.steps[-1:])]
+        for (start, _, size), end in zip(scheduler.steps, ends, strict=True):
+            if size:
+                found.steps += 1
+                found.tokens += size
+                found.time += end - start
+    return found
 
 
 def tail_of(engines: Sequence[Engine], shifts: Mapping[int, int]) -> Tail | None:

@@ -396,6 +396,11 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     told.about(match["seconds"], 0, max(row.tail for row in told.report.rollout))
 
 
+@_reads(rf"(?P<who>.+) computed preempted sequences again for (?P<seconds>{TIME})")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.wrong("no simulated engine has preemptions")
+
+
 @_reads(
     rf"the step is too short to be judged: recording it held (?P<who>.+) up for (?P<held>{TIME}), the step itself took (?P<own>{TIME})"
 )

@@ -111,6 +111,12 @@ FALSE = {
     "an engine had smaller batches": lambda r: {
         "rollout": first_of(r.rollout, lambda row: {"peak_batch": row.peak_batch / 2})
     },
+    "an engine had one more forward step": lambda r: {
+        "engines": first_of(
+            r.engines,
+            lambda row: {"stages": [replace(each, iterations=each.iterations + 1) for each in row.stages]},
+        )
+    },
     "a device was busier": lambda r: {
         "overlap": first_of(r.overlap, lambda row: {"busy_share": row.busy_share + 0.01})
     },

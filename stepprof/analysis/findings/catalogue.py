@@ -11,6 +11,7 @@ from stepprof.analysis.findings.host_bound import host_bound
 from stepprof.analysis.findings.memory_pressure import memory_pressure
 from stepprof.analysis.findings.named_work import named_work
 from stepprof.analysis.findings.poll import poll
+from stepprof.analysis.findings.preemption import preemption
 from stepprof.analysis.findings.recording import recording
 from stepprof.analysis.findings.serial import serial
 from stepprof.analysis.findings.straggler import straggler
@@ -30,6 +31,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     garbage(ledger)
     memory_pressure(ledger)
     poll(ledger)
+    preemption(ledger)
     long_tail(ledger)
     straggler(ledger)
     named_work(ledger)

@@ -19,7 +19,7 @@ from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
 from stepprof.run.evidence import Evidence
 
-__all__ = ["Facts", "Ledger", "Part", "Signs", "Stack", "last_part", "place_of", "share_of"]
+__all__ = ["Facts", "Ledger", "Part", "Recomputing", "Signs", "Stack", "last_part", "place_of", "share_of"]
 
 
 class Stack(NamedTuple):
@@ -95,6 +95,14 @@ class Signs:
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
 
 
+class Recomputing(NamedTuple):
+    """The time in which an engine's worker computed preempted sequences again."""
+
+    preemptions: int
+    """What the engine counted."""
+    when: Intervals
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One step on one clock."""
@@ -111,6 +119,8 @@ class Facts:
     signs: Mapping[str, Signs] = field(default_factory=dict)
     """By the label of the process."""
     engine_roles: frozenset[str | None] = frozenset()
+    recomputing: Mapping[str, Recomputing] = field(default_factory=dict)
+    """By the label of the process."""
     neighbours: Neighbours | None = None
     """The steps around this one, in the spans; None: there are none."""
 

@@ -15,7 +15,7 @@ from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
-from stepprof.analysis.report.engines import engines_of, without_steps
+from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
 from stepprof.analysis.report.gantt import gantt
 from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.idle import idle_times
@@ -198,6 +198,7 @@ def _part(
         graph,
         _signs(processes, evidence),
         engine_roles,
+        recomputing_of(processes, engines),
         neighbours,
     )
     hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)

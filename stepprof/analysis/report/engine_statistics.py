@@ -33,6 +33,11 @@ class Statistics:
         number, value = self.values.get(count), self.values.get(total)
         return value / number if number and value is not None else None
 
+    @property
+    def preempted(self) -> int:
+        """The preemptions of an engine without speculative decoding; else 0."""
+        return 0 if self.values.get("drafted_tokens") else self.count("preemptions") or 0
+
     def recomputed(self, prefill: int | None, decode: int | None) -> int | None:
         """Return the tokens that were computed again after preemptions; None: not known.
 

@@ -8,12 +8,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.timeline.iterations import ForwardStep, forward_step, occupied
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["STAGES", "StageTotal", "added", "stage_totals"]
+__all__ = ["STAGES", "StageTotal", "added", "stage_totals", "surplus", "total"]
 
 STAGES = ("prefill", "decode", "mixed", "other")
+
+MOST_SURPLUS = 1024
+"""The number of such stretches in a digest: the longest ones."""
 
 Indices = npt.NDArray[np.intp]
 
@@ -47,6 +51,28 @@ def stage_totals(source: Source, which: Indices) -> list[StageTotal]:
             mine = slices.name[which] == number
             found.append(_of_name(step, int(np.count_nonzero(mine)), int(lengths[mine].sum())))
     return added(found)
+
+
+def surplus(source: Source, which: Indices) -> Intervals:
+    """Return by how much the forward steps of one scheduler that worked on more than one token per continued sequence
+    took longer than the median of the decode steps that did not: the end of each.
+
+    Such tokens were computed again after a preemption, or were speculated.
+    """
+    slices = source.slices
+    which = which[np.argsort(slices.start[which], kind="stable")]
+    told = {number: forward_step(source.names[number]) for number in np.unique(slices.name[which]).tolist()}
+    more = np.array([step is not None and step.surplus > 0 for step in told.values()], bool)
+    plain = np.array([step is not None and step.stage == "decode" for step in told.values()], bool) & ~more
+    place = np.searchsorted(np.array(list(told)), slices.name[which])
+    if not more.any() or not plain.any():
+        return EMPTY
+    start = slices.start[which]
+    lengths = occupied(start, start + slices.duration[which])
+    usual = int(np.median(lengths[plain[place]]))
+    longer = np.flatnonzero(more[place] & (lengths > usual))
+    longer = longer[np.argsort(usual - lengths[longer], kind="stable")][:MOST_SURPLUS]
+    return Intervals.union(start[longer] + usual, start[longer] + lengths[longer])
 
 
 def _of_name(step: ForwardStep, calls: int, nanoseconds: int) -> StageTotal:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepprof.analysis.findings.facts import Recomputing
 from stepprof.analysis.report.engine_statistics import Statistics, statistics_of
 from stepprof.analysis.report.engine_work import StageTotal, added, total
 from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
+from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
 from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
@@ -16,7 +18,7 @@ from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Origin
 from stepprof.run.summary import engine_label
 
-__all__ = ["engines_of", "without_steps"]
+__all__ = ["engines_of", "recomputing_of", "without_steps"]
 
 
 def engines_of(
@@ -158,6 +160,31 @@ def _work(engine: _Engine, row: Rollout, told: Statistics | None) -> EngineWork:
         mean_batch=row.mean_batch,
     )
     return work if known is None else known.into(work, _recomputed(stages, known) if whole else None)
+
+
+def recomputing_of(
+    processes: Sequence[Process], entries: Sequence[Mapping[str, Any]]
+) -> dict[str, Recomputing]:
+    """Return when each worker of an engine computed preempted sequences again, by its label.
+
+    An engine must have counted preemptions. With speculative decoding, its forward steps do not show it.
+    """
+    told = statistics_of(entries)
+    found = {}
+    for process in processes:
+        if process.kind == "engine" and process.origin.replica is not None:
+            origin = process.origin
+            which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
+            statistics = told.get(engine_label(which))
+            preemptions = None if statistics is None else statistics.preempted
+            when = Intervals.all_of(
+                Intervals.unpack(digest.batches.surplus)
+                for digest in process.digests
+                if digest.batches is not None and not digest.unclear
+            )
+            if preemptions and len(when):
+                found[process.label] = Recomputing(preemptions, when)
+    return found
 
 
 def without_steps(works: Sequence[EngineWork], entries: Sequence[Mapping[str, Any]]) -> list[EngineWork]:

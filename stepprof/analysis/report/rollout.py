@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.report.engine_work import StageTotal
-from stepprof.analysis.report.intervals import Times, nesting_order, self_times
+from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
 from stepprof.analysis.report.schema import Rollout, Sample
 
 __all__ = [
@@ -75,6 +75,8 @@ class Batches(msgspec.Struct, frozen=True):
     """The peak of single iterations; a mean over many is lower."""
     stages: list[StageTotal] = []
     """The same iterations by stage."""
+    surplus: bytes = b""
+    """Packed intervals: by how much iterations with more than one token per continued sequence took longer than others."""
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -111,13 +113,16 @@ class Samples(msgspec.Struct, frozen=True):
         )
 
 
-def collect_batches(curve: Curve, iterations: int, stages: Sequence[StageTotal] = ()) -> Batches:
+def collect_batches(
+    curve: Curve, iterations: int, stages: Sequence[StageTotal] = (), surplus: Intervals = EMPTY
+) -> Batches:
     """Pack the batch sizes of an engine.
 
     Args:
         curve: the batch size over time; 0 where nothing ran.
         iterations: number of forward steps in it.
         stages: the same forward steps by stage.
+        surplus: as in `Batches`.
     """
     packed = curve.reduced(MOST_POINTS)
     return Batches(
@@ -126,6 +131,7 @@ def collect_batches(curve: Curve, iterations: int, stages: Sequence[StageTotal] 
         packed.value.tobytes(),
         float(curve.value.max()),
         list(stages),
+        surplus.pack(),
     )
 
 

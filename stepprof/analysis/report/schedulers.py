@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.engine_work import StageTotal, added, stage_totals
+from stepprof.analysis.report.engine_work import added, stage_totals, surplus
+from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Batches, Curve, collect_batches, total_curve
 from stepprof.analysis.timeline.iterations import batch_size
 from stepprof.analysis.timeline.model import Source
@@ -45,7 +46,11 @@ def batches_of(source: Source, which: Indices) -> Batches | None:
     # a step without a request (vLLM has such steps) counts as none
     worked = sum(int(np.count_nonzero(curve.value > 0)) for curve in schedulers)
     curve = total_curve(schedulers) if len(schedulers) > 1 else schedulers[0]
-    return collect_batches(curve, worked, _stages(source, worked))
+    rows = _rows(source)
+    stages = added(stage for row in rows for stage in stage_totals(source, row))
+    if sum(each.iterations for each in stages) != worked:  # the steps are not those of the batch sizes
+        return collect_batches(curve, worked)
+    return collect_batches(curve, worked, stages, Intervals.all_of(surplus(source, row) for row in rows))
 
 
 def _schedulers(curves: Sequence[Curve]) -> list[int]:
@@ -60,17 +65,14 @@ def _schedulers(curves: Sequence[Curve]) -> list[int]:
     return found
 
 
-def _stages(source: Source, worked: int) -> list[StageTotal]:
-    """Return the stages of the forward steps of all schedulers; none if these are not the steps of the batch sizes."""
-    slices, rows, curves = source.slices, [], []
+def _rows(source: Source) -> list[Indices]:
+    """Return the forward steps of each scheduler, in order."""
+    slices, rows = source.slices, []
     for number, track in enumerate(source.tracks):
         which = np.flatnonzero(slices.track == number) if track.kind == "iterations" else np.zeros(0, np.intp)
         if len(which):
-            which = which[np.argsort(slices.start[which], kind="stable")]
-            curves.append(_curve_of(source, which))
-            rows.append(which)
-    totals = added(stage for at in _schedulers(curves) for stage in stage_totals(source, rows[at]))
-    return totals if sum(each.iterations for each in totals) == worked else []
+            rows.append(which[np.argsort(slices.start[which], kind="stable")])
+    return [rows[at] for at in _schedulers([_curve_of(source, which) for which in rows])]
 
 
 def _curve_of(source: Source, which: Indices) -> Curve:

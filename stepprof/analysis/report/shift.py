@@ -44,6 +44,9 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             beside=packed(nest.beside),
             places=[replace(place, total=packed(place.total)) for place in nest.places],
         )
+    batches = curve(digest.batches)
+    if batches is not None:
+        batches = replace(batches, surplus=packed(batches.surplus))
     samples = curve(digest.samples)
     if samples is not None:
         longest = [
@@ -66,7 +69,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             for each in digest.works
         ],
         calls=replace(digest.calls, start=packed(digest.calls.start)),
-        batches=curve(digest.batches),
+        batches=batches,
         samples=samples,
         allocating=packed(digest.allocating),
         memory=[MemoryPeak(each.device, each.peak, at(each.at)) for each in digest.memory],

@@ -40,7 +40,10 @@ VLLM = Metrics(
         "cached_tokens": ("vllm:prompt_tokens_cached_total",),
         "generated_tokens": ("vllm:generation_tokens_total",),
         "preemptions": ("vllm:num_preemptions_total",),
-        "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+        "drafted_tokens": (
+            "vllm:spec_decode_num_draft_tokens_total",
+            "vllm:diffusion_num_canvas_positions_total",
+        ),
         "first_tokens": ("vllm:time_to_first_token_seconds_count",),
         "first_token_seconds": ("vllm:time_to_first_token_seconds_sum",),
         "token_gaps": (
@@ -152,14 +155,14 @@ class Reading:
 def between(before: Sample | None, after: Sample | None) -> dict[str, Any] | None:
     """Return what an engine counted between two samples, for the manifest; None: not known.
 
-    A count that has become smaller is left out: the engine was started anew.
+    A count that has become smaller is left out: the engine was started anew. One that is new had been zero.
     """
     if before is None or after is None:
         return None
     found: dict[str, Any] = {
-        name: round(after.counts[name] - count, 6)
-        for name, count in before.counts.items()
-        if after.counts.get(name, -1.0) >= count
+        name: round(count - before.counts.get(name, 0.0), 6)
+        for name, count in after.counts.items()
+        if count >= before.counts.get(name, 0.0)
     }
     if before.idle is not None and after.idle is not None:
         found["idle"] = before.idle and after.idle

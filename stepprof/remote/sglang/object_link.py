@@ -18,6 +18,7 @@ import concurrent.futures
 import importlib
 import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -153,17 +154,12 @@ class ObjectLink(Link):
         if not getattr(args, "enable_metrics", False) or not folder:
             return None
         found = metrics_of(SGLANG, await in_thread(_counted, folder))
-        limit = getattr(args, "max_running_requests", None)
         pending = getattr(self._manager, "rid_to_state", None)
-        return (
-            None
-            if found is None
-            else replace(
-                found,
-                idle=None if pending is None else not pending,
-                limit=limit if isinstance(limit, int) else None,
-            )
-        )
+        if found is None:
+            return None
+        # a counter without a value has not counted yet
+        counts = {**dict.fromkeys(_countable(), 0.0), **found.counts}
+        return replace(found, counts=counts, idle=None if pending is None else not pending)
 
     async def records(self, fields: Mapping[str, Any]) -> str | None:
         """Return how a start for a step that never comes is refused. An engine that was never used records nothing."""
@@ -310,6 +306,16 @@ def _counted(folder: str) -> list[tuple[str, float]]:
         for sample in metric.samples
         if all(sample.labels.get(key, "0") == "0" for key in ("tp_rank", "pp_rank"))
     ]
+
+
+def _countable() -> list[str]:
+    """Return the figures whose counters the installed version has, by the names in its code."""
+    module: Any = sys.modules.get("sglang.srt.observability.metrics_collector")
+    named: set[object] = set()
+    for name in ("SchedulerMetricsCollector", "TokenizerMetricsCollector"):
+        code = getattr(getattr(getattr(module, name, None), "__init__", None), "__code__", None)
+        named.update(getattr(code, "co_consts", ()))
+    return [figure for figure, names in SGLANG.counters.items() if named.intersection(names)]
 
 
 def _run_until(

@@ -7,6 +7,7 @@ whole process. So it is only given a folder that is known to be the same on its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,14 @@ class ServerLink(Link):
         self._client = client
         self._fields: frozenset[str] | None = None
         self._version: str | None = None
+        self._limit: int | None = None
+        """Most requests that its schedulers run at a time, if it says so."""
 
     async def facts(self, window: EngineWindow) -> Facts:
         """Ask it what it is; refuse a folder that it may not have."""
         told = await self._told()
         version = str(told.get("version", ""))
+        self._limit = _most_requests(told)
         if self._fields is None or version != self._version:  # it may have been started anew
             self._fields, self._version = await self._takes(), version
         if window.trace_dir is None:
@@ -75,7 +79,8 @@ class ServerLink(Link):
 
     async def statistics(self) -> Sample | None:
         """Return what ``GET /metrics`` says."""
-        return await served(self._client, SGLANG)
+        found = await served(self._client, SGLANG)
+        return None if found is None else replace(found, limit=self._limit)
 
     async def start(self, fields: Mapping[str, Any]) -> None:
         """Send ``POST /start_profile``: answered when it records."""
@@ -147,6 +152,19 @@ class ServerLink(Link):
 
     def _refused(self, reply: Reply, verb: str) -> EngineFailure:
         return self._client.failure(reply, f"POST /{verb}_profile")
+
+
+def _most_requests(told: Mapping[str, Any]) -> int | None:
+    """Return the sum of what its schedulers run at a time: its arguments may allow more than its memory."""
+    states = told.get("internal_states")
+    if not isinstance(states, list) or not states:
+        return None
+    each = [
+        state.get("effective_max_running_requests_per_dp") if isinstance(state, dict) else None
+        for state in states
+    ]
+    known = [count for count in each if isinstance(count, int) and 0 < count < 1 << 31]
+    return sum(known) if len(known) == len(each) else None
 
 
 def _exists(path: str) -> bool:

@@ -121,6 +121,24 @@ def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> 
         assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
 
 
+def test_its_metrics_are_read_next_to_the_start_and_the_stop(
+    server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
+) -> None:
+    """The manifest has what the server counted in the window: one prompt of 3 tokens, 5 generated ones."""
+    server.generate(2)
+    window = make_window(tmp_path, trace_dir=traces / "engine-1")
+    counted = record(driver, window, lambda: server.generate(5)).statistics
+    server.generate(2)
+    assert counted is not None
+    assert [counted[key] for key in ("requests", "prompt_tokens", "generated_tokens", "preemptions")] == [
+        1,
+        3,
+        5,
+        0,
+    ]
+    assert (counted["first_tokens"], counted["token_gaps"], counted["idle"]) == (1, 4, True)
+
+
 def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path) -> None:
     """Delay and maximum are the body of the request, from 0.32 on."""
     window = make_window(tmp_path, trace_dir=traces / "engine-1", delay_iterations=1, max_iterations=3)

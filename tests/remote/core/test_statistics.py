@@ -75,11 +75,12 @@ class TestReading:
 
 class TestBetween:
     def test_differences(self):
-        before = Sample({"requests": 5, "request_seconds": 1.25}, idle=True, limit=8)
+        before = Sample({"requests": 5, "request_seconds": 1.25, "token_gaps": 2}, idle=True, limit=8)
         after = Sample({"requests": 7, "request_seconds": 1.5, "preemptions": 1}, idle=True, limit=8)
         assert between(before, after) == {
             "requests": 2,
             "request_seconds": 0.25,
+            "preemptions": 1,
             "idle": True,
             "max_sequences": 8,
         }
