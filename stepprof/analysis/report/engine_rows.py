@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepprof.analysis.report.engine_work import STAGES
-from stepprof.analysis.report.schema import EngineWork, Stage
+from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import number
 
-__all__ = ["stage_rows", "token_rows"]
+__all__ = ["sample_rows", "stage_rows", "token_rows"]
 
 Rows = tuple[list[str], list[list[str]]]
 
@@ -17,7 +17,7 @@ Rows = tuple[list[str], list[list[str]]]
 def token_rows(engines: Sequence[EngineWork]) -> Rows:
     """Return the headings and a row for each engine with its own statistics."""
     headers = [
-        "engine", "prompt tokens", "per second", "generated", "per second", "recomputed", "preemptions",
+        "engine", "prompt tokens", "prompt/s", "generated", "generated/s", "recomputed", "preemptions",
         "batch of limit", "first token", "per token",
     ]  # fmt: skip
     rows = [
@@ -50,6 +50,17 @@ def stage_rows(engines: Sequence[EngineWork]) -> Rows:
         if known:
             rows.append([work.label, *(_stage(known[stage]) if stage in known else "-" for stage in there)])
     return ["engine", *there], rows
+
+
+def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
+    """Return the headings and a row for the bound samples of each process."""
+    headers = ["", "samples", "mean", "median", "95th percentile", "longest"]
+    rows = [
+        [each.label, number(told.count), *map(seconds, (told.mean, told.median, told.p95, told.longest))]
+        for each in rollouts
+        if (told := each.sample_seconds) is not None
+    ]
+    return headers, rows
 
 
 def _stage(stage: Stage) -> str:

@@ -12,7 +12,14 @@ from stepprof.analysis.report.engine_work import StageTotal, added, total
 from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process
-from stepprof.analysis.report.rollout import MOST_SAMPLES, Batches, Curve, rollout, total_curve
+from stepprof.analysis.report.rollout import (
+    MOST_SAMPLES,
+    Batches,
+    Curve,
+    rollout,
+    sample_seconds,
+    total_curve,
+)
 from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
 from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Origin
@@ -65,7 +72,13 @@ def _samples(processes: Sequence[Process], start: int) -> list[Rollout | None]:
     # such processes look at the samples one after the other, and do not generate them together
     together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
     rows = [
-        rollout(f"samples of {label}", samples.curve(), start, samples=samples.longest)
+        rollout(
+            f"samples of {label}",
+            samples.curve(),
+            start,
+            samples=samples.longest,
+            times=sample_seconds([samples]),
+        )
         for label, samples in together
     ]
     if len(together) > 1:
@@ -74,7 +87,8 @@ def _samples(processes: Sequence[Process], start: int) -> list[Rollout | None]:
             (sample for _, samples in together for sample in samples.longest),
             key=lambda sample: sample.start - sample.end,
         )
-        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES]))
+        lengths = sample_seconds([samples for _, samples in together])
+        rows.append(rollout(ALL_SAMPLES, whole, start, samples=longest[:MOST_SAMPLES], times=lengths))
     return rows
 
 

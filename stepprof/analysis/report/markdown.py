@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.engine_rows import stage_rows, token_rows
+from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report, TimeOf
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
@@ -40,6 +40,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
     if parts and parts[0].region is None:
         yield from _times("role", parts[:top])
     yield from _times("region", report.regions[:top])
+    yield from _table(*sample_rows(report.rollout[:top]))
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))
     yield from _slack(report, top)

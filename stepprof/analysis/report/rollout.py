@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.engine_work import StageTotal
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
-from stepprof.analysis.report.schema import Rollout, Sample
+from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
 
 __all__ = [
     "MOST_SAMPLES",
@@ -28,6 +28,7 @@ __all__ = [
     "collect_batches",
     "collect_samples",
     "rollout",
+    "sample_seconds",
     "total_curve",
 ]
 
@@ -104,6 +105,8 @@ class Samples(msgspec.Struct, frozen=True):
     time: bytes
     value: bytes
     longest: list[SampleTime]
+    lengths: bytes = b""
+    """Nanoseconds of each sample, sorted and packed; of more than `MOST_POINTS` samples as many quantiles."""
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -168,7 +171,35 @@ def collect_samples(
             spent[names[which]] = spent.get(names[which], 0) + nanoseconds
         longest.append(SampleTime(samples[sample[mine[0]]], int(first[at]), int(last[at]), spent))
     curve = _in_flight(first, last).reduced(MOST_POINTS)
-    return Samples(len(first), curve.time.astype("<i8").tobytes(), curve.value.tobytes(), longest)
+    lengths = np.sort(last - first)
+    if len(lengths) > MOST_POINTS:
+        lengths = lengths[np.linspace(0, len(lengths) - 1, MOST_POINTS).astype(np.int64)]
+    return Samples(
+        len(first),
+        curve.time.astype("<i8").tobytes(),
+        curve.value.tobytes(),
+        longest,
+        lengths.astype("<i8").tobytes(),
+    )
+
+
+def sample_seconds(parts: Sequence[Samples]) -> SampleSeconds | None:
+    """Return the distribution of the durations of samples of several sources; None: not known."""
+    lengths = [np.frombuffer(part.lengths, "<i8") for part in parts]
+    if not parts or not all(map(len, lengths)):
+        return None
+    weights = np.concatenate(
+        [np.full(len(each), part.count / len(each)) for part, each in zip(parts, lengths, strict=True)]
+    )
+    every = np.concatenate(lengths)
+    order = np.argsort(every, kind="stable")
+    below, every = np.cumsum(weights[order]), every[order] / 1e9
+
+    def at(part: float) -> float:
+        return float(every[min(int(np.searchsorted(below, part * below[-1])), len(every) - 1)])
+
+    mean = float((every * weights[order]).sum() / below[-1])
+    return SampleSeconds(sum(part.count for part in parts), mean, at(0.5), at(0.95), float(every[-1]))
 
 
 def _in_flight(first: Times, last: Times) -> Curve:
@@ -199,6 +230,7 @@ def rollout(
     iterations: int = 0,
     peak: float | None = None,
     samples: Sequence[SampleTime] = (),
+    times: SampleSeconds | None = None,
     whole: bool = True,
 ) -> Rollout | None:
     """Return the figures of the curve of a generation phase; None if it has no length.
@@ -210,6 +242,7 @@ def rollout(
         iterations: number of iterations in the curve.
         peak: the largest batch, if the steps of the curve are means.
         samples: the longest ones.
+        times: the durations of all of them.
         whole: whether the curve covers all of the phase.
     """
     lengths = curve.lengths
@@ -235,6 +268,7 @@ def rollout(
         tail=tail / 1e9,
         curve=points,
         samples=[_sample(sample, origin_ns) for sample in samples],
+        sample_seconds=times,
         whole=whole,
     )
 

@@ -12,7 +12,8 @@ from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
     "SCHEMA_VERSION", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
-    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime", "Usual",
+    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "SampleSeconds", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime",
+    "Usual",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 3
@@ -253,6 +254,21 @@ class Sample(msgspec.Struct, frozen=True):
     """Its time in each region."""
 
 
+class SampleSeconds(msgspec.Struct, frozen=True):
+    """The durations of all bound samples, each from its first region to its last."""
+
+    count: int
+    """The number of samples."""
+    mean: float
+    """Their mean."""
+    median: float
+    """Their median."""
+    p95: float
+    """The 95th percentile."""
+    longest: float
+    """The longest one."""
+
+
 class Rollout(msgspec.Struct, frozen=True):
     """One engine's generation: batch size over time, and the tail."""
 
@@ -274,6 +290,8 @@ class Rollout(msgspec.Struct, frozen=True):
     """(at, batch size), at most a few hundred points, each holding until the next."""
     samples: list[Sample] = []
     """The longest samples, longest first."""
+    sample_seconds: SampleSeconds | None = None
+    """The durations of all bound samples; None for an engine."""
     whole: bool = True
     """Whether the capture covers all of the phase. False: it was capped, or is incomplete."""
 

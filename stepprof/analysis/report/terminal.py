@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.engine_rows import stage_rows, token_rows
+from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
@@ -86,6 +86,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         _section(console, "where the time went", parts_table(report, parts, plain, room))
     if report.rollout:
         _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
+    samples = sample_rows(report.rollout[:MOST_PROCESSES])
+    _section(console, "time of bound samples", engines_table(*samples, room))
     engines = report.engines[:MOST_PROCESSES]
     _section(
         console, "what engines generated, by their own statistics", engines_table(*token_rows(engines), room)

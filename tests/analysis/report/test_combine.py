@@ -864,6 +864,8 @@ class TestRollout:
         ]
         assert [sample.sample for sample in rows[-1].samples] == ["1/1", "1/0", "0/1", "0/0"]
         assert rows[-1].tail == 0.001
+        told = rows[-1].sample_seconds
+        assert (told.count, told.longest) == (4, max(each.end - each.start for each in rows[-1].samples))
 
 
 class TestRecordingItself:

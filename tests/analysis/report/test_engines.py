@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from digested import MS, T0, engine, engine_entry, manifest
 
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
-from stepprof.analysis.report.engine_rows import stage_rows, token_rows
+from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.engine_statistics import statistics_of
 from stepprof.analysis.report.engine_work import STAGES, stage_totals
+from stepprof.analysis.report.rollout import Samples, sample_seconds
 from stepprof.analysis.report.schedulers import batches_of
+from stepprof.analysis.report.schema import Rollout, SampleSeconds
 
 assert stage_totals is not None
 assert batches_of is not None
@@ -175,8 +178,9 @@ class TestRows:
         assert dict(zip(headers, row, strict=True)) == {
             "engine": "rollout/0",
             "prompt tokens": "80",
-            "per second": "167",
+            "prompt/s": "1,333",
             "generated": "10",
+            "generated/s": "167",
             "recomputed": "40",
             "preemptions": "1",
             "batch of limit": "mean 2, peak 3 of 4",
@@ -196,3 +200,26 @@ class TestRows:
     def test_nothing_is_known(self):
         assert token_rows(report(engine(0, *STEPS)).engines)[1] == []
         assert stage_rows([])[1] == []
+
+
+class TestSamples:
+    def test_of_one_and_of_several_sources(self):
+        """As many as count, also where only quantiles of them travel."""
+        one = Samples(4, b"", b"", [], np.array([1, 2, 3, 10], "<i8").tobytes())
+        many = Samples(400, b"", b"", [], np.array([5_000_000_000], "<i8").tobytes())
+        told = sample_seconds([one])
+        assert (told.count, told.mean, told.median, told.p95, told.longest) == (4, 4e-9, 2e-9, 10e-9, 10e-9)
+        assert sample_seconds([one, many]).median == 5.0
+        assert sample_seconds([one, many]).count == 404
+
+    def test_older_digests_do_not_state_it(self):
+        assert sample_seconds([Samples(4, b"", b"", [])]) is None
+        assert sample_seconds([]) is None
+
+    def test_a_row(self):
+        row = Rollout(
+            "samples of rank 0", 0, 1.0, 1, 1, 0, 0, [], sample_seconds=SampleSeconds(1200, 1, 2, 3, 4)
+        )
+        assert sample_rows([row])[1] == [
+            ["samples of rank 0", "1,200", "1.00 s", "2.00 s", "3.00 s", "4.00 s"]
+        ]

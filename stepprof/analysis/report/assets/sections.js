@@ -16,7 +16,7 @@ function rolloutPart(report) {
     el("p", { class: "sub" }, `${seconds(rollout.seconds)} of generation · peak batch ${count(rollout.peak_batch)}, mean ${count(rollout.mean_batch)} · `,
       el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · tail ${seconds(rollout.tail)}`),
     tailCurve(rollout),
-    rollout.samples.length ? [el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
+    rollout.samples.length ? [rollout.sample_seconds ? el("p", { class: "sub" }, `${count(rollout.sample_seconds.count)} samples: median ${seconds(rollout.sample_seconds.median)}, 95th percentile ${seconds(rollout.sample_seconds.p95)}, longest ${seconds(rollout.sample_seconds.longest)}`) : null, el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
   const shown = 4, rest = cards.slice(shown);
   const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
   const grid = el("div", { class: "cards" }, cards.slice(0, shown));
@@ -32,10 +32,10 @@ function enginesPart(report) {
   const time = (title, of) => ({ title, number: true, value: of, text: row => (of(row) === null ? null : seconds(of(row))) });
   return part("engines", "Engines", "What engines generated", "Tokens by the engines' own statistics, and the time of their forward steps by stage. Recomputed tokens are those that an engine computed again after it had preempted a sequence.",
     told.length ? el("div", { class: "card long" }, dataTable([
-      { title: "engine", value: row => row.label }, amount("prompt tokens", row => row.prompt_tokens), amount("per second", row => row.prompt_tokens_per_second),
-      amount("generated", row => row.generated_tokens), amount("per second", row => row.generated_tokens_per_second), amount("recomputed", row => row.recomputed_tokens),
-      amount("preemptions", row => row.preemptions), amount("mean batch", row => row.mean_batch), amount("limit", row => row.limit),
-      time("first token", row => row.first_token), time("per token", row => row.per_token), time("per request", row => row.per_request)], told, { shown: 8 })) : null,
+      { title: "engine", value: row => row.label }, amount("prompt", row => row.prompt_tokens), amount("prompt/s", row => row.prompt_tokens_per_second),
+      amount("generated", row => row.generated_tokens), amount("generated/s", row => row.generated_tokens_per_second), amount("recomputed", row => row.recomputed_tokens),
+      amount("preemptions", row => row.preemptions), { title: "batch", number: true, value: row => row.mean_batch, text: row => (row.mean_batch === null ? null : `${count(Math.round(row.mean_batch))}${row.limit === null ? "" : ` of ${count(row.limit)}`}`) },
+      time("first token", row => row.first_token), time("per token", row => row.per_token)], told, { shown: 8 })) : null,
     stages.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Forward steps by stage"), dataTable([
       { title: "engine", value: row => row.label }, { title: "stage", value: row => row.stage }, amount("steps", row => row.iterations), time("seconds", row => row.seconds),
       amount("prompt tokens", row => row.prefill_tokens), amount("other tokens", row => row.decode_tokens)], stages, { shown: 12 })) : null);
