@@ -324,8 +324,6 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         return
     island = told.everyone[who].place.island
     calls = match["calls"] is not None
-    if match["region"] is not None and match["region"] == match["around"]:
-        return  # a region inside itself: which of its calls are meant is not said
     times = {
         rank: _own(told, rank, match, calls=calls)
         for rank, known in told.everyone.items()

@@ -8,6 +8,18 @@ from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "a region inside one of its name is the same region": Shape(
+        seed=48686101,
+        ranks=3,
+        phases=("actor", "actor"),
+        kinds=("all_reduce",),
+        rounds=1,
+        local="python",
+        fates=((0, "capped"),),
+        profiler="none",
+        spans=False,
+        nested=True,
+    ),
     "a process group of one member: calls without a group may be of it": Shape(
         seed=628300094,
         ranks=3,

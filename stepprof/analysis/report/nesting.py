@@ -113,6 +113,7 @@ class _Sweep:
         self.start = slices.start[which].tolist()
         self.end = (slices.start[which] + slices.duration[which]).tolist()
         self.numbers: dict[tuple[int, str, str | None, bool], int] = {}
+        self.keys: list[tuple[int, str, str | None, bool]] = []
         self.members: list[list[int]] = []
         self.stretches: list[tuple[int, int, int]] = []
 
@@ -134,12 +135,17 @@ class _Sweep:
                 around.pop()
             parent = next((place_of[each] for each in reversed(around) if self.end[each] >= end), NOWHERE)
             key = (parent, self.names[at], self.roles[at], self.windows[at])
+            if parent != NOWHERE and not self.windows[at] and self.keys[parent][1:] == key[1:]:
+                place_of.append(parent)  # a region inside one of its name is the same region
+                around.append(at)
+                continue
             if key not in self.numbers and len(self.numbers) >= MOST_PLACES:
                 place_of.append(parent)
                 continue
             number = self.numbers.setdefault(key, len(self.numbers))
             if number == len(self.members):
                 self.members.append([])
+                self.keys.append(key)
             self.members[number].append(at)
             place_of.append(number)
             around.append(at)
