@@ -132,13 +132,14 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 class TestReport:
     def test_the_same_figures(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A report of the timeline has the figures of a report of the run; only the sizes and the order of files are others."""
+        """A report of the timeline has the figures of a report of the run; only the sizes and the order of files are others, and the job is unknown."""
         of_run = report(capsys, str(run))
         of_timeline = report(capsys, str(merged(run)))
         for content in (of_run, of_timeline):
             for source in content["sources"]:
                 source.pop("bytes")
             content["sources"].sort(key=lambda source: str(source["path"]))
+        assert (of_run.pop("job")["world_size"], of_timeline.pop("job")) == (2, None)
         assert of_timeline == of_run
 
     @pytest.mark.parametrize("options", [["--no-cpu-ops"], ["--min-us", "5"], ["--from", "0", "--to", "1"]])
