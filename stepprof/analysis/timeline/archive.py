@@ -16,6 +16,7 @@ from typing import Any
 
 from stepprof.analysis.timeline.archive_manifest import MANIFEST, Entry, entry, manifest, utf8
 from stepprof.analysis.timeline.clocks import describe, never_compared, worst_error
+from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.inflate import blocks
 from stepprof.analysis.timeline.limits import Limits
@@ -114,7 +115,7 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
     offset = _offset(wanted, source)
     if offset is None and wanted.origin.kind != "spans" and source.extent is not None:
         source.findings.append(f"is in {CONVERTED}, as stepprof read it, and not as it was recorded")
-    if offset is not None and (wanted.within is not None or wanted.window is not None):
+    if offset is not None and (wanted.within is not None or _is_cut(wanted, source)):
         source.findings.append("the archive has all of its file, also what it recorded outside of the step")
     first, last = source.extent or (None, None)
     part = Part(
@@ -129,6 +130,11 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
         findings=tuple(source.findings),
     )
     return _Read(wanted, place, part, offset)
+
+
+def _is_cut(wanted: Input, source: Source) -> bool:
+    """Return whether a timeline leaves out what an engine recorded outside of its window."""
+    return len(cut(source, wanted.window).source.slices) < len(source.slices)
 
 
 def _offset(wanted: Input, source: Source) -> int | None:

@@ -148,6 +148,30 @@ def test_a_damaged_trace_is_converted(tmp_path):
     ) in merged.findings
 
 
+def test_a_capture_of_two_steps(tmp_path):
+    """It is there as a whole, and a note says so."""
+    made = make_run(tmp_path, "r")
+    capture = {"step": 2, "stem": "actor/rank-0"}
+    second = 10**9
+    data = gzip.compress(gzip.decompress(kineto("early", "late")).replace(b'"ts": 10.0', b'"ts": 5000000.0'))
+    record(made, data=data, start_unix_ns=BASE, end_unix_ns=BASE + 4 * second, capture=capture)
+    record(
+        made,
+        step=3,
+        data=b"",
+        start_unix_ns=BASE + 4 * second,
+        end_unix_ns=BASE + 8 * second,
+        capture=capture,
+        status="joined",
+    )
+    for step in (2, 3):
+        merged, archive = archived(find([made.path], output_dir=tmp_path, step=step), tmp_path / "a.zip")
+        assert {name for _, name, _, _ in archive.slices()} == {"early", "late"}
+        assert [problem for _, problem in merged.findings] == [
+            "the archive has all of its file, also what it recorded outside of the step"
+        ]
+
+
 def test_a_trace_without_a_start_time(tmp_path):
     """It is refused by name; an assumed offset places it."""
     made = make_run(tmp_path, "r")
