@@ -22,6 +22,18 @@ nox.options.stop_on_first_error = True
 nox.needs_version = ">=2024.10.9"
 
 CORE_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+# These run on 3.11 alone: they read fixed data, or check the checkout, or run the same jobs as others under stand-ins. What they test is
+# imported by the tests of docstrings on every Python, and run on real runs by those of the commands.
+ON_ONE_PYTHON = [
+    # random cases: the session `campaigns` has many more of them
+    *("tests/truth", "tests/fuzz", "tests/faults"),
+    *("tests/analysis/findings", "tests/analysis/report", "tests/diagnosis", "tests/log"),
+    *(f"tests/analysis/timeline/test_{name}.py" for name in ("alignment", "chrome", "kineto", "perfetto")),
+    *("tests/backends/nsys", "tests/remote/nsys"),
+    *("tests/cli/test_hostile.py", "tests/cli/test_row_grouping.py", "tests/test_redaction.py"),
+    *("tests/run/test_occurrences.py", "tests/run/test_reasons.py"),
+    *(f"tests/project/test_{name}.py" for name in ("benchmarks", "docs", "hanging", "layout", "words")),
+]
 ROOT = Path(__file__).parent
 
 
@@ -54,14 +66,13 @@ def core(session: nox.Session) -> None:
         ):
             shutil.copy(path, elsewhere)
     session.chdir(elsewhere)
-    session.env["COVERAGE_FILE"] = str(ROOT / ".coverage")
     session.run(
         "python",
         "-c",
         "import stepprof.examples, stepprof.errors; assert 'site-packages' in stepprof.examples.__file__",
     )
-    # The main command runs every test on 3.11. Here the oldest and the newest Python run them all, those between what depends on being
-    # installed. 3.10 is measured for what only it runs.
+    # The main command runs every test on 3.11, and is measured. Here the oldest and the newest Python run what depends on the interpreter,
+    # those between what depends on being installed.
     some = [
         *("tests/cli/test_main.py", "tests/config/test_cost_estimates.py", "tests/config/test_plugins.py"),
         *(f"tests/project/test_{name}.py" for name in ("doctests", "import", "packaging")),
@@ -70,9 +81,8 @@ def core(session: nox.Session) -> None:
         session,
         *(some if session.python in ("3.11", "3.12") and not session.posargs else []),
         *("-m", "not torch and not demo and not ray and not s3"),
-        # random cases over the same code: the session `campaigns` has many more of them
-        *(f"--ignore=tests/{folder}" for folder in ("truth", "fuzz", "faults")),
-        measured=session.python == "3.10",
+        *(f"--ignore={path}" for path in ON_ONE_PYTHON),
+        measured=False,
     )
 
 
@@ -117,6 +127,7 @@ CAMPAIGNS = {
     "FUZZ_CLAIMS": "200",
     "FUZZ_UPLOADS": "200",
     "STATES_SEQUENCES": "80",
+    "STOP_CAPTURES": "40",
 }
 
 
@@ -124,8 +135,11 @@ CAMPAIGNS = {
 def campaigns(session: nox.Session) -> None:
     """Run more random steps, faults, damaged input and sequences of events than the main command does."""
     session.env.update(CAMPAIGNS)
-    states = "tests/recording/test_states.py::TestEveryPair::test_random_sequences"
-    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", states, measured=False)
+    more = [
+        "tests/recording/test_states.py::TestEveryPair::test_random_sequences",
+        "tests/backends/torch/test_stop.py::TestStarvedThreads",
+    ]
+    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", *more, measured=False)
 
 
 @nox.session(venv_backend="none")

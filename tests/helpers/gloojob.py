@@ -10,6 +10,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from warm import Server
 
 JOB = """
 import select, socket, sys, time
@@ -46,12 +50,34 @@ dist.destroy_process_group()
 """
 
 
-def record(folder: Path, other: dict[str, str] | None = None) -> list[Path]:
-    """Have both ranks record step 2, each into a folder of its own; `other` is what the environment of node-1 has beside that of node-0. Returns the run directories."""
+def record(folder: Path, other: dict[str, str] | None = None, server: Server | None = None) -> list[Path]:
+    """Have both ranks record step 2, each into a folder of its own, and return the run directories.
+
+    Args:
+        folder: where the folders of both are made.
+        other: what the environment of node-1 has beside that of node-0.
+        server: starts them, with torch loaded, unless `other` is for what loads it.
+    """
     (folder / "job.py").write_text(JOB)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    if server is not None:
+        ranks = [
+            server.start(
+                folder / "job.py",
+                *(str(rank), str(port)),
+                cwd=folder,
+                env=environment,
+                out=folder / f"{rank}.out",
+                err=folder / f"{rank}.err",
+                leave=True,
+            )
+            for rank in (0, 1)
+        ]
+        for each in ranks:
+            each.wait(120).check()
+        return [folder / f"node-{rank}" / "r" for rank in (0, 1)]
     processes = [
         subprocess.Popen(
             [sys.executable, "job.py", str(rank), str(port)],

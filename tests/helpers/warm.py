@@ -182,6 +182,33 @@ class Server:
         self._requests.flush()
         return json.loads(self._answers.readline())
 
+    def start(
+        self,
+        script: Path,
+        *arguments: str,
+        cwd: Path,
+        env: Mapping[str, str],
+        out: Path,
+        err: Path,
+        leave: bool,
+    ) -> Running:
+        """Start the script of a file, as Python would in that folder and environment."""
+        pid = self.ask(
+            {
+                "script": str(script),
+                "arguments": arguments,
+                "stdout": str(out),
+                "stderr": str(err),
+                "cwd": str(cwd),
+                "env": dict(env),
+                "leave": leave,
+            }
+        )
+        assert pid is not None
+        out.touch()
+        err.touch()
+        return Running(self, pid, out, err)
+
     def stop(self) -> None:
         """End it."""
         self._requests.close()
@@ -206,23 +233,15 @@ class Warm:
         self._count += 1
         path = self.folder / f"script_{self._count}.py"
         path.write_text(PRELUDE + textwrap.dedent(script))
-        out, err = self.folder / f"{self._count}.out", self.folder / f"{self._count}.err"
-        variables = {"STEPPROF_STEPS": "2", "STEPPROF_OUTPUT_DIR": "runs", **(env or {})}
-        pid = self._server.ask(
-            {
-                "script": str(path),
-                "arguments": arguments,
-                "stdout": str(out),
-                "stderr": str(err),
-                "cwd": str(self.folder),
-                "env": {**os.environ, **variables},
-                "leave": self.leave,
-            }
+        return self._server.start(
+            path,
+            *arguments,
+            cwd=self.folder,
+            env={**os.environ, "STEPPROF_STEPS": "2", "STEPPROF_OUTPUT_DIR": "runs", **(env or {})},
+            out=self.folder / f"{self._count}.out",
+            err=self.folder / f"{self._count}.err",
+            leave=self.leave,
         )
-        assert pid is not None
-        out.touch()
-        err.touch()
-        return Running(self._server, pid, out, err)
 
     def run(
         self, script: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None

@@ -47,6 +47,19 @@ if __name__ == "__main__":
 """
 
 
+QUICK = """
+import sys, stepprof
+stepprof.init({"steps": "2", "output_dir": "runs", "ranks": sys.argv[1], "backend": "null", "capture_per": "role"})
+for step in (1, 2, 3):
+    with stepprof.profile_step(step):
+        for role in ("rollout", "actor"):
+            with stepprof.profile_step(step, role=role):
+                pass
+assert "torch" not in sys.modules
+"""
+"""A rank without torch, which takes two seconds to import."""
+
+
 def start(folder, *command):
     """Run Python there, to a good end."""
     ran = subprocess.run(
@@ -61,9 +74,9 @@ def start(folder, *command):
     assert ran.returncode == 0, ran.stderr
 
 
-def torchrun(folder, *options, ranks="all"):
+def torchrun(folder, *options, ranks="all", script=RANK):
     """Run two ranks under torchrun."""
-    (folder / "rank.py").write_text(RANK)
+    (folder / "rank.py").write_text(script)
     start(folder, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, "rank.py", ranks)
 
 
@@ -116,7 +129,7 @@ class TestTorchrun:
             "--master-addr=127.0.0.1",
             "--rdzv-id=none",
         ]
-        torchrun(tmp_path, *static, "--master-port=29611", ranks="1")
+        torchrun(tmp_path, *static, "--master-port=29611", ranks="1", script=QUICK)
         (first,) = list_runs(tmp_path / "runs")
         assert read_run(first)["run_id_from"] == "launcher"
         assert windows(first) == [("actor", 1, "complete"), ("rollout", 1, "complete")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 import tracemalloc
 
@@ -247,7 +246,7 @@ class TestCost:
         assert peak < 48 * 2**20
 
     @pytest.mark.torch
-    def test_torch_itself(self, tmp_path, window):
+    def test_torch_itself(self, warm, tmp_path, window):
         """A trace that torch wrote and compressed: every event is there, and the time base."""
         script = f"""
 import torch
@@ -257,7 +256,8 @@ with profile(activities=[ProfilerActivity.CPU]) as prof:
         torch.ones(8) + 1
 prof.export_chrome_trace({str(tmp_path / "t.json.gz")!r})
 """
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+        warm.leave = True
+        warm.run(script).check()
         before = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
         artifact = adopt(tmp_path / "t.json.gz", window, "rank-0", rank=0)
         after = content(window, artifact)

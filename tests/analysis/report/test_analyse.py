@@ -6,8 +6,6 @@ import dataclasses
 import gzip
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 from counting import instructions_of
@@ -183,9 +181,10 @@ for step in range(1, 5):
 
 
 @pytest.mark.torch
-def test_each_step_of_one_capture_has_its_own_operators(tmp_path):
+def test_each_step_of_one_capture_has_its_own_operators(warm, tmp_path):
     """Two consecutive steps are one trace, which lies in the first one's folder."""
-    subprocess.run([sys.executable, "-c", JOINED, str(tmp_path)], check=True, capture_output=True, timeout=90)
+    warm.leave = True
+    warm.run(JOINED, str(tmp_path)).check()
     for step in (2, 3):
         report = analyse(find([], output_dir=tmp_path, step=step))
         assert {op.name: op.calls for op in report.ops}["aten::mm"] == 10 * step

@@ -46,10 +46,10 @@ class TestMoved:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, torch_server):
     """What two real ranks recorded."""
     folder = tmp_path_factory.mktemp("recorded")
-    record(folder)
+    record(folder, server=torch_server)
     return folder
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import Running, Server
 
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.find import find
@@ -137,22 +138,44 @@ if __name__ == "__main__":
 '''
 
 
-def record(
-    folder: Path, ahead_ns: int = 0, backend: str = "null", other: dict[str, str] | None = None
-) -> None:
-    """Have both processes record step 2, each into a folder of its own, as on nodes that share no disk; `other` is what the environment of node-1 has beside that of node-0."""
+def install(folder: Path) -> dict[str, str]:
+    """Write the program of both processes, and return their environment."""
     (folder / "peer.py").write_text(PEER)
     info = folder / "peer-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: peer\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[stepprof.engines]\npeer = peer:PeerKind\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+    for rank in (0, 1):
+        (folder / f"node-{rank}").mkdir()
+    return {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+
+
+def record_traces(folder: Path, server: Server) -> None:
+    """Have both processes record step 2 with torch, each into a folder of its own, as on nodes that share no disk."""
+    environment = install(folder)
+
+    def start(rank: int, port: str) -> Running:
+        arguments = (str(rank), port, "0", "torch")
+        out, err = folder / f"{rank}.out", folder / f"{rank}.err"
+        node = folder / f"node-{rank}"
+        return server.start(
+            folder / "peer.py", *arguments, cwd=node, env=environment, out=out, err=err, leave=False
+        )
+
+    second = start(1, "0").wait_for("\n")
+    first = start(0, second.stdout.strip())
+    for each in (first, second):
+        each.wait().check()
+
+
+def record(folder: Path, ahead_ns: int = 0, other: dict[str, str] | None = None) -> None:
+    """Have both processes record step 2 without traces; `other` is what the environment of node-1 has beside that of node-0."""
+    environment = install(folder)
     processes = []
     port = 0
     for rank in (1, 0):
         node = folder / f"node-{rank}"
-        node.mkdir()
-        command = [sys.executable, str(folder / "peer.py"), str(rank), str(port), str(ahead_ns), backend]
+        command = [sys.executable, str(folder / "peer.py"), str(rank), str(port), str(ahead_ns), "null"]
         env = environment | (other or {}) if rank == 1 else environment
         process = subprocess.Popen(
             command, cwd=node, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -268,10 +291,10 @@ def test_without_a_comparison(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, torch_server):
     """What both recorded with torch's profiler, on one clock."""
     folder = tmp_path_factory.mktemp("recorded")
-    record(folder, backend="torch")
+    record_traces(folder, torch_server)
     return folder
 
 

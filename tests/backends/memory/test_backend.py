@@ -134,9 +134,9 @@ class TestWithoutCuda:
         assert (MemoryBackend().probe() is None) == there
 
     @pytest.mark.parametrize("backend", ["torch", "memory"])
-    def test_forked_children_can_use_cuda(self, run_script, backend: str) -> None:
+    def test_forked_children_can_use_cuda(self, warm, backend: str) -> None:
         """A process that does not use it itself never asks torch what CUDA would have to be started for: torch refuses CUDA to a child that is forked after that."""
-        printed = run_script(
+        printed = warm.run(
             f"""
 import torch, stepprof, torch._inductor.config
 

@@ -1,8 +1,12 @@
-"""Stopping a torch session of all threads while some of them are in the middle of an op."""
+"""Stopping a torch session of all threads while some of them are in the middle of an op.
+
+`STOP_CAPTURES` in the environment makes it more captures: `nox -s campaigns` does so.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 
 from stepprof.backends.torch import stop
 from stepprof.backends.torch.stop import CALLBACK_NS, stop_all_threads
+
+CAPTURES = int(os.environ.get("STOP_CAPTURES", "12"))
 
 
 def processor_ns(thread: int) -> int:
@@ -90,8 +96,8 @@ class TestWaiting:
 @pytest.mark.torch
 @pytest.mark.slow
 class TestStarvedThreads:
-    def test_the_process_lives_on(self, run_script) -> None:
-        """Threads that lose their processor in the middle of an op, again and again, beside 40 captures."""
+    def test_the_process_lives_on(self, warm) -> None:
+        """Threads that lose their processor in the middle of an op, again and again, beside captures."""
         script = """
             import os, subprocess, sys, threading, time
             from pathlib import Path
@@ -118,7 +124,7 @@ class TestStarvedThreads:
                 assert backend.probe() is None
                 backend.arm()
                 until = time.monotonic() + 30
-                for number in range(40):
+                for number in range(int(sys.argv[1])):
                     capture = Capture(Window(number, "actor"), Path.cwd(), f"s{number}", {})
                     backend.start(capture)
                     time.sleep(0.02)
@@ -132,4 +138,4 @@ class TestStarvedThreads:
             sys.stdout.flush()
             os._exit(0)
         """
-        assert run_script(script, timeout=110).check().stdout == "ended"
+        assert warm.run(script, str(CAPTURES), timeout=110).check().stdout == "ended"
