@@ -14,6 +14,7 @@ import msgspec
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
+from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.clock_placement import place
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
@@ -98,6 +99,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         ],
         placed=placed,
         evidence=_evidence(found),
+        counts=read_counts(found.folder, found.manifests),
         neighbours=None if found.step is None or not found.runs else Neighbours(found.runs, found.step),
         runs=found.runs,
     )

@@ -13,6 +13,7 @@ from stepprof.analysis.findings.catalogue import findings_of
 from stepprof.analysis.findings.facts import Facts, Signs
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
+from stepprof.analysis.report.allocators import Counts, allocators_of
 from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
@@ -66,6 +67,7 @@ def combine(
     evidence: Sequence[Evidence] = (),
     neighbours: Neighbours | None = None,
     runs: Sequence[Path] = (),
+    counts: Counts | None = None,
 ) -> Report:
     """Make the report of one step.
 
@@ -79,6 +81,7 @@ def combine(
         evidence: of the step, of each process that has some.
         neighbours: the steps around it.
         runs: folders of the run; spans of its other steps are read there.
+        counts: of the allocators of devices.
     """
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
     engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
@@ -139,6 +142,7 @@ def combine(
         ops=merge_ops(_tables(everyone, "ops"), "op"),
         kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
         memory=every(lambda part: part.memory),
+        allocators=allocators_of(everyone, counts or {}),
         overhead=overheads(everyone, windows, engines),
         stops=stop_costs(everyone, engines),
         shortfalls=shortfalls,

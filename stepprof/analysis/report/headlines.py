@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.schema import (
+    Allocator,
     Finding,
     Island,
     Memory,
@@ -23,6 +24,7 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.wording import seconds as three_digits
 from stepprof.analysis.report.wording import seconds_text
+from stepprof.formatting import counted
 
 __all__ = ["sentences"]
 
@@ -50,6 +52,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         *_unmatched(report.unmatched, least),
         *_busy(report.overlap),
         *_memory(report.memory),
+        *_allocators(report.allocators),
     ]
     consequences.sort(key=lambda finding: -(finding.seconds or 0.0))
     return [
@@ -263,6 +266,18 @@ def _memory(rows: Sequence[Memory]) -> list[Finding]:
         return []
     top = max(devices, key=lambda row: row.peak_bytes)
     return [Finding(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
+
+
+def _allocators(rows: Sequence[Allocator]) -> list[Finding]:
+    """Return the allocator that found no memory most often."""
+    if not rows:
+        return []
+    most = rows[0]
+    text = f"the allocator of {most.label} (device {most.device}) found no memory {counted(most.retries, 'time')} since its process began, and freed its cache"
+    if most.failed:
+        text += f"; {counted(most.failed, 'request')} failed"
+    advice = "leave more memory free: smaller micro-batches, a smaller KV cache, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    return [Finding(text, "memory", process=most.label, advice=advice)]
 
 
 def _coverage(report: Report) -> list[Finding]:

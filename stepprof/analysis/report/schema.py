@@ -11,7 +11,7 @@ import msgspec
 from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
-    "SCHEMA_VERSION", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
+    "SCHEMA_VERSION", "Allocator", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
     "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "SampleSeconds", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime",
     "Usual",
 ]  # fmt: skip
@@ -409,6 +409,19 @@ class Memory(msgspec.Struct, frozen=True):
     """When; None: not known."""
 
 
+class Allocator(msgspec.Struct, frozen=True):
+    """What the allocator of a device counted since its process began, or since the job last reset its statistics."""
+
+    label: str
+    """The process."""
+    device: int
+    """The number of the device."""
+    retries: int
+    """How often it found no memory, freed its cache and tried again (``num_alloc_retries``)."""
+    failed: int
+    """How many requests failed all the same (``num_ooms``)."""
+
+
 class Overhead(msgspec.Struct, frozen=True):
     """The cost of recording for a process or an engine. Seconds; None: not known."""
 
@@ -592,6 +605,8 @@ class Report(msgspec.Struct, frozen=True):
     """Kernels of devices, by self time."""
     memory: list[Memory] = []
     """Peaks of memory."""
+    allocators: list[Allocator] = []
+    """Allocators of devices that found no memory; only the backend ``memory`` records this."""
     overhead: list[Overhead] = []
     """What recording cost in each process."""
     recording: RecordingCost | None = None
