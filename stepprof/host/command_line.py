@@ -17,6 +17,8 @@ MOST_CHARACTERS = 8000
 """The limit for all arguments."""
 SHORTEST_SECRET = 8
 """Shorter values of environment variables are not searched for."""
+FOLDERS = ("PWD", "OLDPWD")
+"""Environment variables that are no passwords."""
 
 _ALWAYS = re.compile(
     r"secret|passw|passphrase|credential|authorization|(?<![a-z])pwd(?![a-z])", re.IGNORECASE
@@ -48,7 +50,9 @@ def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[s
     ['python', 'train.py', '--hf-token', '…', 'wandb.api_key=…', 'lr=1e-5']
     """
     known = [
-        value for name, value in environ.items() if _is_secret(name, value) and len(value) >= SHORTEST_SECRET
+        value
+        for name, value in environ.items()
+        if name not in FOLDERS and _is_secret(name, value) and len(value) >= SHORTEST_SECRET
     ]
     shown: list[str] = []
     for argument in _masked(arguments):

@@ -56,6 +56,14 @@ def test_what_is_no_secret_stays() -> None:
     assert command_line(arguments, {"PATH": "/usr/bin"}) == arguments
 
 
+def test_the_working_directory_is_no_password() -> None:
+    """`PWD` holds a folder."""
+    assert (
+        command_line(["python", "/home/me/train.py"], {"PWD": "/home/me", "OLDPWD": "/home/me"})[1]
+        == "/home/me/train.py"
+    )
+
+
 def test_code_is_left_out() -> None:
     """That of `python -c`, and not the option of a script that has the same name."""
     assert command_line(["python", "-X", "dev", "-c", "login('me')", "a"], {}) == [

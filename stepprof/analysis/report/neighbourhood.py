@@ -16,7 +16,6 @@ from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import seconds
 from stepprof.analysis.run_windows import RunWindow, process_files, windows_of
-from stepprof.formatting import counted
 from stepprof.run.runs import steps as recorded_steps
 
 __all__ = ["neighbourhood"]
@@ -110,7 +109,7 @@ def _sentence(
     took = f"step {this.step} took {seconds(this.seconds)} in {process}"
     kind = " with the same roles" if len(alike) < len(plain) else ""
     if not parts:
-        return f"{took}; {counted(len(alike), 'other step')}{kind} without recording: too few to say whether that is typical"
+        return f"{took}; too few other steps{kind} to compare it with: {len(alike)} without recording, the first of the run not counted"
     whole = parts[0]
     spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"

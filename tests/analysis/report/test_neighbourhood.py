@@ -95,7 +95,7 @@ class TestTypical:
         spans(run, 0, [(number, both(2.0, 1.0)) for number in range(1, 5)])
         found = neighbourhood([run.path], 3)
         assert found.parts == []
-        assert "2 other steps without recording: too few to say whether that is typical" in found.text
+        assert "too few other steps to compare it with: 2 without recording" in found.text
 
     def test_a_number_of_several_steps(self, run) -> None:
         """It is not known which of them the others are to be compared with."""

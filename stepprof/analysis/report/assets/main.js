@@ -6,7 +6,7 @@ const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], da
 function findings(list, total, briefs, from = 0) {
   if (list.length <= from) return null;
   const numbered = list.slice(from).some(finding => finding.start !== null && finding.start !== undefined);
-  return el("ol", { class: numbered ? "heads numbered" : "heads", id: "findings", role: "list" }, list.slice(from).map((finding, at) => {
+  return el("ol", { class: numbered ? "heads numbered" : list.slice(from).some(finding => finding.seconds !== null) ? "heads" : "heads plain", id: "findings", role: "list" }, list.slice(from).map((finding, at) => {
     const [target, colour] = TOPICS[finding.topic] || [null, "--accent"], cost = finding.seconds, placed = finding.start !== null && finding.start !== undefined && finding.end !== null;
     return el("li", { style: { "--topic": `var(${colour})` } },
       el("div", { class: cost === null && !placed ? "cost none" : "cost num" }, placed ? el("span", { class: "at" }, String(at + 1)) : null, el("span", null, cost === null ? "" : seconds(cost), cost !== null && total ? el("small", null, share(cost / total)) : null),
@@ -85,12 +85,15 @@ function jobFacts(report) {
   const facts = [["command", job.command.map(shellWord).join(" "), "mono"], ["model", job.model], ["commit", job.commit && `${job.commit} (files may differ from it)`, "mono"], ["ranks", job.world_size && String(job.world_size)], ["hosts", hosts.join(", ")], ["versions", versions], ["frameworks", job.adapters.join(", ")], ["system", job.platform]].filter(([, text]) => text);
   if (!facts.length) return null;
   const brief = [job.model, job.world_size && plural(job.world_size, "rank"), job.commit && `commit ${job.commit.slice(0, 10)}`, job.versions.torch && `torch ${job.versions.torch}`].filter(Boolean).join(" · ");
-  const details = el("details", { class: "job" }, el("summary", null, el("span", null, brief || "About the job"), job.command.length ? el("span", { class: "mono" }, facts[0][1]) : null),
+  const details = el("details", { class: "job" }, el("summary", null, el("span", null, brief || "About the job"), job.command.length ? el("span", { class: "mono" }, job.command.map(fileName).map(shellWord).join(" ")) : null),
     el("dl", null, facts.map(([name, text, kind]) => [el("dt", null, name), el("dd", { class: kind }, text)])));
   addEventListener("beforeprint", () => { details.wasOpen = details.open; details.open = true; });
   addEventListener("afterprint", () => { details.open = details.wasOpen; });
   return details;
 }
+
+// A program or a script without its folders.
+const fileName = (word, at) => (at === 0 || /^\/.*\.py$/.test(word) ? word.split("/").pop() : word);
 
 const shellWord = word => (/^[\w@%+=:,./…-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 

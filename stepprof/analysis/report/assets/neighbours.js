@@ -20,7 +20,7 @@ function neighbourRow(report, among, row, usual) {
   const box = el("div", { class: "strip" });
   const here = steps.findIndex(step => step.step === report.step), colour = step => (step.step === report.step ? "var(--accent)" : step.recorded ? "var(--wait)" : "var(--unknown)");
   responsive(box, width => {
-    const height = row.role === null ? 64 : 40, each = width / steps.length, gap = each > 6 ? 2 : each > 3 ? 1 : 0, y = value => height - (value / largest) * (height - 4);
+    const height = row.role === null ? 64 : 40, each = Math.min(90, width / steps.length), gap = each > 6 ? 2 : each > 3 ? 1 : 0, y = value => height - (value / largest) * (height - 4);
     const every = Math.ceil(44 / each), numbered = row.role === null;
     box.replaceChildren(svg("svg", { class: "chart", height: height + (numbered ? 18 : 3), viewBox: `0 0 ${width} ${height + (numbered ? 18 : 3)}`, role: "img", "aria-label": `${row.name} in ${steps.length} steps` },
       steps.map((step, at) => hover(svg("g", null,
@@ -28,8 +28,8 @@ function neighbourRow(report, among, row, usual) {
         values[at] === null ? null : svg("rect", { x: at * each + gap / 2, y: y(values[at]), width: Math.max(0.6, Math.min(each - gap, 60)), height: Math.max(1, height - y(values[at])), rx: each > 8 ? 2 : 0, fill: colour(step) }),
         numbered && (at - here) % every === 0 ? svg("text", { class: step.step === report.step ? "strong" : null, x: at * each + Math.min(each - gap, 60) / 2 + gap / 2, y: height + 14, "text-anchor": "middle" }, String(step.step)) : null),
         () => [`step ${step.step}`, [[row.name, seconds(values[at])]], step.step === report.step ? "this step" : step.recorded ? "recorded too" : among.others.includes(step.step) ? null : "not compared with this step"])),
-      usual ? svg("line", { class: "half", x1: 0, x2: width, y1: y(usual.median), y2: y(usual.median) }) : null,
-      svg("line", { class: "base", x1: 0, x2: width, y1: height, y2: height })));
+      usual ? svg("line", { class: "half", x1: 0, x2: each * steps.length, y1: y(usual.median), y2: y(usual.median) }) : null,
+      svg("line", { class: "base", x1: 0, x2: each * steps.length, y1: height, y2: height })));
   });
   return el("div", { class: "neighbours" },
     el("div", null, el("b", null, row.name), el("span", null, own === null ? "not in this step" : seconds(own)),

@@ -52,7 +52,7 @@ function stepBar(report, before) {
         const took = (piece.to - piece.from) * cell / width * report.seconds;
         return hover(svg("g", null,
           svg("rect", { x: left, y: 0, width: Math.max(1, wide - (wide > 4 ? 1 : 0)), height, rx: wide > 8 ? 3 : 0, fill: `var(${part.colour})` }),
-          wide > 7.2 * Math.min(part.name.length, 6) + 10 ? svg("text", { class: "on", x: left + 7, y: 21.5 }, shorten(part.name, (wide - 12) / 7.2)) : null),
+          wide > 7.8 * Math.min(part.name.length, 6) + 12 ? svg("text", { class: inkOn(part.colour), x: left + 7, y: 21.5 }, shorten(part.name, (wide - 12) / 7.8)) : null),
           () => [part.name, [["this stretch", seconds(took)], ["on the path in all", seconds(spent.get(piece.key))], ["of the step", share(spent.get(piece.key) / report.seconds)]]]);
       }),
       rows.map(({ finding, at, left, right, lane }) => {
@@ -144,7 +144,7 @@ function pathLanes(report, lanes) {
       if (before !== null && before !== lane) lines.push(svg("line", { class: "jump", x1: x, x2: x, y1: Math.min(before, lane) * step + 14, y2: Math.max(before, lane) * step + 14 }));
       before = lane;
       return hover(svg("g", null, svg("rect", { x, y, width: Math.max(1, wide - (wide > 4 ? 1 : 0)), height: 22, rx: wide > 8 ? 3 : 0, fill: `var(${colour})` }),
-        wide > 44 ? svg("text", { class: "on", x: x + 6, y: y + 15.5 }, shorten(name, (wide - 10) / 7.2)) : null),
+        wide > 44 ? svg("text", { class: inkOn(colour), x: x + 6, y: y + 15.5 }, shorten(name, (wide - 12) / 7.8)) : null),
         () => [segment.region || segment.role || "step", [["process", segment.process], ["what it does", PATH_KINDS[segment.kind] || segment.kind], ["from", seconds((piece.from * report.seconds) / cells)], ["took", seconds(((piece.to - piece.from) * report.seconds) / cells)]]]);
     });
     box.replaceChildren(svg("svg", { class: "chart", height: bottom + 22, viewBox: `0 0 ${width} ${bottom + 22}`, role: "img", "aria-label": `The critical path through ${lanes.join(", ")}` },

@@ -17,6 +17,9 @@ function shadesOf(colour, ground) {
 const linear = value => ((value / 255 + 0.055) / 1.055) ** 2.4;
 const rgb = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
 
+// The class of a text on a bar of a colour: pale bars have the ink of the page.
+const inkOn = colour => (/--(missing|unknown|unmatched|peers|idle)\b/.test(colour) ? "on ink" : "on");
+
 // The name of a process in little room: what tells it from the others is at its end.
 function briefName(label) {
   return label.replace(/\brank (?=\d)/, "r").replace(/\bworker (?=\d)/, "w");

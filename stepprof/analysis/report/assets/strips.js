@@ -34,7 +34,7 @@ function rows(items, kinds, largest, width) {
           const wide = (item.parts[key] || 0) * scale, at = x;
           x += wide;
           return [svg("rect", { x: at, y: y + 4, width: Math.max(0, wide - (wide > 3 ? 1 : 0)), height: 17, fill: colour, rx: wide > 4 ? 2 : 0 }),
-            wide > 7.8 * title.length + 12 ? svg("text", { class: "on", x: at + 6, y: y + 16.5 }, title) : null];
+            wide > 7.8 * title.length + 12 ? svg("text", { class: inkOn(colour), x: at + 6, y: y + 16.5 }, title) : null];
         }),
         svg("text", { x: left + item.total * scale + 8, y: y + 17 }, seconds(item.total))), () => describe(item, kinds));
     }));
