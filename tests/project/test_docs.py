@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import stepprof
-from stepprof.analysis.report.schema import Bar, Comparison, Report
+from stepprof.analysis.report.schema import Bar, Comparison, RegionTime, Report
 from stepprof.cli import engine_table, memory_tables
 from stepprof.cli import window_table as windows
 from stepprof.cli.commands import ls, show
@@ -169,7 +169,7 @@ class TestAgentsPage:
             for name, table in re.findall(r"^### `(\w+)`\n(.*?)(?=^#|<!-- end)", self.PAGE, re.M | re.S)
         }
         _, schemas = msgspec.json.schema_components([Report, Comparison])
-        bars = {"Bar": list(Bar.__struct_fields__)}  # an array in JSON
+        bars = {each.__name__: list(each.__struct_fields__) for each in (Bar, RegionTime)}  # arrays in JSON
         assert listed == {name: list(each.get("properties", ())) for name, each in schemas.items()} | bars
 
     def test_excerpts_have_the_shape_of_a_report(self):

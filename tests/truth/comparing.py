@@ -13,6 +13,7 @@ from truth.known import Known, known_of
 from truth.model import Engine, Stretch, Truth
 from truth.noting import CLOSE, Notes, key_of
 from truth.sentences import compare_sentences
+from truth.trees import compare_trees
 from truth.waiting import Waited, compare_collectives, compare_waiting
 
 __all__ = ["differences"]
@@ -50,6 +51,7 @@ def differences(truth: Truth, report: Report) -> list[str]:
         compare_sentences(notes, everyone, waited)
     _overlap(notes, everyone)
     _operators(notes, everyone)
+    compare_trees(notes, everyone)
     _rollouts(notes)
     _overhead(notes, everyone)
     return notes.found

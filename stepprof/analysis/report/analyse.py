@@ -26,7 +26,7 @@ from stepprof.analysis.report.schema import Problem, Report
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
-from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import Process, windows_edges
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
@@ -131,7 +131,7 @@ def digest_input(
         assume: as `load` takes it.
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
-    source = load(wanted, args=keep, assume=assume, flows=False, evidence=False)
+    source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False)
     if wanted.piece is not None:
         source = without_held_slices(source)
     part = cut(source, wanted.window)

@@ -24,6 +24,7 @@ from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, gather, measurable
+from stepprof.analysis.report.region_rows import region_rows
 from stepprof.analysis.report.schema import (
     EngineWork,
     Finding,
@@ -128,6 +129,7 @@ def combine(
         gantt=every(lambda part: part.gantt),
         roles=[_on(time, part, several) for part in parts for time in part.roles],
         regions=[_on(time, part, several) for part in parts for time in part.regions],
+        tree=region_rows(everyone, parts[0].island.seconds if parts else 0.0),
         path=every(lambda part: part.path),
         slack=every(lambda part: part.slack),
         skew=[

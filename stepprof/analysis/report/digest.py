@@ -20,9 +20,10 @@ from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
-from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops
+from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_self_times
 from stepprof.analysis.report.process_groups import configured_groups, groups_of
 from stepprof.analysis.report.region_lookup import regions_around
+from stepprof.analysis.report.region_tree import RegionTree, tree_of
 from stepprof.analysis.report.rollout import Batches, Samples, collect_samples
 from stepprof.analysis.report.schedulers import batches_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
@@ -110,6 +111,7 @@ class Digest(msgspec.Struct, frozen=True):
     windows: list[Window] = []
     regions: list[RegionTotal] = []
     nest: Nest | None = None
+    tree: RegionTree | None = None
     works: list[Work] = []
     """One for each device; for a process without a device, one for its threads."""
     calls: Calls = Calls()
@@ -156,7 +158,13 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         return Digest(source.origin, source.alignment, events, findings=source.findings, whole=source.whole)
     chosen = Chosen(source)
     ops, device = chosen.ops, chosen.device
+    own = op_self_times(slices, ops, chosen.regions)
     regions, problems = _regions(source, chosen)
+    tree = tree_of(source, chosen, own)
+    if tree is not None and tree.folded:
+        problems.append(
+            f"{tree.folded} short or deeply nested regions count as part of the region around them in the region tree"
+        )
     return Digest(
         origin=source.origin,
         alignment=source.alignment,
@@ -174,12 +182,11 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         ],
         regions=regions,
         nest=nest_of(source, chosen),
+        tree=tree,
         works=_works(source, chosen),
         calls=_calls(source, chosen),
         issued=issued(source, bounds),
-        ops=count_ops(
-            source.names, slices.name[ops], slices.track[ops], slices.start[ops], slices.duration[ops]
-        ),
+        ops=count_ops(source.names, slices.name[ops], slices.duration[ops], own),
         kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
         batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
-from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report, TimeOf
+from stepprof.analysis.report.region_rows import costliest, path_text
+from stepprof.analysis.report.schema import Comparison, Finding, Problem, RegionRow, Report, TimeOf
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
 
@@ -39,7 +40,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
     parts = parts_of(report)
     if parts and parts[0].region is None:
         yield from _times("role", parts[:top])
-    yield from _times("region", report.regions[:top])
+    yield from _tree(report.tree, 2 * top) if report.tree else _times("region", report.regions[:top])
     yield from _table(*sample_rows(report.rollout[:top]))
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))
@@ -74,6 +75,20 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
         for text in (finding.why, finding.advice):
             if text:
                 yield f"  - {_plain(text)}"
+
+
+def _tree(tree: Sequence[RegionRow], top: int) -> Iterator[str]:
+    rows = []
+    for each in (tree[at] for at in costliest(tree, top)):
+        figures = (
+            seconds(each.seconds),
+            seconds(each.self_seconds),
+            f"{each.share:.0%}",
+            str(each.calls or ""),
+            str(each.processes),
+        )
+        rows.append((path_text(tree, each), *figures))
+    yield from _table(("region", "time", "self", "of the step", "calls", "processes"), rows)
 
 
 def _times(what: str, times: Sequence[TimeOf]) -> Iterator[str]:

@@ -13,12 +13,12 @@ from heapq import heappop, heappush
 import msgspec
 import numpy as np
 
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 from stepprof.run.amounts import amounts
 
-__all__ = ["NOWHERE", "Nest", "Place", "nest_of"]
+__all__ = ["NOWHERE", "Nest", "Place", "innermost", "nest_of"]
 
 MOST_SLICES = 20_000
 """Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
@@ -101,6 +101,39 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     return msgspec.structs.replace(nest, beside=others.coarse(MOST_BESIDE)[0].pack())
 
 
+def innermost(start: Times, end: Times) -> tuple[Times, Times, Indices]:
+    """Return when which of some slices is innermost, as three columns: start, end, index.
+
+    Args:
+        start: in order. Of two that start together, the longer one comes first.
+        end: of each.
+    """
+    found = np.array([*_innermost(start.tolist(), end.tolist())], np.int64).reshape(-1, 3)
+    return found[:, 0], found[:, 1], found[:, 2].astype(np.intp)
+
+
+def _innermost(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, end, slice): between two moments at which a slice opens or closes, the last opened is innermost."""
+    opened: list[int] = []  # the last to open first
+    closing: list[tuple[int, int]] = []
+    last = 0
+    at = 0
+    while at < len(starts) or closing:
+        opens = at < len(starts) and (not closing or starts[at] < closing[0][0])
+        now = starts[at] if opens else closing[0][0]
+        while opened and ends[-opened[0]] <= last:
+            heappop(opened)
+        if opened and now > last:
+            yield last, now, -opened[0]
+        last = now
+        if opens:
+            heappush(opened, -at)
+            heappush(closing, (ends[at], at))
+            at += 1
+        else:
+            heappop(closing)
+
+
 class _Sweep:
     """Goes through the slices by time, and keeps those that are open."""
 
@@ -152,25 +185,9 @@ class _Sweep:
         return place_of
 
     def _follow(self, place_of: list[int]) -> None:
-        """Add the stretches: between two moments at which a slice opens or closes, the last opened is innermost."""
-        opened: list[tuple[int, int]] = []  # the last to open first
-        closing: list[tuple[int, int]] = []
-        last = 0
-        at = 0
-        while at < len(self.start) or closing:
-            opens = at < len(self.start) and (not closing or self.start[at] < closing[0][0])
-            now = self.start[at] if opens else closing[0][0]
-            while opened and self.end[-opened[0][1]] <= last:
-                heappop(opened)
-            if opened and now > last:
-                self._add(last, now, place_of[-opened[0][1]])
-            last = now
-            if opens:
-                heappush(opened, (-at, -at))
-                heappush(closing, (self.end[at], at))
-                at += 1
-            else:
-                heappop(closing)
+        """Add the stretches of the place that is innermost."""
+        for start, end, at in _innermost(self.start, self.end):
+            self._add(start, end, place_of[at])
 
     def _add(self, start: int, end: int, place: int) -> None:
         if self.stretches and self.stretches[-1][1:] == (start, place):

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import Times, self_times
 from stepprof.analysis.report.schema import Op, ProcessTime
+from stepprof.analysis.report.slice_kinds import Indices
+from stepprof.analysis.timeline.model import Slices
 
-__all__ = ["MOST_NAMES", "OpTable", "OpTime", "count_kernels", "count_ops", "merge_ops"]
+__all__ = ["MOST_NAMES", "OpTable", "OpTime", "count_kernels", "count_ops", "merge_ops", "op_self_times"]
 
 MOST_NAMES = 300
 """The number of names of a source in its digest, by self time. Tables show fewer."""
@@ -40,11 +42,17 @@ class OpTable(msgspec.Struct, frozen=True):
     own: int = 0
 
 
-def count_ops(
-    names: list[str], name: npt.NDArray[np.int32], track: npt.NDArray[np.int32], start: Times, duration: Times
-) -> OpTable:
+def op_self_times(slices: Slices, ops: Indices, regions: Indices) -> Times:
+    """Return the self time of each operator: without the operators and regions inside it."""
+    threads = np.unique(slices.track[ops])
+    inside = regions[np.isin(slices.track[regions], threads)]
+    which = np.concatenate((ops, inside)) if len(inside) else ops
+    return self_times(slices.track[which], slices.start[which], slices.duration[which])[: len(ops)]
+
+
+def count_ops(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: Times) -> OpTable:
     """Return the operators on the threads of one source, with their self times."""
-    return _table(names, name, duration, self_times(track, start, duration))
+    return _table(names, name, duration, own)
 
 
 def count_kernels(names: list[str], name: npt.NDArray[np.int32], duration: Times) -> OpTable:

@@ -24,7 +24,7 @@ from stepprof.analysis.report.wording import causes
 __all__ = ["render"]
 
 # concatenated in this order into one script
-_SCRIPTS = ("dom.js", "data.js", "table.js", "charts.js", "strips.js", "shades.js", "gantt.js", "hands.js", "path.js", "neighbours.js", "sections.js", "comparison.js", "main.js")  # fmt: skip
+_SCRIPTS = ("dom.js", "data.js", "table.js", "tree.js", "charts.js", "strips.js", "shades.js", "gantt.js", "hands.js", "path.js", "neighbours.js", "sections.js", "comparison.js", "main.js")  # fmt: skip
 _POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 

@@ -12,7 +12,7 @@ from stepprof.analysis.recording_cost import RecordingCost
 
 __all__ = [
     "SCHEMA_VERSION", "Allocator", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
-    "PhaseSkew", "Problem", "ProcessTime", "Report", "Rollout", "Sample", "SampleSeconds", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime",
+    "PhaseSkew", "Problem", "ProcessTime", "RegionRow", "RegionTime", "Report", "Rollout", "Sample", "SampleSeconds", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime",
     "Usual",
 ]  # fmt: skip
 
@@ -160,6 +160,54 @@ class TimeOf(msgspec.Struct, frozen=True):
     """The time in each process. Processes overlap: do not add them up."""
     clock: str | None = None
     """The hosts of this clock, if the step was recorded on clocks that were never compared."""
+
+
+class RegionTime(msgspec.Struct, frozen=True, array_like=True):
+    """One row of the region tree in one process. In JSON an array of its fields in this order."""
+
+    label: str
+    """The process."""
+    seconds: float
+    """In which it was open."""
+    self_seconds: float
+    """Without the regions inside it."""
+    calls: int
+    """How often."""
+
+
+class RegionRow(msgspec.Struct, frozen=True):
+    """A row of the region tree: the step, a role, a region, or what a region called. A row comes after its `parent`.
+
+    In each process, the children of the step, of a role or of a region that are no operators or kernels, and its self time, add up to its seconds.
+    If coroutines are open at the same time, the one that opened last has the self time.
+    """
+
+    parent: int | None
+    """The index of the row around it; None: it is at the top."""
+    kind: str
+    """``step``: the windows. ``role`` and ``region``. ``regions``: shorter regions together. ``outside``: in a window, in no region. ``op`` and ``kernel``: called by the row around it.
+    ``threads``: regions of other threads, which run concurrently. ``unclear``: what a coroutine called, or a kernel without a recorded launch.
+    """
+    name: str
+    """The region, operator or kernel; ``others``: all others that the row around it called."""
+    calls: int
+    """By all processes; of the step its windows without a role. 0 for ``outside`` and ``threads``."""
+    seconds: float
+    """The median over the processes that have the row; for operators with inner operators, for kernels on the device."""
+    self_seconds: float
+    """The median of the time without inner regions or operators."""
+    share: float
+    """`seconds` as a share of the step; for operators and kernels that of `self_seconds`."""
+    least: float
+    """The least seconds of a process."""
+    most: float
+    """The most seconds of a process."""
+    slowest: str
+    """The process with the most seconds."""
+    processes: int
+    """How many have the row."""
+    per_process: list[RegionTime] = []
+    """The processes, at most 64; empty for operators and kernels."""
 
 
 class PhaseSkew(msgspec.Struct, frozen=True):
@@ -579,6 +627,8 @@ class Report(msgspec.Struct, frozen=True):
     """Time by role. Roles that run at the same time overlap."""
     regions: list[TimeOf] = []
     """Time by region, the longest first."""
+    tree: list[RegionRow] = []
+    """Where the regions nest, and what they called; without engines."""
     path: list[PathSegment] = []
     """From the start of the step to its end, without a gap; empty: nothing is known of when
     processes were in windows.

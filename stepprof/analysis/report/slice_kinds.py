@@ -122,6 +122,11 @@ class Chosen:
             np.bool_,
         )
 
+    def window_roles(self, windows: Indices) -> list[str | None]:
+        """Return the role that each window states."""
+        args = self._source.slices.args
+        return [None] * len(windows) if args is None else [_role(args[at]) for at in windows.tolist()]
+
     def roles(self, which: Indices) -> list[str | None]:
         """Return the role of each slice.
 

@@ -28,6 +28,7 @@ from stepprof.analysis.report.terminal_tables import (
     skew_table,
     slack_table,
     stops_table,
+    tree_table,
     unmatched_table,
 )
 from stepprof.analysis.report.wording import seconds, seconds_text
@@ -106,7 +107,10 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:
         _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
-    if report.regions:
+    if report.tree:
+        heading = "regions and what they called, median of the processes"
+        _section(console, heading, tree_table(report, plain, room, top=max(20, 2 * top)))
+    elif report.regions:
         _section(console, "regions", regions_table(report.regions[:top], room))
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
         if ops:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.recording_cost import cost_sentences
+from stepprof.analysis.report.region_rows import costliest
 from stepprof.analysis.report.schema import (
     Change,
     GanttRow,
@@ -40,6 +41,7 @@ __all__ = [
     "skew_table",
     "slack_table",
     "stops_table",
+    "tree_table",
     "unmatched_table",
 ]
 
@@ -48,6 +50,8 @@ _NAME = 10  # so many characters of a name stand in one line
 _GAP = 2  # between two columns
 MOST_PROCESSES = 8
 """More than that: the mean and the extremes instead of a row for each."""
+_TREE_BAR = 20
+_BOLD = ("step", "role", "region", "threads")
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
@@ -90,6 +94,26 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
         wide = max(range(len(narrowed)), key=lambda at: (narrowed[at] > least[at], narrowed[at]))
         narrowed[wide] = max(narrowed[wide] - 1, least[wide])
     return narrowed
+
+
+def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Table:
+    """Return the region tree: the costliest rows with the rows around them, bars scaled to the step."""
+    shown = costliest(report.tree, top)
+    depth = {-1: -1}
+    rows: list[list[str | Text]] = []
+    several = any(report.tree[at].processes > 1 for at in shown)
+    full = "=" if plain else "█"
+    for at in shown:
+        row = report.tree[at]
+        depth[at] = depth[-1 if row.parent is None else row.parent] + 1
+        name = Text("  " * depth[at] + printable(row.name), style="" if row.kind in _BOLD else "dim")
+        spread = f"{seconds(row.least)} to {seconds(row.most)}" if row.processes > 1 else ""
+        bar = Text(full * round(min(row.share, 1.0) * _TREE_BAR), "cyan" if row.kind in _BOLD else "dim cyan")
+        calls = number(row.calls) if row.calls else ""
+        figures = (share(row.share), seconds(row.seconds), seconds(row.self_seconds), calls)
+        rows.append([name, bar, *figures, *([spread] if several else [])])
+    headers = ["region", "", "of the step", "total", "self", "calls", *(["least to most"] if several else [])]
+    return _table(headers, rows, "lwrrrr" + "r" * several, room)
 
 
 def parts_table(report: Report, parts: Sequence[TimeOf], plain: bool, room: int) -> Table:

@@ -7,7 +7,7 @@ each. The columns follow from the numbers in a few numpy operations.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from stepprof.analysis.timeline.tracks import HOST, Rows
 
 __all__ = ["COMPLETE", "OTHER", "Kinds"]
 
-COMPLETE, OTHER = -1, -2
+COMPLETE, OTHER, UNWANTED = -1, -2, -3
 """Phases in addition to those of `FlowColumns`."""
 _PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _GROUP = re.compile(r"\[[^\]]*\]")
@@ -31,9 +31,23 @@ _Kind = tuple[str, str, str, _Place, _Place]
 
 
 class Kinds:
-    """The kinds of the events of one file, numbered in the order of their first use."""
+    """The kinds of the events of one file, numbered in the order of their first use.
 
-    def __init__(self, names: Interned[str], categories: Interned[str], rows: Rows) -> None:
+    Args:
+        names: of the file.
+        categories: of the file.
+        rows: of the file.
+        arrows: the categories of arrows to read; None: all.
+    """
+
+    def __init__(
+        self,
+        names: Interned[str],
+        categories: Interned[str],
+        rows: Rows,
+        arrows: Collection[str] | None = None,
+    ) -> None:
+        self._arrows = arrows
         self._names, self._categories, self._rows = names, categories, rows
         self._kinds: Interned[_Kind] = Interned()
         self._groups: Interned[tuple[str, str]] = Interned()
@@ -43,7 +57,7 @@ class Kinds:
     def of(self, events: Sequence[Event]) -> tuple[Indices, Indices]:
         """Return two columns: the kind of each event, and its phase.
 
-        The phase is one of `FlowColumns` for the end of an arrow, `COMPLETE`, or `OTHER`.
+        The phase is one of `FlowColumns` for the end of an arrow, `COMPLETE`, `UNWANTED` or `OTHER`.
         """
         kinds, known = self._kinds, len(self._kinds)
         kind = np.array(
@@ -75,10 +89,9 @@ class Kinds:
 
     def _numbers(self, ids: list[_Place | None]) -> npt.NDArray[np.int64]:
         """Return a number for each id: the id itself if it is a small number, as nearly all are."""
-        if all(type(each) is int for each in ids):
-            number = np.array(ids)
-            if number.dtype == np.int64 and int(number.min()) >= 0 and int(number.max()) < _SMALL:
-                return number
+        number = np.array(ids) if ids else np.zeros(0, np.int64)  # a text among them: an array of texts
+        if number.dtype == np.int64 and (not len(number) or 0 <= number.min() <= number.max() < _SMALL):
+            return number
         interned = self._ids
         return np.array(
             [
@@ -102,7 +115,14 @@ class Kinds:
                     self._rows.works_on_host(*new[at][3:])
             columns[3, complete] = self._rows.of_places(place, category, self._categories)
         for at, (phase, _, category_, pid, tid) in enumerate(new):
-            if phase in _PHASES and phase != "X":
+            if (
+                phase in _PHASES
+                and phase != "X"
+                and self._arrows is not None
+                and category_ not in self._arrows
+            ):
+                columns[0, at] = UNWANTED
+            elif phase in _PHASES and phase != "X":
                 group = self._groups[category_, _group(pid)]
                 columns[:, at] = _PHASES[phase], group, self._categories[category_], self._rows.ends[pid, tid]
         self._columns = [np.concatenate(both) for both in zip(self._columns, columns, strict=True)]

@@ -6,7 +6,7 @@ the parts of a trace are combined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -51,7 +51,7 @@ def read(
     *,
     args: bool | Keep,
     base_ns: int | None = None,
-    flows: bool = True,
+    flows: bool | Collection[str] = True,
 ) -> Source:
     """Read a trace.
 
@@ -61,7 +61,7 @@ def read(
         alignment: alignment of its host's clock with the common one.
         args: whether to keep the arguments of slices and instants, or a function that selects them.
         base_ns: the Unix time that its times are relative to, for a file that does not state it.
-        flows: whether to read its arrows.
+        flows: whether to read its arrows, or the categories of those to read.
 
     Returns:
         The source; without events and with a finding if the zero of its times is not known.
@@ -94,7 +94,7 @@ def read(
 @dataclass(slots=True)
 class _Reader:
     args: bool | Keep
-    arrows_wanted: bool
+    arrows_wanted: bool | Collection[str]
     ours: bool
     """Read a timeline of stepprof, with metadata that states the tracks of the rows."""
     names: Interned[str] = field(default_factory=Interned)
@@ -118,7 +118,8 @@ class _Reader:
         self.slices = SliceColumns(bool(self.args), shared=callable(self.args))
         self.instants = InstantColumns(bool(self.args), shared=callable(self.args))
         self.pairs = Pairs(self.names, self.categories, self.rows, self.slices, self.instants)
-        self.kinds = Kinds(self.names, self.categories, self.rows)
+        arrows = None if isinstance(self.arrows_wanted, bool) else self.arrows_wanted
+        self.kinds = Kinds(self.names, self.categories, self.rows, arrows)
         self.counted = Counted(self.rows, self.counters)
         self.iterations = Iterations(self.names, self.categories, self.rows)
 

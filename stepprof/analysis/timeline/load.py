@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for
@@ -16,7 +16,10 @@ from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
 
-__all__ = ["load"]
+__all__ = ["LAUNCHES", "load"]
+
+LAUNCHES = frozenset({"ac2g", "async_npu"})
+"""The categories of arrows from launches to kernels."""
 
 
 def load(
@@ -25,7 +28,7 @@ def load(
     args: bool | Keep,
     assume: Mapping[str, int] | None = None,
     limits: Limits | None = None,
-    flows: bool = True,
+    flows: bool | Collection[str] = True,
     evidence: bool = True,
 ) -> Source:
     """Read one input, and place it on the common clock.
@@ -35,7 +38,7 @@ def load(
         args: whether to keep the arguments of slices and instants, or a function that selects them.
         assume: offsets to add to the times of sources [ns], as `stepprof.analysis.timeline.assumed_offsets.assumed_offsets` gives it.
         limits: limits for reading a file.
-        flows: whether to read the arrows of a trace.
+        flows: whether to read the arrows of a trace, or the categories of those to read.
         evidence: whether to read the garbage collections and stacks of a span file.
 
     Returns:

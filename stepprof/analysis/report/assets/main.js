@@ -1,6 +1,6 @@
 // Builds the page, the most important sections first.
 
-const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], data: ["operations", "--wait"], evaluation: ["roles", "--c1"], checkpoint: ["roles", "--c1"], weight_sync: ["roles", "--c1"], serial: ["operations", "--wait"], lock: ["operations", "--wait"], pickle: ["operations", "--c1"], io: ["operations", "--wait"], sleep: ["operations", "--wait"], gc: ["operations", "--c1"], host: ["idle", "--wait"], short: ["cost", "--flush"], straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], preemption: ["engines", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["operations", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
+const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], data: ["operations", "--wait"], evaluation: ["roles", "--c1"], checkpoint: ["roles", "--c1"], weight_sync: ["roles", "--c1"], serial: ["operations", "--wait"], lock: ["operations", "--wait"], pickle: ["operations", "--c1"], io: ["operations", "--wait"], sleep: ["operations", "--wait"], gc: ["operations", "--c1"], host: ["idle", "--wait"], short: ["cost", "--flush"], straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], preemption: ["engines", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["tree", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
 // `briefs`: the names of the sections that the page has, by their ids. The first sentence about the step stands above the list.
 function findings(list, total, briefs, from = 0) {
@@ -105,7 +105,7 @@ function reportPage(report, gantt) {
   const known = report.step !== null;
   const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
   document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;
-  const parts = [pathPart(report), rolesPart(report, gantt), ganttPart(report, gantt), neighboursPart(report), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
+  const parts = [pathPart(report), rolesPart(report, gantt), ganttPart(report, gantt), neighboursPart(report), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), treePart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
   const first = report.findings.length && report.findings[0].topic === "step" ? report.findings[0] : null;
   const briefs = new Map(parts.map(node => [node.id, node.dataset.brief]));
   const hero = el("section", { class: "hero" },
