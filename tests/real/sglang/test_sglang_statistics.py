@@ -13,31 +13,28 @@ from holding import reported
 from sglang_driven import Trace
 from sglang_host import Host
 
-CRAMPED = {
-    "enable_metrics": True,
-    "sleep_on_idle": True,
-    "max_total_tokens": 256,
-    "schedule_conservativeness": 0.1,
-}
-"""Memory for 256 tokens, and an admission that hopes for short answers."""
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
+"""SGLang's own switch for its tests: every 8th decode step of two requests or more retracts, as it does for lack of memory."""
 
 
 @pytest.fixture(scope="module")
-def cramped(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Return the process that holds an engine that counts and has little memory."""
-    made = Host(model, tmp_path_factory.mktemp("cramped") / "log", **CRAMPED)
+def retracting(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """Return the process that holds an engine that counts and retracts."""
+    log = tmp_path_factory.mktemp("retracting") / "log"
+    made = Host(model, log, env=RETRACTING, enable_metrics=True, sleep_on_idle=True)
     yield made
     made.close()
 
 
 def test_tokens_and_retractions_are_the_engines_own(
-    cramped: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    retracting: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Step 2 does not fit into the memory, step 3 does; around them runs what is not theirs."""
-    cramped.run(sglang_recorded.warm_up)
-    truth = cramped.run(sglang_statistics.counted, tmp_path, {1: (2, 1), 2: (150, 2), 3: (5, 2)})
+    """Step 2 has two requests that are retracted, step 3 has one that is not; around them runs what is not theirs."""
+    retracting.run(sglang_recorded.warm_up)
+    truth = retracting.run(sglang_statistics.counted, tmp_path, {1: (2, 1), 2: (24, 2), 3: (5, 1)})
     assert truth[2][2] > 0
-    for step in (2, 3):
+    assert truth[3][2] == 0
+    for step, requests in ((2, 2), (3, 1)):
         prompt, generated, retractions = truth[step]
         (entry,) = told(tmp_path, step)
         assert entry["statistics"]["idle"] is True
@@ -47,7 +44,7 @@ def test_tokens_and_retractions_are_the_engines_own(
             generated,
             retractions,
         )
-        assert (work["requests"], work["cached_tokens"], work["limit"]) == (2, 0, None)
+        assert (work["requests"], work["cached_tokens"], work["limit"]) == (requests, 0, None)
         assert 0 < work["first_token"] < work["per_request"]
         stages = {stage["stage"]: stage for stage in work["stages"]}
         forward = Trace.named(tmp_path, entry["artifacts"][0], step).forward
