@@ -70,7 +70,7 @@ function stepBar(report, before) {
 // A lane for each bracket, so that none covers another or its number.
 function brackets(placed, x, width) {
   const ends = [];
-  return placed.map(each => {
+  return placed.sort((a, b) => a.finding.start - b.finding.start).map(each => {
     const left = Math.min(x(each.finding.start), width - 6), right = Math.max(left + 4, x(each.finding.end)), from = Math.min(left, (left + right) / 2 - 9), to = Math.max(right, (left + right) / 2 + 9);
     let lane = ends.findIndex(end => end <= from);
     if (lane < 0) lane = ends.length;
