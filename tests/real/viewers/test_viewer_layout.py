@@ -160,7 +160,7 @@ class TestPlaces:
         finding = report.findings[1]
         for click in (
             "document.querySelector('#findings .place').click()",
-            "document.querySelector('.bracket').dispatchEvent(new MouseEvent('click', {cancelable: true}))",
+            "[...document.querySelectorAll('.bracket')].find(e => e.textContent === '1').dispatchEvent(new MouseEvent('click', {cancelable: true}))",
         ):
             page.evaluate("document.getElementById('gantt').chart.show(0, 1e9)")
             page.evaluate(click)
