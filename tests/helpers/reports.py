@@ -148,6 +148,7 @@ def make_report(
             _time_of("actor", "optimizer_step", 1.4, end, [(label, 1.3 + rng.random() * 0.1) for label in done]),
             _time_of("rollout", "sync_weights", 0.9, end, [("driver", 0.9)]),
         ],
+        tree=_tree(end, [(label, finished - actor) for label, finished in done.items()]),
         path=_path(straggler, generate, reward, ref, actor, end, micro_batches),
         neighbourhood=_neighbourhood(step, end),
         slack=[s.Slack("actor rank 2", "actor", 1.25), s.Slack(f"actor rank {straggler}", "actor", 0.0)],
@@ -321,6 +322,45 @@ def _time_of(role, region, seconds, end, per_process):
         seconds / end,
         [s.ProcessTime(label, took, 8 if region else 1, None) for label, took in per_process],
     )
+
+
+def _tree(end, actors):
+    """The tree of the actors: the step, its role, two regions, and what these called."""
+
+    def row(parent, kind, name, part, own, calls=1):
+        times = sorted(
+            (s.RegionTime(label, part * took, own * took, calls) for label, took in actors),
+            key=lambda time: time.seconds,
+        )
+        middle = times[len(times) // 2]
+        share = (middle.self_seconds if kind in ("op", "kernel") else middle.seconds) / end
+        each = [] if kind in ("op", "kernel") else times
+        return s.RegionRow(
+            parent,
+            kind,
+            name,
+            calls * len(times),
+            middle.seconds,
+            middle.self_seconds,
+            share,
+            times[0].seconds,
+            times[-1].seconds,
+            times[-1].label,
+            len(times),
+            each,
+        )
+
+    return [
+        row(None, "step", "step", 1.02, 0.02),
+        row(0, "role", "actor", 1.0, 0.05),
+        row(1, "region", "update_actor", 0.95, 0.09),
+        row(2, "region", "forward_backward", 0.86, 0.86, 8),
+        row(3, "op", "aten::mm", 0.3, 0.3, 4096),
+        row(3, "op", "others", 0.2, 0.2, 20_000),
+        row(3, "kernel", "sm90_xmma_gemm_bf16bf16_bf16f32", 0.6, 0.6, 4096),
+        row(1, "outside", "outside any region", 0.05, 0.05, 0),
+        row(0, "outside", "outside any region", 0.02, 0.02, 0),
+    ]  # fmt: skip
 
 
 def _ops(rng, ranks):

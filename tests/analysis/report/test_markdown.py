@@ -9,7 +9,7 @@ from reports import make_report
 
 from stepprof.analysis.report.compare import compare
 from stepprof.analysis.report.markdown import render
-from stepprof.analysis.report.schema import Finding, Gate, Problem, Report, TimeOf
+from stepprof.analysis.report.schema import Finding, Gate, Problem, RegionRow, Report, TimeOf
 
 HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j"
 
@@ -50,7 +50,7 @@ def test_names_cannot_format_it(report):
         run_id=HOSTILE,
         findings=[Finding(HOSTILE, "step", 1.0, why=HOSTILE)],
         roles=[TimeOf(HOSTILE, None, 1.0, 0.5, [])],
-        regions=[TimeOf(None, HOSTILE, 1.0, 0.5, [])],
+        tree=[RegionRow(None, "region", HOSTILE, 1, 1.0, 1.0, 0.5, 1.0, 1.0, HOSTILE, 1)],
         problems=[Problem(HOSTILE, HOSTILE)],
     )
     text = render(bad)

@@ -35,6 +35,8 @@ from stepprof.analysis.report.schema import (
     PhaseSkew,
     Problem,
     ProcessTime,
+    RegionRow,
+    RegionTime,
     Report,
     Rollout,
     Sample,
@@ -145,7 +147,7 @@ class TestPage:
         """By the browser's own clock, in the best of five loads, since the machine has other work; nothing is asked of anybody but the file."""
         address = show(page, tmp_path, make_report(64, 4))
         assert colours(page) > 20
-        assert page.evaluate("document.querySelectorAll('section.part').length") == 11
+        assert page.evaluate("document.querySelectorAll('section.part').length") == 12
         assert {each for each in page.answered if not each.startswith("data:")} == {address}
         painted = []
         for _ in range(5):
@@ -289,6 +291,35 @@ class TestPage:
         )
         assert page.evaluate("[...document.querySelectorAll('#sources tbody tr')].length") == 1
 
+    def test_the_region_tree_opens_and_closes(self, page: Chromium, tmp_path: Path) -> None:
+        """A row with rows inside it has a button; the keyboard stays on it; the bars are scaled to the step."""
+        report = make_report(ranks=4)
+        show(page, tmp_path, report)
+        names = "[...document.querySelectorAll('#tree tbody tr')].map(row => row.cells[0].textContent.replace(/[▸▾]/, ''))"
+        click = "document.querySelector(`#tree button.fold[data-at='%d']`).click()"
+        tools = "[...document.querySelectorAll('#tree .tools button')].find(each => each.textContent === '%s').click()"
+        page.evaluate(tools % "Regions only")
+        assert page.evaluate(names) == [
+            "step",
+            "actor",
+            "update_actor",
+            "forward_backward",
+            *["outside any region"] * 2,
+        ]
+        page.evaluate(click % 3)
+        assert page.evaluate(names)[4:7] == ["aten::mm", "other operators", "sm90_xmma_gemm_bf16bf16_bf16f32"]
+        assert page.evaluate("document.activeElement.getAttribute('data-at')") == "3"
+        page.evaluate(click % 1)
+        assert page.evaluate(names) == ["step", "actor", "outside any region"]
+        page.evaluate(tools % "Close all")
+        assert page.evaluate(names) == ["step"]
+        page.evaluate(tools % "Open all")
+        assert len(page.evaluate(names)) == len(report.tree)
+        widths = page.evaluate(
+            "[...document.querySelectorAll('#tree tbody tr')].map(row => [...row.cells[1].querySelectorAll('b')].reduce((sum, bar) => sum + parseFloat(bar.style.width), 0))"
+        )
+        assert widths == pytest.approx([100 * row.share for row in report.tree], abs=0.1)
+
     def test_it_prints_whole(self, page: Chromium, tmp_path: Path) -> None:
         """As a PDF of several pages, on white, with all that the screen folds away."""
         scheme(page, "dark")
@@ -370,6 +401,7 @@ def hostile_report() -> Report:
         idle=[Idle(HOSTILE, 2.0, 1.0, {HOSTILE: 1.0})],
         rollout=[Rollout(HOSTILE, 2, 2.0, 4.0, 2.0, 0.5, 1.0, [(0.0, 4.0), (1.0, 1.0)], [Sample(HOSTILE, 0.0, 2.0, {HOSTILE: 2.0})])],
         overlap=[Overlap(HOSTILE, HOSTILE, 1.0, 1.0, 0.5, 0.5, 0.5)],
+        tree=[RegionRow(None, "step", HOSTILE, 1, 2.0, 1.0, 1.0, 1.0, 2.0, HOSTILE, 2, [RegionTime(HOSTILE, 2.0, 1.0, 1)]), RegionRow(0, "op", HOSTILE, 1, 2.0, 1.0, 1.0, 1.0, 2.0, HOSTILE, 2)],
         ops=[Op(HOSTILE, "op", 1, 1.0, 1.0, 1.0)], kernels=[Op(HOSTILE, "kernel", 1, 1.0, 1.0, 1.0)],
         memory=[Memory(HOSTILE, HOSTILE, 1, 0.0)], overhead=[Overhead(HOSTILE, stall=1.0)], stops=[StopCost(HOSTILE, 1, 1.0, HOSTILE, [(32, 32.0)])],
         unmatched=[UnmatchedTime(HOSTILE, HOSTILE, each, 1, 2)], shortfalls=[Shortfall(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0)],
