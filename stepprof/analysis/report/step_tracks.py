@@ -21,6 +21,7 @@ __all__ = ["CRITICAL_PATH", "step_tracks"]
 
 CRITICAL_PATH = "critical path"
 _SECONDS = 10**9
+_LATEST = 2**62
 _SEVERAL = "the critical path is not drawn: the clocks of hosts were never compared"
 
 
@@ -40,6 +41,7 @@ def step_tracks(report: Report) -> Source:
         for bar in windows:
             begin, end = start + _ns(bar.start), start + _ns(bar.start + bar.seconds)
             rows.append((begin, end, bar.name, "role", len(tracks) - 1, None))
+    rows = [row for row in rows if 0 <= row[0] <= row[1] < _LATEST]  # times of a damaged file
     return _source(rows, tracks, [_SEVERAL] if several else [])
 
 
