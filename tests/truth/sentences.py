@@ -301,7 +301,13 @@ def _own(told: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool
     if match["region"] is None:
         mine, inner = windows, [(start, end) for _, _, start, end in regions]
     else:
-        here = [each for each in regions if each[0] == match["region"] and role in (None, each[1])]
+        here = [
+            each
+            for each in regions
+            if each[0] == match["region"]
+            and role in (None, each[1])
+            and _around(regions, each) == match["around"]
+        ]
         mine = [each[2:] for each in here]
         inner = [
             (start, end)
@@ -312,6 +318,15 @@ def _own(told: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool
         return None
     met = minus(merged(map(known.call, known.calls)), merged(known.stretches(known.computing)))
     return total(minus(merged(mine), merged([*inner, *(met if calls else ())])))
+
+
+def _around(
+    regions: list[tuple[str, str | None, int, int]], inner: tuple[str, str | None, int, int]
+) -> str | None:
+    """The name of the innermost region of another name around one."""
+    name, _, start, end = inner
+    outer = [each for each in regions if each[0] != name and each[2] <= start and end <= each[3]]
+    return min(outer, key=lambda each: each[3] - each[2])[0] if outer else None
 
 
 @_reads(

@@ -8,6 +8,18 @@ from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "a region that is inside another one in one phase only": Shape(
+        seed=2574747245,
+        ranks=4,
+        device="cuda",
+        phases=("actor", "actor"),
+        kinds=("all_reduce",),
+        rounds=3,
+        local="mixed",
+        fates=((0, "lost"),),
+        profiler="none",
+        engines=((1, 1), (1, 1), (1, 1)),
+    ),
     "a region inside one of its name is the same region": Shape(
         seed=48686101,
         ranks=3,
