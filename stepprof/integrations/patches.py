@@ -58,6 +58,9 @@ class Patches:
         """
 
         def make(function: Any, bound: int) -> Any:
+            method = target.rpartition(".")[2]
+            if timer and after is None and before is not None and bound and method in _OF_BLOCKS:
+                return _OF_BLOCKS[method](self, target, function, before)
             made = self._around(target, function, bound, before, after)
             return _only_if_kept(target, function, made) if timer else made
 
@@ -116,11 +119,15 @@ class Patches:
         try:
             return act(*arguments)
         except Exception as error:  # noqa: BLE001 - the framework must not see it
-            self._failed.add(target)
-            logger.warning(
-                "adapter.failed", name=self.adapter, target=target, reason=f"{type(error).__name__}: {error}"
-            )
+            self.fail(target, error)
             return None
+
+    def fail(self, target: str, error: Exception) -> None:
+        """Log an exception of stepprof's that ends a patch."""
+        self._failed.add(target)
+        logger.warning(
+            "adapter.failed", name=self.adapter, target=target, reason=f"{type(error).__name__}: {error}"
+        )
 
     def _replace(self, target: str, make: Callable[[Any, int], Any]) -> None:
         """Put another function in the place of a target; `make` gets the original and how many arguments bind it."""
@@ -204,6 +211,44 @@ def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., 
         return result
 
     return call
+
+
+def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
+    """Return the enter of a block that only measures: `Patches.guarded` written out, since each timer of a framework pays for it."""
+    measure: Before | None = before
+
+    def enter(self: Any) -> Any:
+        nonlocal measure
+        if timers.busy and measure is not None and patches.active:
+            try:
+                measure(self, (), _NO_KEYWORDS)
+            except Exception as error:  # noqa: BLE001 - the framework must not see it
+                measure = None
+                patches.fail(target, error)
+        return function(self)
+
+    return enter
+
+
+def _timer_exit(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
+    """Return the exit of such a block."""
+    measure: Before | None = before
+
+    def leave(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        nonlocal measure
+        if timers.busy and measure is not None and patches.active:
+            try:
+                measure(self, (kind, error, traceback), _NO_KEYWORDS)
+            except Exception as mistake:  # noqa: BLE001 - the framework must not see it
+                measure = None
+                patches.fail(target, mistake)
+        return function(self, kind, error, traceback)
+
+    return leave
+
+
+_NO_KEYWORDS: dict[str, Any] = {}
+_OF_BLOCKS = {"__enter__": _timer_enter, "__exit__": _timer_exit}
 
 
 def _only_if_kept(target: str, function: Any, patched: Any) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.errors import StepprofError
 from stepprof.instrument.context import cell
-from stepprof.instrument.region import Region
+from stepprof.instrument.region import Region, region
 from stepprof.instrument.step import StepWindow
 from stepprof.integrations import own_profiler
 from stepprof.integrations.timer_switch import timers
@@ -230,7 +230,7 @@ def open_timer(name: str, role: str | None = None) -> StepWindow | Region | None
             timers.busy += 1
             return stepprof.profile_step(where.number, role).__enter__()
     timers.busy += 1
-    return stepprof.region(name).__enter__()
+    return region(name).__enter__()
 
 
 def close_timer(timer: StepWindow | Region | None, error: BaseException | None = None) -> None:

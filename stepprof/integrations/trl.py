@@ -5,6 +5,7 @@ The windows of the steps are those of Transformers' `Trainer`, which TRL's train
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import stepprof
@@ -37,12 +38,14 @@ _servers: list[str] = []
 """URLs of vLLM servers that a trainer generates with, until its training begins."""
 
 
+@lru_cache(maxsize=256)
 def _role_of(name: str) -> str | None:
     return ROLES.get(name.partition(".")[2])
 
 
 def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
-    setattr(timer, KEPT, open_timer(timer.name, _role_of(timer.name)))
+    name = timer.name
+    timer.__dict__[KEPT] = open_timer(name, _role_of(name))
 
 
 def _timer_ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:

@@ -213,6 +213,72 @@ class TestBlock:
         assert type(lock()) is Lock
 
 
+class Clock:
+    """A timer of a framework that is a block."""
+
+    def __enter__(self):
+        CALLS.append("enter")
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        CALLS.append(("exit", kind))
+
+
+class TestTimerBlocks:
+    """The enter and the exit of a timer's block, which only measure, are patched without a frame in between."""
+
+    @pytest.fixture
+    def seen(self, patches):
+        """Patch both and return what they saw."""
+        found: list[object] = []
+        patches.around(f"{__name__}:Clock.__enter__", lambda *given: found.append(given), timer=True)
+        patches.around(f"{__name__}:Clock.__exit__", lambda *given: found.append(given[1]), timer=True)
+        return found
+
+    def test_both_are_seen(self, seen) -> None:
+        """With the block, and with what ends it, before the original."""
+        clock = Clock()
+        with pytest.raises(KeyError), clock as entered:
+            raise KeyError
+        assert entered is clock
+        assert seen[0] == (clock, (), {})
+        assert seen[1][0] is KeyError
+        assert ["enter", ("exit", KeyError)] == CALLS
+
+    def test_in_steps_of_which_nothing_is_kept(self, seen, monkeypatch) -> None:
+        """The original alone runs."""
+        monkeypatch.setattr(timers, "busy", 0)
+        with Clock():
+            pass
+        assert (len(seen), len(CALLS)) == (0, 2)
+
+    def test_a_patch_that_fails(self, patches, log) -> None:
+        """It is logged once and not called again; the original runs once each time."""
+        tried = []
+
+        def fail(*_):
+            tried.append(1)
+            raise RuntimeError
+
+        for method in ("enter", "exit"):
+            patches.around(f"{__name__}:Clock.__{method}__", fail, timer=True)
+        for _ in range(3):
+            with Clock():
+                pass
+        assert (len(tried), len(CALLS)) == (2, 6)
+        assert [line["target"].rpartition(".")[2] for line in log if line["event"] == "adapter.failed"] == [
+            "__enter__",
+            "__exit__",
+        ]
+
+    def test_undone(self, seen, patches) -> None:
+        """A patch below another one stays in its place and does nothing."""
+        below = Clock.__enter__
+        patches.undo()
+        below(Clock())
+        assert seen == []
+
+
 class TestResult:
     def test_is_changed(self, patches) -> None:
         """The caller gets what the change returns."""
