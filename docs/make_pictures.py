@@ -1,8 +1,8 @@
 """Take the pictures of the report and the timeline for the pages, from a recorded run, with a real Chromium.
 
-python docs/make_pictures.py [RUN] [--step N] [--prefix NAME]
+python docs/make_pictures.py [RUN] [--step N] [--prefix NAME | --report NAME]
 
-Without RUN it records the demo first. With `--prefix verl` it writes verl-report.png, verl-rollout.png and verl-timeline.png. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
+Without RUN it records the demo first. With `--report roll` it writes the report alone, roll.png. With `--prefix verl` it writes verl-report.png, verl-rollout.png and verl-timeline.png. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--prefix", metavar="NAME", help="of the names of two pictures of a report and one of its timeline"
     )
+    parser.add_argument("--report", metavar="NAME", help="of the one picture of a report")
     args = parser.parse_args()
     prefix = "" if args.prefix is None else f"{args.prefix}-"
     with tempfile.TemporaryDirectory(prefix="stepprof-pictures-") as folder:
@@ -49,6 +50,10 @@ def main() -> None:
         chosen = [run] if args.step is None else [run, "--step", str(args.step)]
         page = Path(folder) / "report.html"
         stepprof("report", *chosen, "--html", str(page))
+        if args.report is not None:
+            with chromium() as browser:
+                take(browser, page.as_uri(), "light", args.report)
+            return
         timeline = Path(folder) / "timeline.pftrace"
         stepprof("merge", *chosen, "--output", str(timeline))
         IMAGES.mkdir(exist_ok=True)

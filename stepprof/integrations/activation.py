@@ -14,27 +14,13 @@ from stepprof.integrations.patches import Patches
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 from stepprof.redaction import quoted
+from stepprof_autoload import FRAMEWORKS as PACKAGES
 
 __all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "note_model", "register"]
 
-FRAMEWORKS = (
-    "accelerate",
-    "areal",
-    "lightning",
-    "mindspeed_rl",
-    "nemo_rl",
-    "openrlhf",
-    "ray",
-    "rlinf",
-    "roll",
-    "skyrl",
-    "slime",
-    "torchtitan",
-    "transformers",
-    "trl",
-    "verl",
-    "vllm",
-)
+_SHARED = {"lightning_fabric": "lightning", "miles": "slime", "pytorch_lightning": "lightning"}
+"""Packages that another package's module adapts too."""
+FRAMEWORKS = tuple(sorted({_SHARED.get(package, package) for package in PACKAGES}))
 """Modules of this package; each has a tuple ``ADAPTERS``."""
 
 _lock = threading.RLock()

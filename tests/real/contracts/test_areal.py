@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
+from running import run_job, spans
 from skeleton import ANYTHING, build
 from wheels import assigns, packages
 
 from stepprof.integrations import areal
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
-from stepprof.run.spans import read_spans
+from stepprof.run.runs import read_run, steps
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -115,33 +109,10 @@ class TestNames:
 def job(tmp_path_factory):
     """Return a function that runs a job of three steps and returns its run and what it printed."""
     folder = build("areal", tmp_path_factory.mktemp("areal"), KEPT, STUBS)
-    shutil.copy(Path(__file__).with_name("areal_job.py"), folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    null = ("--backend", "null")
 
     def run(output, *options, **environment):
-        command = [
-            sys.executable,
-            "-m",
-            "stepprof",
-            "run",
-            *options,
-            "--output-dir",
-            output,
-            "--backend",
-            "null",
-        ]
-        done = subprocess.run(
-            [*command, "--", sys.executable, "job.py"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert "trained 3" in done.stdout, done.stdout + done.stderr
-        (found,) = list_runs(folder / output)
-        return found
+        return run_job(folder, "areal_job.py", options=[*options, *null], output=output, **environment)[0]
 
     return run
 
@@ -150,12 +121,6 @@ def job(tmp_path_factory):
 def driver(job):
     """Return the run of a job in which one process drives the others; its second step is recorded."""
     return job("driver", "--steps", "2")
-
-
-def spans(run, step, kind):
-    """Return how many windows (by role) or regions (by name) of a step there are."""
-    key = "role" if kind == "window" else "name"
-    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
 
 
 class TestDriver:

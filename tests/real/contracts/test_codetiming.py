@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from interface import load, missing_in_interface
+from running import run_job, spans
 from skeleton import build
 from wheels import packages
 
@@ -19,8 +15,7 @@ from stepprof.integrations.mindspeed_rl_profiler import FIELDS
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.integrations.timed_job import CODETIMING
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
-from stepprof.run.spans import read_spans
+from stepprof.run.runs import read_run, steps
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -82,7 +77,7 @@ class TestNames:
         assert found[module][f"{owner}.__init__"][6] == "profiler_config"
 
 
-def run_job(folder, framework):
+def run_of(folder, framework):
     """Return the run of a job of a skeleton whose second step is recorded."""
     here = Path(__file__).parent
     stubs = {
@@ -90,38 +85,19 @@ def run_job(folder, framework):
         for file, name in SKELETONS[framework].items()
     }
     build("codetiming", folder, TIMERS, stubs)
-    shutil.copy(here / f"{framework}_job.py", folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--backend", "null", "--", sys.executable, "job.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert "trained 3" in done.stdout, done.stdout + done.stderr
-    (found,) = list_runs(folder / "stepprof-runs")
-    return found
-
-
-def spans(run, step, kind):
-    """Return how many windows (by role) or regions (by name) of a step there are."""
-    key = "role" if kind == "window" else "name"
-    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
+    return run_job(folder, f"{framework}_job.py")[0]
 
 
 @pytest.fixture(scope="module")
 def of_roll(tmp_path_factory):
     """Return the run of ROLL's skeleton."""
-    return run_job(tmp_path_factory.mktemp("roll"), "roll")
+    return run_of(tmp_path_factory.mktemp("roll"), "roll")
 
 
 @pytest.fixture(scope="module")
 def of_mindspeed(tmp_path_factory):
     """Return the run of MindSpeed-RL's skeleton."""
-    return run_job(tmp_path_factory.mktemp("mindspeed_rl"), "mindspeed_rl")
+    return run_of(tmp_path_factory.mktemp("mindspeed_rl"), "mindspeed_rl")
 
 
 @pytest.mark.ray

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from interface import load, missing_in_interface
+from running import run_job as run_skeleton
 
 from stepprof.integrations import nemo_rl
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.runs import read_run, steps
 from stepprof.run.spans import read_spans
 
 pytestmark = pytest.mark.timeout(500)
@@ -69,21 +67,16 @@ def run_job(folder, *arguments, **environment):
         place = folder / "nemo_rl" / f"{module}.py"
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "skeletons" / "nemo_rl" / place.name, place)
-    shutil.copy(HERE / "nemo_rl_job.py", folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     options = [] if environment else ["--steps", "2", "--ranks", "all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "stepprof", "run", *options, "--backend", "null", "--", sys.executable, "job.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert "trained" in done.stdout, done.stdout + done.stderr
+    found, done = run_skeleton(
+        folder,
+        "nemo_rl_job.py",
+        *arguments,
+        options=[*options, "--backend", "null"],
+        trained="trained",
+        **environment,
+    )
     assert "adapter.failed" not in done.stderr, done.stderr
-    (found,) = list_runs(folder / "stepprof-runs")
     return found, done
 
 

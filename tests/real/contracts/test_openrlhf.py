@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from running import SECOND_STEP, run_job
 from skeleton import ANYTHING, build
 from wheels import assigns, packages
 
@@ -105,18 +100,7 @@ def job(tmp_path_factory):
     """Return the folder of a job of three steps of which the second is recorded."""
     folder = tmp_path_factory.mktemp("openrlhf")
     build("openrlhf", folder, KEPT, STUBS)
-    shutil.copy(Path(__file__).with_name("openrlhf_job.py"), folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--ranks", "all", "--backend", "null", "--", sys.executable, "job.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert "trained 3" in done.stdout, done.stdout + done.stderr
+    run_job(folder, "openrlhf_job.py", options=[*SECOND_STEP, "--ranks", "all"])
     return folder
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
-
 import pytest
+from running import run_job, spans
 from skeleton import ANYTHING, build
 from wheels import assigns, packages, timers
 
 from stepprof.integrations import skyrl, skyrl_profiler
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
-from stepprof.run.spans import read_spans
+from stepprof.run.runs import read_run, steps
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -130,26 +123,7 @@ class TestNames:
 def run(tmp_path_factory, which):
     """Return the run of a job of three steps of which the second is recorded."""
     folder = build("skyrl", tmp_path_factory.mktemp("skyrl"), KEPT, STUBS, which)
-    shutil.copy(Path(__file__).with_name("skyrl_job.py"), folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--backend", "null", "--", sys.executable, "job.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert "trained 3" in done.stdout, done.stdout + done.stderr
-    (found,) = list_runs(folder / "stepprof-runs")
-    return found
-
-
-def spans(run, step, kind):
-    """Return how many windows (by role) or regions (by name) of a step there are."""
-    key = "role" if kind == "window" else "name"
-    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
+    return run_job(folder, "skyrl_job.py")[0]
 
 
 class TestJob:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from interface import load, missing_in_interface
+from running import run_job as run_skeleton
 from skeleton import build
 from wheels import assigns, packages
 
 from stepprof.integrations import slime, slime_job
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.runs import read_run, steps
 from stepprof.run.spans import read_spans
 
 pytestmark = pytest.mark.timeout(500)
@@ -94,21 +92,15 @@ class TestNames:
 def run_job(folder, package, *arguments, **environment):
     """Run a job whose second step is recorded, and return its run."""
     shutil.copy(SKELETON / "processes.py", folder)
-    shutil.copy(Path(__file__).with_name(f"{package}_job.py"), folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     options = [] if environment else ["--steps", "2", "--ranks", "all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "stepprof", "run", *options, "--backend", "null", "--", sys.executable, "job.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "PACKAGE": package, **environment},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert "trained 3" in done.stdout, done.stdout + done.stderr
-    (found,) = list_runs(folder / "stepprof-runs")
-    return found, done
+    return run_skeleton(
+        folder,
+        f"{package}_job.py",
+        *arguments,
+        options=[*options, "--backend", "null"],
+        PACKAGE=package,
+        **environment,
+    )
 
 
 def spans(run, step, kind, rank=None):

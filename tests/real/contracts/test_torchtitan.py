@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
-
 import pytest
+from running import run_job, spans
 from skeleton import build
 from wheels import assigns, packages
 
 from stepprof.integrations import torchtitan
 from stepprof.integrations.source_check import missing_in_source
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, read_run, steps
-from stepprof.run.spans import read_spans
+from stepprof.run.runs import read_run, steps
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -106,22 +99,9 @@ class TestNames:
 def job(tmp_path_factory):
     """Return a function that runs a job of three steps and returns its run and the folder of the job."""
     folder = build("torchtitan", tmp_path_factory.mktemp("torchtitan"), KEPT, STUBS)
-    shutil.copy(Path(__file__).with_name("torchtitan_job.py"), folder / "job.py")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
     def run(output, *options, **environment):
-        command = [sys.executable, "-m", "stepprof", "run", *options, "--output-dir", output]
-        done = subprocess.run(
-            [*command, "--", sys.executable, "job.py"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert "trained 3" in done.stdout, done.stdout + done.stderr
-        (found,) = list_runs(folder / output)
+        found, done = run_job(folder, "torchtitan_job.py", options=options, output=output, **environment)
         return found, folder, done.stderr
 
     return run
@@ -131,12 +111,6 @@ def job(tmp_path_factory):
 def recorded(job):
     """Return the run of a job whose second step is recorded."""
     return job("runs", "--steps", "2")[0]
-
-
-def spans(run, step, kind):
-    """Return how many windows (by role) or regions (by name) of a step there are."""
-    key = "role" if kind == "window" else "name"
-    return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)
 
 
 class TestJob:
