@@ -16,6 +16,7 @@ from stepprof.analysis.report.nesting import NOWHERE, innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
+from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
 __all__ = ["RegionNode", "RegionTree", "tree_of"]
 
@@ -104,7 +105,11 @@ class _Tree:
             busy = threads if len(threads) else self.chosen.ops
             spent = np.bincount(slices.track[busy], slices.duration[busy])
             tracks |= {int(spent.argmax())} if len(spent) else set()
-        return tracks | set(np.flatnonzero(self.tasks).tolist())
+        return tracks | {
+            number
+            for number, track in enumerate(self.source.tracks)
+            if track.kind == "async" and (self.source.origin.kind != "spans" or track.name == OWN_TASKS)
+        }
 
     def tree(self, folded: int, own_times: Times) -> RegionTree:
         """Sweep all rows, and return the tree."""

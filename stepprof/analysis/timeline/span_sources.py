@@ -32,11 +32,14 @@ from stepprof.run.fields import is_rank
 from stepprof.run.occurrence_spans import Portion, SpanWindow, other_windows, unclear, visits_of
 from stepprof.run.span_lines import span_lines
 
-__all__ = ["SpanFiles", "read_spans_of", "span_files"]
+__all__ = ["OWN_TASKS", "SpanFiles", "read_spans_of", "span_files"]
 
 _NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 _OWN_TRACKS = {"gc": "garbage collections", "stack": "stacks of thread {}"}
 """The tracks of evidence by its kind: it crosses the regions of its thread."""
+_TASKS = "tasks of thread "
+"""The start of the name of a thread's row of coroutines. That of the thread that opened the windows is `OWN_TASKS`."""
+OWN_TASKS = "tasks"
 LARGEST_NS = 2**62
 _HEADER_BYTES = 1 << 16
 
@@ -136,8 +139,8 @@ def read_spans_of(
 ) -> Source:
     """Read the spans of one process.
 
-    A span is on the track of its thread. Spans of coroutines may overlap and have a track of their
-    own. A span that is bound to a sample is also on the track of that sample.
+    A span is on the track of its thread. Spans of a thread's coroutines may overlap and have a track of
+    their own. A span that is bound to a sample is also on the track of that sample.
 
     Args:
         paths: the files of one process.
@@ -224,7 +227,7 @@ class _Reader:
             return True
         name, category = self.names[span.name], self.categories[span.kind]
         place: tuple[TrackKind, str] = (
-            ("thread", str(span.thread)) if span.task is None else ("async", "tasks")
+            ("thread", str(span.thread)) if span.task is None else ("async", f"{_TASKS}{span.thread}")
         )
         if span.kind in _OWN_TRACKS:
             place = "async", _OWN_TRACKS[span.kind].format(span.thread)
@@ -291,6 +294,8 @@ class _Reader:
         )
 
     def _tracks(self) -> Iterable[Track]:
+        rows = [key for kind, key in self.tracks if kind == "async" and key.startswith(_TASKS)]
+        alone = rows[0] if self.main is None and len(rows) == 1 else None
         for number, (kind, key) in enumerate(self.tracks):
             if kind == "thread":
                 main = key == str(self.main)
@@ -301,7 +306,9 @@ class _Reader:
                     0 if main else 1000 + number,
                 )
             else:
-                yield Track(kind, key, (key,) if kind == "sample" else (kind, key), 1_000_000 + number)
+                own = kind == "async" and key in (f"{_TASKS}{self.main}", alone)
+                name = OWN_TASKS if own else key
+                yield Track(kind, name, (name,) if kind == "sample" else (kind, name), 1_000_000 + number)
 
 
 def _decoded(line: bytes) -> _Span | None:

@@ -114,6 +114,23 @@ class TestSelfTime:
             "step/rollout/reward": (1, 40, 40, {}),
         }
 
+    def test_coroutines_of_another_thread(self):
+        """An event loop of another thread takes nothing from the step."""
+        origin = Origin("spans", "s", None, 0, None, "h", 100)
+        made = source(
+            origin,
+            ("thread", "window", "step", 0, 100, None),
+            ("thread", "region", "update", 10, 80, None),
+            (("async", "tasks of thread 7"), "region", "generate", 20, 30, None),
+            (("async", "tasks of thread 7"), "region", "generate", 30, 40, None),
+        )
+        assert paths(digest(made).tree) == {
+            "step": (1, 100, 20, {}),
+            "step/update": (1, 80, 80, {}),
+            "other threads": (0, 50, 0, {}),
+            "other threads/generate": (2, 50, 50, {}),
+        }
+
 
 class TestLimits:
     def test_depth(self, monkeypatch):

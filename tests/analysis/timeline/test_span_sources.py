@@ -89,6 +89,20 @@ class TestSource:
             ("thread", "main thread", "f", -90, 10),
         ]
 
+    def test_tasks_of_threads(self, tmp_path):
+        """The coroutines of each thread have a row; that of the windows' thread has the plain name, whichever comes first."""
+        spans = [
+            span("a", start=5, thread=8, task=1),
+            span("b", start=6, task=2),
+            span("w", "window", 0, 100),
+        ]
+        rows = [place[:3] for place in placed(source_of(tmp_path, *spans))]
+        assert rows == [
+            ("async", "tasks of thread 8", "a"),
+            ("async", "tasks", "b"),
+            ("thread", "main thread", "w"),
+        ]
+
     def test_evidence(self, tmp_path):
         """Garbage collections and the stacks of each thread have tracks of their own; they cross the regions. What a thread used has none."""
         source = source_of(
