@@ -4,7 +4,7 @@ const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--coll
 
 function rolesPart(report, gantt) {
   if (!division.parts.length) return null;
-  return part("roles", division.byRegion ? "Regions" : "Roles", "Where the time went", `The ${division.byRegion ? "outermost regions" : "roles"} of the step over time. Seconds count the time in which any process was in one; they can overlap.`,
+  return part("roles", division.byRegion ? "Time" : "Roles", "Where the time went", `The ${division.byRegion ? "outermost regions" : "roles"} of the step over time. Seconds count the time in which any process was in one; they can overlap.`,
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
