@@ -29,7 +29,7 @@ stepprof.attach(engine if "engine" in globals() else os.environ["URL"], role="ro
 for step in range(1, 5):
     exec(os.environ.get("STEP", "with stepprof.profile_step(step, role='rollout'):\\n    pass"))
 print(json.dumps(stepprof.state().pending_exports))
-stepprof.shutdown(float(os.environ.get("SHUTDOWN", 30)))
+stepprof.shutdown(float(os.environ.get("SHUTDOWN", 90)))
 assert not stepprof.state().pending_exports
 """
 SERVER = "attached = {'kind': 'vllm'}"
@@ -61,7 +61,7 @@ class Jobs:
             "backend": "null",
             "engine_start_timeout_seconds": 60,
             "roles": {"rollout": {"engine": {"backend": "nsys"}}},
-            "nsys": {"report_timeout_seconds": 20},
+            "nsys": {"report_timeout_seconds": 60},
         }
         self.reports = folder / "runs" / "nsys"
 
