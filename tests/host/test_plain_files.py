@@ -162,6 +162,7 @@ OTHERS = {
     "backends/memory/backend.py": "its own snapshot",
     "backends/torch/export.py": "a folder, to be synced",
     "analysis/timeline/merge.py": "its own parts and output",
+    "analysis/timeline/archive.py": "a member of the archive that it writes",
     "recording/post_step/retention.py": "folders, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",
     # what is no file of a run
@@ -183,6 +184,7 @@ OTHERS = {
     "doctor/torch_child.py": "a trace of its own in a temporary folder",
     "doctor/torch.py": "source of this package",
     "analysis/report/page.py": "source of this package",
+    "analysis/timeline/serve.py": "a page of the viewer that the user names",
     "backends/nsys/reports.py": "a new file, to copy a report into",
     "backends/npu/clock.py": "what this process's profiler wrote",
     "analysis/timeline/npu_database.py": "SQLite opens the file itself, after open_plain has",
