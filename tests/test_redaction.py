@@ -174,4 +174,4 @@ class TestSinks:
             for alias in node.names
             if alias.name.split(".")[0] in ("logging", "structlog")
         }
-        assert found == {"log.py", "analysis/timeline/ray_workers.py"}
+        assert found == {"log/logger.py", "analysis/timeline/ray_workers.py"}
