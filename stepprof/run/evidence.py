@@ -74,12 +74,14 @@ class StackStretch(_Interval):
     """The innermost first."""
     call: str | None
     """The call that the innermost line makes, as the source writes it; None: the function itself runs, or
-    Python 3.10.
+    the call is not known.
     """
     cpu_seconds: float | None
     """CPU time of the thread; None: not known."""
     run_queue_seconds: float | None
     """How long the thread was ready and had no CPU; None: not known."""
+    recorder: bool = False
+    """The thread was in stepprof's own code."""
 
     @property
     def label(self) -> str:
@@ -238,7 +240,8 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
         if not stack:
             raise ValueError("no frame")
         call = None if call is None else _text(call)
-        _add(found.stretches, StackStretch(*where, samples, stack, call, *attributes.times()))
+        recorder = attributes.get("recorder") is True
+        _add(found.stretches, StackStretch(*where, samples, stack, call, *attributes.times(), recorder))
     elif span["name"] == "thread":
         samples, dropped = attributes.count("samples"), attributes.count("dropped")
         _add(found.threads, ThreadUse(*where, *attributes.times(), samples, dropped))

@@ -65,7 +65,7 @@ class Signs:
                 tuple(frame.file for frame in each.frames),
             )
             for each in evidence.stretches
-            if each.thread == main and each.frames
+            if each.thread == main and each.frames and not each.recorder
         ]
         pauses = [
             (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns) for each in evidence.collections

@@ -22,6 +22,8 @@ from stepprof.analysis.report.waiting import Waiting
 __all__ = ["Segment", "Timeline", "critical_path", "timelines"]
 
 MOST_SEGMENTS = 100_000
+DRIVER = "driver"
+"""What stands for the rank in a driver."""
 Stretch = tuple[int, int, "str | None", tuple[str, ...]]
 """Start, end, role and regions of the innermost window or region."""
 LEAST_NS = 1000
@@ -113,6 +115,9 @@ def timelines(
     """
     nests = {process.label: _nests(process) for process in processes}
     stretches = {process.label: _stretches(process, nests[process.label]) for process in processes}
+    driven = [each for each in processes if _is_driven(each, stretches, processes)]
+    for each in driven:
+        stretches[each.label] = _of_its_own(each, stretches[each.label])
     met = meetings(_visits(processes, stretches))
     made = []
     for process in processes:
@@ -140,6 +145,39 @@ def timelines(
                 )
             )
     return made
+
+
+def _is_driven(
+    process: Process, stretches: Mapping[str, Sequence[Stretch]], processes: Sequence[Process]
+) -> bool:
+    """Return whether the windows of a process follow those of a driver: both have roles."""
+
+    def has_roles(each: Process) -> bool:
+        return any(role is not None for _, _, role, _ in stretches[each.label])
+
+    return (
+        process.origin.rank != DRIVER
+        and has_roles(process)
+        and any(
+            each.origin.rank == DRIVER and has_roles(each) and unsure_ns(process, each) is not None
+            for each in processes
+        )
+    )
+
+
+def _of_its_own(process: Process, stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Leave out when a process that follows a driver waits for a call: it is in no region and computes
+    nothing, and it is no rank in a role.
+    """
+    computing = process.working()[0]
+    is_rank = isinstance(process.origin.rank, int)
+    return [
+        each
+        for each in stretches
+        if each[3]
+        or (is_rank and each[2] is not None)
+        or 2 * computing.clip(*each[:2]).total >= each[1] - each[0]
+    ]
 
 
 def _links(

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from time import thread_time_ns
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,9 @@ FINISH_SECONDS = 1.0
 """How long the background thread waits for the end of the sampler."""
 
 Place = tuple["int | None", "str | None"]
+_PACKAGE = str(Path(__file__).parents[2])
+_EXAMPLES = str(Path(_PACKAGE, "examples"))
+_LIBRARY = str(Path(threading.__file__).parent)
 
 
 class Evidence:
@@ -209,11 +212,24 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
     ]
     call = None if call is None else _short(call)
     attributes: dict[str, object] = {"frames": frames, "call": call, "samples": stretch.samples}
+    if _is_recorder(stretch):
+        attributes["recorder"] = True
     if stretch.counted:
         attributes |= {"cpu": round(stretch.cpu_ns), "run_queue": round(stretch.queue_ns)}
     times = stretch.start_ns, max(stretch.start_ns, stretch.end_ns)
     place = stretch.step, stretch.role
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
+
+
+def _is_recorder(stretch: Stretch) -> bool:
+    """Return whether the thread was in stepprof's own code, or in what that called of the standard library."""
+    for code, _ in stretch.stack:
+        file = code.co_filename
+        if file.startswith(_PACKAGE):
+            return not file.startswith(_EXAMPLES)
+        if not file.startswith(_LIBRARY) or "site-packages" in file:
+            return False
+    return False
 
 
 def _short(text: str) -> str:
