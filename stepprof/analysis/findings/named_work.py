@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from stepprof.analysis.findings.facts import Ledger, Part
+from stepprof.analysis.findings.facts import Facts, Ledger, Part
 from stepprof.analysis.findings.wording import doing, inside
 
 __all__ = ["named_work"]
@@ -61,7 +61,9 @@ KINDS = (
 def named_work(ledger: Ledger) -> None:
     """Claim such work while it is on the path."""
     for kind in KINDS:
-        for part in ledger.merged(partial(_named, kind), "work", "communication", "engine", "handover"):
+        for part in ledger.merged(
+            partial(_named, kind, ledger.facts), "work", "communication", "engine", "handover"
+        ):
             ledger.claim(
                 part,
                 part.when,
@@ -74,9 +76,13 @@ def named_work(ledger: Ledger) -> None:
             )
 
 
-def _named(kind: _Kind, part: Part) -> tuple[str, tuple[str, ...]] | None:
-    """Return the process and the outermost region that has such a name; of a role: no region."""
-    for depth, name in enumerate((part.role or "", *part.region)):
+def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
+    """Return the process and the outermost region that has such a name; of a role: no region.
+
+    Regions of an engine are its own: its `get_next_batch_to_run` loads no data.
+    """
+    is_engine = facts.timelines[part.process].process.kind == "engine"
+    for depth, name in enumerate((part.role or "", *(() if is_engine else part.region))):
         if kind.names.search(name.lower()):
             return part.process, part.region[:depth]
     return None

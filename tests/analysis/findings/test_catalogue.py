@@ -224,3 +224,16 @@ def test_memory_pressure():
     assert causes(made) == [("memory", "actor rank 0", "forward", 35)]
     (found,) = [each for each in made.findings if each.topic == "memory"]
     assert found.saves == 0.035
+
+
+@pytest.mark.parametrize(("kind", "found"), [("rank", ["data"]), ("engine", [])])
+def test_an_engine_that_picks_its_next_batch_loads_no_data(kind, found):
+    """SGLang's annotation of its scheduler has a name like that of a data loader."""
+    origin = Origin(kind, "step-000002/a/rank-0.trace.json.gz", "rollout", 0, 0, "h", None)
+    regions = [
+        ("thread", "region", "scheduler.event_loop", 0, 100),
+        ("thread", "region", "scheduler.get_next_batch_to_run", 10, 60),
+    ]
+    step = ("iterations", "iteration", "step[DECODE bs=1]", 0, 100)
+    made = report(source(origin, *regions, step), manifests=[manifest(engines=[engine_entry()])])
+    assert [topic for topic, *_ in causes(made)] == found
