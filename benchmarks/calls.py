@@ -278,13 +278,16 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     return rows + _in_recorded_windows(effort), absent
 
 
+_WORK = Subject("10,000 turns of a Python loop", "for number in range(10_000): number * number")
+
+
 def _in_recorded_windows(effort: Effort) -> list[Row]:
     """A region and a decorated call in a recorded window, with and without evidence; the null backend adds no range of its own."""
     rows: list[Row] = []
     for evidence in (True, False):
         group = Group(
             f"with-block, in a recorded window, {'with' if evidence else 'without'} evidence",
-            [_settling(subject) for subject in (*_blocks()[:1], *_decorated("")[:2])],
+            [_settling(subject) for subject in (*_blocks()[:1], *_decorated("")[:2], _WORK)],
             clock="thread",
         )
         with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
