@@ -17,6 +17,7 @@ from stepprof.run.layout import SPANS
 from stepprof.run.spans import EVIDENCE, read_spans
 
 __all__ = [
+    "SAMPLE_NS",
     "CaptureUse",
     "Collection",
     "Evidence",
@@ -27,6 +28,8 @@ __all__ = [
     "read_evidence",
 ]
 
+SAMPLE_NS = 25_000_000
+"""Time between two samples of a stack: a stretch of stacks is right within it."""
 MOST_LINES = 200_000
 """Maximum number of lines of each kind of one process."""
 

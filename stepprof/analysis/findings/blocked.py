@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, Stack
+from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, Stack
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -22,11 +22,15 @@ class _Kind:
     advice: str
 
     def fits(self, stack: Stack) -> bool:
+        if COLLECTIVES in stack.modules:
+            return False
         if stack.waits:
             return self.topic == "sleep"
         return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
 
 
+COLLECTIVES = "distributed_c10d.py"
+"""The module of torch.distributed's calls: who waits in them waits for other ranks."""
 KINDS = (
     _Kind(
         "pickle",
@@ -68,6 +72,8 @@ def blocked(ledger: Ledger) -> None:
             if not stacks:
                 continue
             when = _when(ledger.facts, kind, part)
+            if when.total < SHORTEST_NS:
+                continue
             longest = max(stacks, key=partial(_overlap, when))
             ledger.claim(
                 part,

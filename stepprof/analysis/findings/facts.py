@@ -17,7 +17,7 @@ from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Finding, Rollout
 from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
-from stepprof.run.evidence import Evidence
+from stepprof.run.evidence import SAMPLE_NS, Evidence
 
 __all__ = ["Facts", "Ledger", "Part", "Recomputing", "Signs", "Stack", "last_part", "place_of", "share_of"]
 
@@ -92,6 +92,8 @@ class Signs:
         return {label: time for label, time in self.doing(when).items() if IDLE.search(label)}
 
 
+SHORTEST_NS = 2 * SAMPLE_NS
+"""Of a shorter time, sampled stacks say too little."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part
+from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -61,5 +61,5 @@ def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
         inside = beside.clip(low, high)
         if len(inside) and int(inside.end[-1]) < high:
             rest = Intervals.one(int(inside.end[-1]), high)
-            if sum(signs.idle(rest).values()) >= rest.total / 2:
+            if rest.total >= SHORTEST_NS and sum(signs.idle(rest).values()) >= rest.total / 2:
                 yield rest

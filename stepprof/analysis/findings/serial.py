@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of
+from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, last_part, place_of
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
@@ -55,7 +55,7 @@ def _waits(facts: Facts, part: Part) -> bool:
     A thread that computes on a busy machine uses little CPU time too.
     """
     signs = facts.signs.get(part.process)
-    if signs is not None and signs.stacks:
+    if signs is not None and signs.stacks and part.when.total >= SHORTEST_NS:
         return sum(signs.idle(part.when).values()) >= IDLE * part.when.total
     regions = [
         each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Part
 
 __all__ = ["doing", "inside"]
 
@@ -25,7 +25,7 @@ def inside(part: Part) -> str:
 def doing(facts: Facts, part: Part) -> str | None:
     """Return what the stacks of a part show, if they show most of it."""
     signs = facts.signs.get(part.process)
-    if signs is None or not part.when.total:
+    if signs is None or part.when.total < SHORTEST_NS:
         return None
     shown = [
         f"{nanoseconds / part.when.total:.0%} in {label}"

@@ -21,11 +21,10 @@ from types import CodeType
 from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
 from stepprof.recording.evidence.garbage import GarbageWatch
+from stepprof.run.evidence import SAMPLE_NS
 
-__all__ = ["INTERVAL_NS", "StackSampler", "Stretch", "ThreadTotal"]
+__all__ = ["StackSampler", "Stretch", "ThreadTotal"]
 
-INTERVAL_NS = 25_000_000
-"""Time between two samples."""
 
 LONGEST_NS = 600_000_000_000
 """Nothing is sampled after so long in one capture: its window may never be closed."""
@@ -157,7 +156,7 @@ class StackSampler:
             until = perf_counter_ns() + LONGEST_NS
             while not self._is_over() and perf_counter_ns() < until:
                 self._sample()
-                self._due = perf_counter_ns() + INTERVAL_NS
+                self._due = perf_counter_ns() + SAMPLE_NS
             for total in self.totals.values():
                 if not total.times.ended:
                     end_ns = self._end_ns or perf_counter_ns()
@@ -170,7 +169,7 @@ class StackSampler:
     def _is_over(self) -> bool:
         """Wait for the next sample; return whether there is none."""
         try:
-            self._stop.get(timeout=INTERVAL_NS / 1e9)
+            self._stop.get(timeout=SAMPLE_NS / 1e9)
         except queue.Empty:
             return False
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -89,10 +90,22 @@ def test_no_two_findings_share_a_moment():
 )
 def test_what_a_thread_was_blocked_in(call, topic):
     made = report(
-        spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, 40, None)),
-        evidence=[evidence((20, 40, call))],
+        spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, 60, None)),
+        evidence=[evidence((20, 60, call))],
     )
-    assert causes(made) == [(topic, "rank 0", "between", 40)]
+    assert causes(made) == [(topic, "rank 0", "between", 60)]
+
+
+@pytest.mark.parametrize(("milliseconds", "file"), [(40, "train.py"), (60, "distributed_c10d.py")])
+def test_what_stacks_do_not_show(milliseconds, file):
+    """A time that two samples do not cover; and a wait for other ranks, which is no sleep."""
+    of = evidence((20, milliseconds, "work.wait"))
+    stretches = [replace(each, frames=(Frame("all_gather", file, 5),)) for each in of.stretches]
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, milliseconds, None)),
+        evidence=[replace(of, stretches=tuple(stretches))],
+    )
+    assert causes(made) == []
 
 
 def test_work_of_a_single_process_is_no_finding():
