@@ -8,6 +8,7 @@ locked, and the training thread would wait for it for ever.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -24,10 +25,6 @@ WATCHFUL_SECONDS = 0.2
 """Seconds between two checks of the caps during a capture: a cap may be this late."""
 
 Work = Callable[[], object]
-
-
-def _nothing() -> None:
-    """Wake the thread without work."""
 
 
 class _Thread(threading.Thread):
@@ -54,6 +51,10 @@ class Background:
     def __init__(self, *chores: Work) -> None:
         self._chores = chores
         self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """What the thread waits for. It takes work in its round alone, so that none is in its hands while
+        another thread has the round.
+        """
         self._round = threading.Lock()
         self._acting: int | None = None
         """The thread that runs posted work."""
@@ -68,6 +69,7 @@ class Background:
     def post(self, work: Work) -> None:
         """Run the work soon on the thread, or at once if the thread has ended."""
         self._posted.put(work)
+        self.wake()
         if self._ended and self._acting != threading.get_ident():
             with self._round:
                 self._do_posted()
@@ -80,24 +82,23 @@ class Background:
 
     def wake(self) -> None:
         """Start the next round now."""
-        self._posted.put(_nothing)
+        self._woken.put(None)
 
     def _run(self) -> None:
         while not self._ending:
-            try:
-                first = self._posted.get(timeout=WATCHFUL_SECONDS if self._watchful else QUIET_SECONDS)
-            except queue.Empty:
-                first = _nothing
-            self.round(first=first)
+            with contextlib.suppress(queue.Empty):
+                self._woken.get(timeout=WATCHFUL_SECONDS if self._watchful else QUIET_SECONDS)
+            while not self._woken.empty():
+                self._woken.get_nowait()
+            self.round()
 
-    def round(self, timeout: float = -1, *, first: Work = _nothing) -> bool:
+    def round(self, timeout: float = -1) -> bool:
         """Run posted work and chores on the calling thread. Return False if another round did not end
         in time.
         """
         if not self._round.acquire(timeout=timeout):
             return False
         try:
-            self._try(first)
             self._do_posted()
             for chore in self._chores:
                 self._try(chore)

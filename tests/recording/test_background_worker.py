@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -132,3 +133,18 @@ class TestBackground:
         thread.start()
         thread.join(5)
         assert done == ["posted"]
+
+
+def test_work_is_in_the_hands_of_no_thread_between_two_rounds() -> None:
+    """A round does all that was posted before it, also while the thread waits for its own."""
+    background, done = Background(), []
+    background.start()
+    try:
+        for number in range(50):
+            with background._round:  # another round is under way
+                background.post(partial(done.append, number))
+                time.sleep(0.002)  # the thread has been woken, and waits for it
+            background.round()
+            assert number in done
+    finally:
+        background.stop(5)
