@@ -43,9 +43,10 @@ def quiet(*arguments):
     ids=" ".join,
 )
 def test_each_further_rank_costs_the_same(fabricated, command, tmp_path, monkeypatch):
-    """Twice as many further ranks take twice as many instructions, within five percent."""
+    """Twice as many further ranks take twice as many instructions, within five percent; in a report within a quarter, since each of the
+    three recordings has another number of findings (the square of the ranks would be 2.86)."""
     monkeypatch.chdir(tmp_path)
     name, *options = command
     quiet(name, fabricated[0], *options)  # what is made or loaded once
     few, more, many = (instructions_of(quiet, name, run, *options) for run in fabricated)
-    assert (many - more) / (more - few) < 2 * 1.05
+    assert (many - more) / (more - few) < 2 * (1.25 if name == "report" else 1.05)

@@ -115,9 +115,10 @@ def timelines(
     """
     nests = {process.label: _nests(process) for process in processes}
     stretches = {process.label: _stretches(process, nests[process.label]) for process in processes}
-    driven = [each for each in processes if _is_driven(each, stretches, processes)]
-    for each in driven:
-        stretches[each.label] = _of_its_own(each, stretches[each.label])
+    drivers = [each for each in processes if each.origin.rank == DRIVER and _has_roles(stretches[each.label])]
+    for process in processes:
+        if _is_driven(process, stretches[process.label], drivers):
+            stretches[process.label] = _of_its_own(process, stretches[process.label])
     met = meetings(_visits(processes, stretches))
     made = []
     for process in processes:
@@ -147,22 +148,17 @@ def timelines(
     return made
 
 
-def _is_driven(
-    process: Process, stretches: Mapping[str, Sequence[Stretch]], processes: Sequence[Process]
-) -> bool:
+def _is_driven(process: Process, stretches: Sequence[Stretch], drivers: Sequence[Process]) -> bool:
     """Return whether the windows of a process follow those of a driver: both have roles."""
-
-    def has_roles(each: Process) -> bool:
-        return any(role is not None for _, _, role, _ in stretches[each.label])
-
     return (
         process.origin.rank != DRIVER
-        and has_roles(process)
-        and any(
-            each.origin.rank == DRIVER and has_roles(each) and unsure_ns(process, each) is not None
-            for each in processes
-        )
+        and _has_roles(stretches)
+        and any(unsure_ns(process, each) is not None for each in drivers)
     )
+
+
+def _has_roles(stretches: Sequence[Stretch]) -> bool:
+    return any(role is not None for _, _, role, _ in stretches)
 
 
 def _of_its_own(process: Process, stretches: Sequence[Stretch]) -> list[Stretch]:

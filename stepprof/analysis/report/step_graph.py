@@ -23,6 +23,8 @@ __all__ = ["Spare", "StepGraph", "Wait"]
 
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
+MOST_AWAITED = 4
+"""So many engines, the last to finish, does a rank wait for in one window."""
 
 
 class Wait(NamedTuple):
@@ -214,6 +216,8 @@ def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[s
         if len(each.generating)
     ]
     ranks = [each for each in known if each.stretches and isinstance(each.process.origin.rank, int)]
+    opened = _Windows(known)
+    openers: dict[tuple[int, int, str], tuple[int, str]] = {}
     for each in known:
         is_rank = isinstance(each.process.origin.rank, int)
         for begin, end, role, _ in each.stretches:
@@ -226,7 +230,8 @@ def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[s
                     at = bisect_left(starts, begin)
                     if at < len(starts) and starts[at] < end:
                         since = finishes[at - 1] if at else min(start, starts[at])
-                        yield Wait(starts[at], since, label, each.label, False)
+                        key = starts[at], since, label
+                        openers[key] = max(openers.get(key, (begin, each.label)), (begin, each.label))
             elif not is_rank:
                 ends = [
                     (min(inside[1], end), rank.label)
@@ -234,14 +239,16 @@ def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[s
                     if (inside := rank.before(end)) is not None and inside[2] == role and inside[1] > begin
                 ]
             since = begin
-            for last, label in sorted(ends):
+            for last, label in sorted(nlargest(MOST_AWAITED, ends) if is_rank else ends):
                 if last > since:
                     yield Wait(last, since, each.label, label, False)
                     since = last
-        yield from _before_windows(each, known, start)
+        yield from _before_windows(each, opened, start)
+    for (began, since, label), (_, opener) in openers.items():
+        yield Wait(began, since, label, opener, False)
 
 
-def _before_windows(each: Timeline, known: Sequence[Timeline], start: int) -> Iterator[Wait]:
+def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wait]:
     """Yield what a process waits for between its windows: the driver that opens the next one, otherwise
     the process whose window ended last.
     """
@@ -249,40 +256,43 @@ def _before_windows(each: Timeline, known: Sequence[Timeline], start: int) -> It
     for number, ((_, since), (begin, _)) in enumerate(pairwise(bounds)):
         if begin - since < LEAST_NS:
             continue
-        driver = _driver(each, known, begin, each.stretches[number][2])
+        driver = opened.driver(each, begin, each.stretches[number][2])
         if driver is not None:
             yield Wait(begin, since, each.label, driver.label, False)
             continue
-        last, awaited = _last_end(each, known, since, begin)
+        last, awaited = opened.last_end(each, since, begin)
         if awaited is not None:
             yield Wait(last, since, each.label, awaited.label, False)
 
 
-def _driver(each: Timeline, known: Sequence[Timeline], time: int, role: str | None) -> Timeline | None:
-    """Return a driver that is in a window of a role at a time, if the process is a rank."""
-    if not isinstance(each.process.origin.rank, int):
+class _Windows:
+    """The windows of all processes: which is open, and which ended last."""
+
+    def __init__(self, known: Sequence[Timeline]) -> None:
+        having = [each for each in known if each.stretches]
+        self._drivers = [each for each in having if not isinstance(each.process.origin.rank, int)]
+        ends = sorted((end, -number) for number, each in enumerate(having) for end in {*each.window_ends})
+        self._ends = [end for end, _ in ends]
+        self._of = [having[-number] for _, number in ends]
+
+    def driver(self, each: Timeline, time: int, role: str | None) -> Timeline | None:
+        """Return a driver that is in a window of a role at a time, if the process is a rank."""
+        if not isinstance(each.process.origin.rank, int):
+            return None
+        for other in self._drivers:
+            inside = other.before(time)
+            if inside is not None and inside[1] > time and inside[2] == role and _comparable(each, other):
+                return other
         return None
-    for other in known:
-        if isinstance(other.process.origin.rank, int) or not other.stretches:
-            continue
-        inside = other.before(time)
-        if inside is not None and inside[1] > time and inside[2] == role and _comparable(each, other):
-            return other
-    return None
 
-
-def _last_end(
-    each: Timeline, known: Sequence[Timeline], since: int, time: int
-) -> tuple[int, Timeline | None]:
-    """Return the last end of a window of another process between two times."""
-    best: tuple[int, Timeline | None] = (since, None)
-    for other in known:
-        if other is each or not other.stretches or not _comparable(each, other):
-            continue
-        last = other.last_window_end(time)
-        if last is not None and last > best[0]:
-            best = (last, other)
-    return best
+    def last_end(self, each: Timeline, since: int, time: int) -> tuple[int, Timeline | None]:
+        """Return the last end of a window of another process between two times."""
+        for at in range(bisect_right(self._ends, time) - 1, -1, -1):
+            if self._ends[at] <= since:
+                break
+            if self._of[at] is not each and _comparable(each, self._of[at]):
+                return self._ends[at], self._of[at]
+        return since, None
 
 
 def _comparable(one: Timeline, other: Timeline) -> bool:
