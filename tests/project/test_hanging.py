@@ -32,7 +32,7 @@ from conftest_of_ours import *
     written = tmp_path / "stdout", tmp_path / "stderr"
     with written[0].open("w") as stdout, written[1].open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not torch and not demo and not ray",
+            [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rN", "-p", "no:cacheprovider", "-m", "not torch and not demo and not ray",
              "-o", "timeout=1", "-o", "timeout_method=signal", *options, "test_it.py"],
             cwd=tmp_path, stdout=stdout, stderr=stderr,
         )  # fmt: skip
