@@ -18,6 +18,7 @@ from stepprof.integrations.groups import merged
 from stepprof.integrations.training_loop import (
     TrainingLoop,
     close_timer,
+    end_jobs,
     is_incomplete,
     open_timer,
     start_session,
@@ -109,12 +110,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     return True
 
 
-def _training_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_training_ends = partial(end_jobs, _jobs)
 
 
 def _step_is_over(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -17,7 +17,13 @@ from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
 from stepprof.integrations.names import look_up
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
-from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
+from stepprof.integrations.training_loop import (
+    close_timer,
+    end_jobs,
+    is_incomplete,
+    open_timer,
+    start_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -116,12 +122,7 @@ def _training_begins(target: str, _: object, args: tuple[Any, ...], kwargs: dict
     return True
 
 
-def _training_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_training_ends = partial(end_jobs, _jobs)
 
 
 def _attach_processes(given: Mapping[str, Any]) -> None:

@@ -17,7 +17,13 @@ from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
 from stepprof.integrations.timed_job import Close, TimedJob
-from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
+from stepprof.integrations.training_loop import (
+    close_timer,
+    end_jobs,
+    is_incomplete,
+    open_timer,
+    start_session,
+)
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
@@ -79,12 +85,7 @@ def _run_begins(counter: str, groups: Groups, runner: Any, _: tuple[Any, ...], _
     return True
 
 
-def _run_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_run_ends = partial(end_jobs, _jobs)
 
 
 def _own_steps(runner: Any) -> list[int]:

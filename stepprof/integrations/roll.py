@@ -14,7 +14,7 @@ from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
 from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
-from stepprof.integrations.training_loop import is_incomplete, start_session
+from stepprof.integrations.training_loop import end_jobs, is_incomplete, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,12 +62,7 @@ def _run_begins(pipeline: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     return True
 
 
-def _run_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_run_ends = partial(end_jobs, _jobs)
 
 
 def _report_own_profiler(config: Any) -> None:

@@ -13,7 +13,7 @@ import stepprof
 from stepprof.integrations import own_profiler, skyrl_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
-from stepprof.integrations.training_loop import start_session
+from stepprof.integrations.training_loop import end_jobs, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,12 +98,7 @@ def _attach_processes(trainer: Any) -> None:
         stepprof.attach(list(urls), role="rollout", kind="vllm")
 
 
-def _training_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_training_ends = partial(end_jobs, _jobs)
 
 
 def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:

@@ -6,14 +6,14 @@ cycle of torchtitan's profiler is a schedule of torch's that begins with step 1.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import stepprof
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
-from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
+from stepprof.integrations.training_loop import close_timer, end_jobs, ensure_session, open_timer
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
@@ -51,12 +51,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     return True
 
 
-def _training_ends(begun: bool | None, error: BaseException | None) -> None:
-    if begun:
-        for job in _jobs:
-            job.loop.end(error)
-        _jobs.clear()
-        stepprof.shutdown()
+_training_ends = partial(end_jobs, _jobs)
 
 
 def _own_steps(config: Any) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TrainingLoop",
     "close_timer",
+    "end_jobs",
     "ensure_session",
     "is_incomplete",
     "open_timer",
@@ -208,6 +209,21 @@ class TrainingLoop:
         """Close the window of an evaluation."""
         if window is not None:
             window.__exit__(None if error is None else type(error), error, None)
+
+
+def end_jobs(jobs: list[Any], begun: bool | None, error: BaseException | None) -> None:
+    """End the session with the training that began it.
+
+    Args:
+        jobs: of this process, each with its `loop`; emptied.
+        begun: whether the adapter started the session.
+        error: what ended the training.
+    """
+    if begun:
+        for job in jobs:
+            job.loop.end(error)
+        jobs.clear()
+        stepprof.shutdown()
 
 
 def open_timer(name: str, role: str | None = None) -> StepWindow | Region | None:
