@@ -374,6 +374,7 @@ time.sleep(0.2)
         ran: Ran = run_script(
             PRELUDE
             + """
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
 with profile_step(2):
     threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGTERM)).start()
     time.sleep(30)
