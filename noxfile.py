@@ -121,7 +121,7 @@ def fuzz(session: nox.Session) -> None:
 # How many of each are enough to find what a change has broken, in some minutes on two processors.
 CAMPAIGNS = {
     "TRUTH_STEPS": "1200",
-    "FAULTS_RUNS": "200",
+    "FAULTS_RUNS": "600",
     "FUZZ_CASES": "1000",
     "FUZZ_SERVERS": "1000",
     "FUZZ_CLAIMS": "200",

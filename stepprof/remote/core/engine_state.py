@@ -59,7 +59,7 @@ class EngineState:
         self.recording: Recording | None = None
         """The capture that it is being started for, records, or is being stopped for."""
         self.detached = False
-        self._arming: EngineWindow | None = None
+        self._arming: list[EngineWindow] = []
         self._observer = observer
         self._recovering: asyncio.Task[None] | None = None
         """Held so that it is not collected while it waits."""
@@ -92,7 +92,10 @@ class EngineState:
 
     def reserve(self, window: EngineWindow) -> None:
         """Note that it is about to be armed for a window: a start that comes first uses the same folder."""
-        self._arming = window
+        if self.detached:
+            self._observer.unused(self, window)
+        else:
+            self._arming.append(window)
 
     def note_armed(self, window: EngineWindow) -> None:
         """Note that it is armed for a window."""
@@ -112,7 +115,7 @@ class EngineState:
 
     def prepared_for(self, window: Window) -> EngineWindow | None:
         """Return the place that it is armed for, or being armed for, if that is this window's."""
-        for place in (self.armed, self._arming):
+        for place in (self.armed, *self._arming):
             if place is not None:
                 other = place.window
                 if other.step == window.step and other.occurrence == window.occurrence:
@@ -121,7 +124,7 @@ class EngineState:
 
     def uses(self, window: EngineWindow) -> bool:
         """Return whether it is armed for the folder of this window, is being armed for it, or records into it."""
-        used = (self.armed, self._arming, None if self.recording is None else self.recording.window)
+        used = (self.armed, *self._arming, None if self.recording is None else self.recording.window)
         return any(place is not None and place.is_at(window) for place in used)
 
     # -- clock and health

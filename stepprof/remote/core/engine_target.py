@@ -80,7 +80,7 @@ class EngineTarget(EngineState):
     # -- arming
 
     async def prepare(self, window: EngineWindow) -> None:
-        """Arm for a window that is about to come. Raises EngineFailure, or whatever the driver does."""
+        """Arm for a window that it was reserved for. Raises EngineFailure, or whatever the driver does."""
         try:
             async with self._acting:
                 if self.recording is None and not self.detached:
@@ -89,7 +89,8 @@ class EngineTarget(EngineState):
                     self.disarm("detached")
                     raise EngineFailure("it was detached while it was being armed", "ok")
         finally:
-            self._arming = None
+            if window in self._arming:  # else it was detached meanwhile
+                self._arming.remove(window)
 
     async def _arm(self, window: EngineWindow) -> None:
         if self.armed is not None and self.armed.is_at(window):
@@ -273,9 +274,9 @@ class EngineTarget(EngineState):
         self.detached = True
         began = time.monotonic()
         recording = self.recording
-        arming, self._arming = self._arming, None
-        if arming is not None:
-            self._observer.unused(self, arming)
+        arming, self._arming = self._arming, []
+        for window in arming:
+            self._observer.unused(self, window)
         if recording is None:
             self.disarm("detached")
         else:

@@ -23,6 +23,7 @@ from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
+    from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.remote.core.engine_target import EngineTarget
     from stepprof.remote.core.membership import Fleet
@@ -134,16 +135,17 @@ class Bracket:
             and not target.driver.inside
             and target.prepared_for(self._window) is None
         ]
-        windows = await self._members.places([] if self._fleet.over else free, reserve=True)
-        results = await asyncio.gather(
-            *(target.prepare(window) for target, window in zip(free, windows, strict=True)),
-            return_exceptions=True,
-        )
-        for target, window, result in zip(free, windows, results, strict=True):
-            if isinstance(result, BaseException):
-                logger.debug("arm.refused", target=target.label, reason=str(result))
-            if not target.uses(window):
-                self._fleet.unused(target, window)
+        if not self._fleet.over:
+            windows = await self._members.places(free, reserve=True)
+            await asyncio.gather(*map(self._prepare, free, windows))
+
+    async def _prepare(self, target: EngineTarget, window: EngineWindow) -> None:
+        try:
+            await target.prepare(window)
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the window itself tries again, and tells
+            logger.debug("arm.refused", target=target.label, reason=str(error))
+        if not target.uses(window):
+            self._fleet.unused(target, window)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()

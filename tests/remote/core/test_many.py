@@ -14,6 +14,7 @@ import stepprof
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.event import Gate, passed
 from stepprof.remote.ray.calls import NodeAgent
+from stepprof.run.layout import RunDir
 
 MANY = 64
 
@@ -94,6 +95,29 @@ class TestMany:
         stepprof.shutdown()
         assert list((session.path / "step-000003").glob("rollout/*")) == []
         assert set(stepprof.state().engines.values()) == {"idle"}
+
+    def test_one_detached_while_it_is_being_armed_leaves_no_folder(self, recording, engine, mocker):
+        """Its folder is made on a slow disk meanwhile, and another engine's arming never ends."""
+        make, slow = RunDir.engine_folder, threading.Event()
+
+        def make_slowly(run, step, *more):
+            made = make(run, step, *more)
+            if step == 3:
+                hangs.delays["arm"] = 30
+                slow.set()
+                time.sleep(0.3)
+            return made
+
+        mocker.patch.object(RunDir, "engine_folder", make_slowly)
+        session = recording()
+        leaving = stepprof.attach(engine())
+        stepprof.attach(hangs := engine())
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert slow.wait(5)
+        stepprof.detach(leaving)
+        stepprof.shutdown()
+        assert not (session.path / "step-000003").exists()
 
     def test_each_may_record_for_as_long_as_the_others(self, recording, engine):
         """The cap counts from each one's own start, however late it was answered."""
