@@ -71,7 +71,12 @@ class TestTriggered:
         loop = Loop(ray_here, make)
         made = {}
 
+        def published():
+            return {role for status in read_statuses(session.path) for role in status["roles"]}
+
         def ask():
+            # the status is published every two seconds, and a role that is in none is refused
+            until(lambda: {"rollout", "actor"} <= published())
             made["rollout"] = stepprof.trigger(step=20, role="rollout")
             made["actor"] = stepprof.trigger(step=20, role="actor")
             made["withdrawn"] = stepprof.trigger(step=22)
