@@ -234,7 +234,7 @@ def region(name: Any, /, **attributes: object) -> Any:
 
 def _step_number(step: object) -> int | None:
     """Return the step that is bound; None: it is no step, which the session reports."""
-    if step.__class__ is int and step >= 0:
+    if step.__class__ is int and not step >> 63:  # neither negative nor of more bits
         return step
     session = cell.session
     return None if session is None or step is None else session.refusals.step_number(step, None, "bind")

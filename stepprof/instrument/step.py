@@ -52,7 +52,7 @@ class StepWindow(Scope):
         if session is None:
             return self
         step, role = self._step, self.role
-        if step.__class__ is not int or step < 0:
+        if step.__class__ is not int or step >> 63:  # negative, or of more bits
             step = session.refusals.step_number(step, session.last_step)
         if step is None or self._start or not (role is None or role.__class__ is str):
             if self._start or step is None or not isinstance(role, str):

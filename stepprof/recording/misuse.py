@@ -74,8 +74,9 @@ class Refusals:
             return None
         if number is None:
             self.refuse_once("step = None: no step was entered in this process before", what)
-        elif number < 0:
-            self.refuse_once("step: a negative number; expected one from 0 on", what)
+        elif number >> 63:  # what reads the span files holds it in 64 bits
+            mistake = "a negative number" if number < 0 else "a number of more than 63 bits"
+            self.refuse_once(f"step: {mistake}; expected one from 0 to 2**63 - 1", what)
             return None
         return number
 

@@ -476,6 +476,7 @@ class TestBind:
         ("step", "reason"),
         [
             (-1, "step: a negative number"),
+            (2**63, "step: a number of more than 63 bits"),
             ("six", "step: expected a whole number"),
             (2.5, "step: expected a whole number"),
         ],

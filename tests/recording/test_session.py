@@ -240,7 +240,7 @@ class TestSteps:
         [
             ("2", "step: expected a whole number: 'str' object cannot be interpreted as an integer"),
             (2.0, "step: expected a whole number: 'float' object cannot be interpreted as an integer"),
-            (-1, "step: a negative number; expected one from 0 on"),
+            (-1, "step: a negative number; expected one from 0 to 2**63 - 1"),
             (None, "step = None: no step was entered in this process before"),
         ],
     )
