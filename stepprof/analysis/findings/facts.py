@@ -163,11 +163,6 @@ class Part:
         """The innermost region."""
         return self.region[-1] if self.region else None
 
-    @property
-    def phrase(self) -> str:
-        """The place for a sentence: the innermost region, else the role, else the step."""
-        return self.name or self.role or "the step"
-
 
 def _parts(path: Iterable[Segment], *kinds: str) -> list[Part]:
     """Return the parts of the path of some kinds, the longest first."""
