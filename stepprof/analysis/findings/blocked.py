@@ -1,4 +1,4 @@
-"""Find what a thread was blocked in or busy with, by its stacks: locks, serialisation, files, sleeps."""
+"""Find what a thread was blocked in or busy with, by its stacks: data loaders, copies, locks, serialisation, files, sleeps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ class _Kind:
     files: frozenset[str]
     text: str
     advice: str
+    around: frozenset[str] = frozenset()
+    """Modules that may be anywhere in the stack."""
 
     def fits(self, stack: Stack) -> bool:
         if COLLECTIVES in stack.modules:
             return False
+        if self.around.intersection(stack.modules):
+            return True
         if stack.waits:
             return self.topic == "sleep"
         return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
@@ -33,9 +37,25 @@ COLLECTIVES = "distributed_c10d.py"
 """The module of torch.distributed's calls: who waits in them waits for other ranks."""
 KINDS = (
     _Kind(
+        "data",
+        re.compile(r"(?!)"),
+        frozenset(),
+        "{process} spent {seconds} in the data loader in {place}",
+        "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job",
+        around=frozenset({"dataloader.py"}),
+    ),
+    _Kind(
+        "copy",
+        re.compile(r"\bdeepcopy\b"),
+        frozenset(),
+        "{process} copied objects for {seconds} in {place}",
+        "copy into memory that exists already (Tensor.copy_), or keep one copy and pass it by reference",
+        around=frozenset({"copy.py"}),
+    ),
+    _Kind(
         "pickle",
-        re.compile(r"(?i)pickle|\b(dumps|loads)\b|\bserialize|deepcopy"),
-        frozenset({"pickle.py", "cloudpickle.py", "serialization.py", "copy.py", "reduction.py"}),
+        re.compile(r"(?i)pickle|\b(dumps|loads)\b|\bserialize"),
+        frozenset({"pickle.py", "cloudpickle.py", "serialization.py", "reduction.py"}),
         "{process} serialised objects for {seconds} in {place}",
         "pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less",
     ),

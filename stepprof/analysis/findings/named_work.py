@@ -55,6 +55,13 @@ KINDS = (
         "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job",
         "the data is there when it is needed",
     ),
+    _Kind(
+        "data",
+        _words("tokenize", "tokenise", "tokenization", "tokenisation", "tokenizing", "tokenising", "collate", "collating"),
+        "{process} prepared data for {seconds} in {place}",
+        "prepare the data before the job, or ahead in worker processes (num_workers, prefetch_factor)",
+        "the data is ready when it is needed",
+    ),
 )  # fmt: skip
 
 

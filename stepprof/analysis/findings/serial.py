@@ -21,7 +21,7 @@ def serial(ledger: Ledger) -> None:
     """Claim all but the longest of several calls of one region that wait, or that score samples."""
     for part in ledger.parts("work"):
         place = place_of(ledger.facts, part.process, part.role, part.region)
-        if place is None or place.calls < FEWEST:
+        if place is None or place.calls < FEWEST or place.overlap:
             continue
         names = (part.role or "", *part.region)
         if not any(JUDGES.search(name.lower()) for name in names) and not _waits(ledger.facts, part):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -44,6 +45,8 @@ class Place(msgspec.Struct, frozen=True):
     """Seconds of its longest call."""
     amounts: dict[str, float] = {}
     """Sums of the attributes ``tokens``, ``samples`` and ``batch_size`` over its calls."""
+    overlap: bool = False
+    """Whether two of its calls overlap: they are of different coroutines."""
 
 
 STRETCHES = 64
@@ -210,6 +213,7 @@ class _Sweep:
                 when.total / 1e9,
                 longest,
                 self._sums(members),
+                any(self.end[one] > self.start[other] for one, other in pairwise(members)),
             )
 
     def _sums(self, members: list[int]) -> dict[str, float]:

@@ -86,7 +86,13 @@ def test_no_two_findings_share_a_moment():
 
 @pytest.mark.parametrize(
     ("call", "topic"),
-    [("pickle.dumps", "pickle"), ("self.lock.acquire", "lock"), ("file.read", "io"), ("time.sleep", "sleep")],
+    [
+        ("copy.deepcopy", "copy"),
+        ("pickle.dumps", "pickle"),
+        ("self.lock.acquire", "lock"),
+        ("file.read", "io"),
+        ("time.sleep", "sleep"),
+    ],
 )
 def test_what_a_thread_was_blocked_in(call, topic):
     made = report(
@@ -94,6 +100,29 @@ def test_what_a_thread_was_blocked_in(call, topic):
         evidence=[evidence((20, 60, call))],
     )
     assert causes(made) == [(topic, "rank 0", "between", 60)]
+
+
+@pytest.mark.parametrize(
+    ("file", "call", "topic"),
+    [("copy.py", "self.data.clone", "copy"), ("dataloader.py", "self._poll", "data")],
+)
+def test_what_a_thread_was_busy_with_by_an_outer_frame(file, call, topic):
+    """`copy.deepcopy` of a tensor ends in torch, and a data loader in the connection to its worker."""
+    of = evidence((20, 60, call))
+    frames = (Frame("f", "connection.py", 5), Frame("g", file, 6), Frame("main", "train.py", 7))
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, 60, None)),
+        evidence=[replace(of, stretches=tuple(replace(each, frames=frames) for each in of.stretches))],
+    )
+    assert causes(made) == [(topic, "rank 0", "between", 60)]
+
+
+@pytest.mark.parametrize(("length", "topics"), [(15, ["serial"]), (40, [])])
+def test_calls_that_overlap_are_not_one_after_the_other(length, topics):
+    """Coroutines of one thread share a row: their regions may overlap."""
+    calls = [("region", "score", 20 * number, length, None) for number in range(4)]
+    made = report(spans(0, ("window", "step", 0, 100, None), *calls))
+    assert [topic for topic, *_ in causes(made)] == topics
 
 
 @pytest.mark.parametrize(("milliseconds", "file"), [(40, "train.py"), (60, "distributed_c10d.py")])
@@ -106,6 +135,17 @@ def test_what_stacks_do_not_show(milliseconds, file):
         evidence=[replace(of, stretches=tuple(stretches))],
     )
     assert causes(made) == []
+
+
+@pytest.mark.parametrize(
+    ("region", "text"),
+    [("get_batch", "rank 0 waited {seconds} for data in `get_batch`"), ("tokenize", "rank 0 prepared data for {seconds} in `tokenize`")],
+)  # fmt: skip
+def test_tokenizing_is_work_and_no_wait_for_data(region, text):
+    made = report(spans(0, ("window", "step", 0, 100, None), ("region", region, 20, 60, None)))
+    assert causes(made) == [("data", "rank 0", region, 60)]
+    (found,) = [each for each in made.findings if each.topic == "data"]
+    assert found.text == text.format(seconds="60 ms")
 
 
 def test_work_of_a_single_process_is_no_finding():
