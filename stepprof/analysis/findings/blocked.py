@@ -114,10 +114,10 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     signs = facts.signs.get(part.process)
     stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
     when = part.when & Intervals.union([stack.start for stack in stacks], [stack.end for stack in stacks])
-    if kind.topic == "sleep":  # what other threads do meanwhile is what it waits for
-        when -= Intervals.all_of(
-            Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests
-        )
+    if kind.topic == "sleep":  # what other threads and coroutines do meanwhile is what it waits for
+        for nest in facts.timelines[part.process].nests:
+            when -= Intervals.unpack(nest.beside)
+            when -= Intervals.all_of(Intervals.unpack(each.total) for each in nest.places if each.overlap)
     return when
 
 
