@@ -1,4 +1,7 @@
-"""Rank 1 of three packs slowly. Rank 2 always loads nearly as long, so that mending rank 1 brings less than it costs."""
+"""Rank 1 of three packs slowly. Rank 2 always collates nearly as long, so that mending rank 1 brings less than it costs.
+
+To collate in the training loop is itself a finding, with the fault or without.
+"""
 
 from planted import Job, compute
 
@@ -38,5 +41,5 @@ if __name__ == "__main__":
         seconds=excess,
         costs=SLOW - LOAD,
         parts=ranks,
-        true=[("straggler", "collate")],
+        true=[("straggler", "collate"), ("data", "collate")],
     )
