@@ -183,7 +183,7 @@ class Recording:
     def tell_unanswered(self) -> None:
         """Note for how long the stop has not been answered; a capture that has an outcome keeps it."""
         end = self.entry.end_unix_ns
-        if end is None or self.entry.status != "lost":
+        if end is None or not self.entry.pending:
             return
         waited = (time.time_ns() - end) / 1e9
         what = "its window has closed, and its stop has not been answered"

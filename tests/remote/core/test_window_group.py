@@ -16,6 +16,7 @@ import stepprof
 from stepprof.errors import ConfigError
 from stepprof.remote.attach import check_options
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.core import inherited_captures
 
 
 @pytest.fixture
@@ -338,6 +339,19 @@ class TestTrouble:
         entry = by_name["bad"]
         assert (entry.status, entry.health) == ("lost" if lost else "failed", health)
         assert str(failure) in entry.error
+
+    def test_a_known_outcome_is_kept_at_the_bound(self, recording, engine, monkeypatch):
+        """The look for the files that a dead engine left takes longer than the bound. Its entry waits for no answer."""
+        look = inherited_captures.left_there
+        monkeypatch.setattr(inherited_captures, "left_there", lambda window: time.sleep(0.5) or look(window))
+        session = recording(engine_stop_timeout_seconds=0.1)
+        stepprof.attach(engine(failing={"stop": dead()}))
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        stepprof.shutdown()
+        [entry] = settled(session, until=lambda entry: entry.health == "dead")
+        assert (entry.status, entry.pending, entry.reason_code) == ("lost", False, "engine_failed")
+        assert "it has died" in entry.error
 
     def test_a_failed_engine_records_again_when_it_can(self, recording, engine, log):
         """One warning for the whole time, one line when it is back."""
