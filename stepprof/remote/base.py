@@ -257,7 +257,7 @@ class EngineDriver(ABC):
         """Call the engine no more. What is still open is left to the next driver of the engine."""
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
-        """Stop what is still open. Called when the engine is detached.
+        """Stop what is still open, such as a capture whose stop failed. Called when the engine is detached and at the end of the run.
 
         Args:
             timeout: how long to wait for exports that run, in seconds.

@@ -150,6 +150,8 @@ class FaultDriver(EngineDriver):
         self.inside = plan.inside
         self._busy: str | None = None
         self._owner: object = None
+        self._left: object = None
+        """The owner of a capture whose stop failed: `close` ends it, as the drivers of real engines do."""
         self._armed = False
 
     async def _call(self, verb, window=None, act=lambda call: None, *, alone=True):
@@ -235,7 +237,11 @@ class FaultDriver(EngineDriver):
         owner, self._owner = self._owner, None
         if owner is None:
             self.engine.violations.append("stop of what does not record")
-        return await self._call("stop", window, lambda call: self._stop(call, owner, window))
+        try:
+            return await self._call("stop", window, lambda call: self._stop(call, owner, window))
+        except BaseException:
+            self._left = owner
+            raise
 
     def _stop(self, call, owner, window):
         self.engine.end(owner, "stop")
@@ -266,12 +272,17 @@ class FaultDriver(EngineDriver):
         return await self._call("clock", None, lambda call: Clock("here", 0, 0, "same-host"))
 
     async def close(self, timeout, answer_seconds):
-        closing = asyncio.ensure_future(self._call("close", alone=False))
+        closing = asyncio.ensure_future(self._call("close", None, self._end_left, alone=False))
         if self.kind == "rank":  # as a real one does: exports of its own may take longer than an answer
             await asyncio.wait([closing], timeout=answer_seconds)
             closing.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
             await closing
+
+    def _end_left(self, call):
+        owner, self._left = self._left, None
+        with contextlib.suppress(EngineFailure):  # another call may have ended it
+            self.engine.end(owner, "left over")
 
 
 class Router(EngineDriver):

@@ -45,7 +45,7 @@ def slow(facts: Facts) -> list[str]:
 
 def broken(facts: Facts) -> list[str]:
     """What is not as it must be, each in a sentence."""
-    checks = (_bodies, _entries, _missing, _on_disk, _left_recording, _states, _contract, _log)
+    checks = (_bodies, _entries, _settled, _missing, _on_disk, _left_recording, _states, _contract, _log)
     return [problem for check in checks for problem in check(facts)]
 
 
@@ -77,6 +77,23 @@ def _entries(facts: Facts) -> Iterator[str]:
             said = entry["stop_seconds"] is not None or entry["health"] == "dead"
             if entry["status"] == "lost" and engine.name not in facts.pending and not said:
                 yield f"{name}: every call was answered, and it does not say what came of it"
+
+
+def _settled(facts: Facts) -> Iterator[str]:
+    """What is written when every call was answered, however long after the end of its session."""
+    windows = {window.number: window for window in facts.windows}
+    engines = {engine.name: engine for engine in facts.engines}
+    for fragment in facts.settled_fragments:
+        window = windows[fragment["version"]]
+        for entry in fragment["engines"]:
+            name = (
+                f"window {window.number}, {entry['name']} ({entry['status']}, {entry['error']}), in the end"
+            )
+            if entry["pending"]:
+                yield f"{name}: waits for an answer, and there is none to come"
+            engine = engines.get(entry["name"])
+            if engine is not None and not engine.plan.inside and entry["status"] == "complete":
+                yield from (f"{name}: {why}" for why in _incomplete(engine, window, entry))
 
 
 def _incomplete(engine: SimEngine, window: WindowFact, entry: dict[str, Any]) -> Iterator[str]:
@@ -156,50 +173,63 @@ def _acts(facts: Facts) -> Iterator[Any]:
 
 
 def _on_disk(facts: Facts) -> Iterator[str]:
-    """Each file is in a manifest or known by its place; each step's folder has a manifest."""
-    named = {
-        f"{fragment['folder']}/{artifact['path']}": artifact["bytes"]
-        for fragment in facts.fragments
-        for entry in (*fragment["engines"], *fragment["windows"])
-        for artifact in entry["artifacts"]
-    }
-    there = dict(facts.files)
-    for path, size in facts.files:
-        place = path.partition("/")[2]
-        if place.startswith(BOOKKEEPING) or place.split("/")[1:2] == ["manifest"]:
-            continue
-        if path not in named and not facts.pending and not _is_left(path, facts):
-            yield f"{path} is in no manifest"
-        elif path in named and named[path] != size:
-            yield f"{path} has {size} bytes, its manifest says {named[path]}"
-    for path in named:
-        if path not in there and not facts.pending:
-            yield f"{path} is in a manifest and not on disk"
+    """Each file is in a manifest or known by its place, at the end of its run and when everything was answered; each step's folder has a manifest."""
+    if not facts.pending:
+        yield from _files(facts.files, facts.fragments, facts)
+    for problem in _files(facts.settled_files, facts.settled_fragments, facts):
+        yield f"{problem}, in the end"
     for folder in facts.folders:
         name = folder.partition("/")[2]
-        told = any(path.startswith(f"{folder}/manifest/") for path in there)
+        told = any(path.startswith(f"{folder}/manifest/") for path, _ in facts.files)
         if name.startswith("step-") and "/" not in name and not told and not facts.pending:
             yield f"{folder} is left without a manifest"
 
 
-def _is_left(path: str, facts: Facts) -> bool:
-    """Whether an engine wrote the file of a call that failed, and the error of an entry names it."""
-    return path in facts.untold and any(
+def _files(files: list[tuple[str, int]], fragments: list[dict[str, Any]], facts: Facts) -> Iterator[str]:
+    named = {
+        f"{fragment['folder']}/{artifact['path']}": artifact["bytes"]
+        for fragment in fragments
+        for entry in (*fragment["engines"], *fragment["windows"])
+        for artifact in entry["artifacts"]
+    }
+    there = dict(files)
+    for path, size in files:
+        place = path.partition("/")[2]
+        if place.startswith(BOOKKEEPING) or place.split("/")[1:2] == ["manifest"]:
+            continue
+        if path not in named and not (path in facts.untold and _is_told(path, fragments)):
+            yield f"{path} is in no manifest"
+        elif path in named and named[path] != size:
+            yield f"{path} has {size} bytes, its manifest says {named[path]}"
+    for path in named:
+        if path not in there:
+            yield f"{path} is in a manifest and not on disk"
+
+
+def _is_told(path: str, fragments: list[dict[str, Any]]) -> bool:
+    """Whether the error of an entry names the file: that of a call that failed."""
+    return any(
         path.removeprefix(f"{fragment['folder']}/") in (entry["error"] or "")
-        for fragment in facts.fragments
+        for fragment in fragments
         for entry in fragment["engines"]
         if path.startswith(f"{fragment['folder']}/")
     )
 
 
 def _left_recording(facts: Facts) -> Iterator[str]:
+    """An engine may record on in the end only if it has refused each call that was sent to end that, the one of the driver's close included."""
     for engine in facts.engines:
-        ends = [call for call in engine.calls if call.verb in ("stop", "abort")]
+        ends = [call for call in engine.calls if call.verb in ("stop", "abort", "close")]
         for capture in engine.captures:
+            sent = [call for call in ends if call.sent >= capture.began]
             if capture.cause in ("died", "stolen"):
                 continue
-            if not any(call.sent >= capture.began for call in ends):
+            if not any(call.verb != "close" for call in sent):
                 yield f"{engine.name} was left recording: no stop was sent to the capture of {capture.owner}"
+            elif capture.ended is None and not all(call.failed for call in sent):
+                yield f"{engine.name} was left recording, though it answered what was sent to end the capture of {capture.owner}"
+            elif capture.ended is None and not any(call.verb == "close" for call in sent):
+                yield f"{engine.name} was left recording: the stop of {capture.owner} failed, and its driver was not closed"
 
 
 def _states(facts: Facts) -> Iterator[str]:

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,9 @@ class Facts:
     """The manifests at the end of their session."""
     files: list[tuple[str, int]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    settled_fragments: list[dict[str, Any]] = field(default_factory=list)
+    """The manifests when everything had been answered."""
+    settled_files: list[tuple[str, int]] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
     """Engines that had not answered a call when their session ended."""
     machines: dict[str, str] = field(default_factory=dict)
@@ -173,20 +176,19 @@ class Job:
         facts, run = self.facts, self.session.path
         self._note_pending(time.perf_counter_ns())
         paths = sorted(run.rglob("*"))
-        facts.files += [
-            (str(path.relative_to(self.folder)), path.stat().st_size) for path in paths if path.is_file()
-        ]
+        facts.files += self._files(paths)
         facts.folders += [str(path.relative_to(self.folder)) for path in paths if path.is_dir()]
         self._note_pending(time.perf_counter_ns())
-        for path in sorted(run.glob("step-*/manifest/*.json")):
-            content = json.loads(path.read_text())
-            facts.fragments.append(
-                {
-                    "session": self.sessions,
-                    "folder": str(path.parent.parent.relative_to(self.folder)),
-                    **content,
-                }
-            )
+        facts.fragments += self._fragments(run)
+
+    def _files(self, paths: Iterable[Path]) -> list[tuple[str, int]]:
+        return [(str(path.relative_to(self.folder)), path.stat().st_size) for path in paths if path.is_file()]
+
+    def _fragments(self, run: Path) -> list[dict[str, Any]]:
+        return [
+            {"folder": str(path.parent.parent.relative_to(self.folder)), **json.loads(path.read_text())}
+            for path in sorted(run.glob("step-*/manifest/*.json"))
+        ]
 
     def attach(self, index: int) -> None:
         engine = self.facts.engines[index]
@@ -406,6 +408,7 @@ class Job:
             folder = self.folder / found
             if folder.parent in self._hurried and folder.name.startswith("step-"):
                 self._settle_folder(found, deadline)
+        self._look_at_settled_disk(deadline)
         for target in targets:
             self.facts.machines[f"{target.driver.name} {id(target)}"] = target.machine.state
 
@@ -418,6 +421,25 @@ class Job:
             time.sleep(0.002)
         if not any(path.startswith(f"{manifest}/") for path, _ in self.facts.files):
             self.facts.folders.remove(found)
+
+    def _look_at_settled_disk(self, deadline: float) -> None:
+        """Note the manifests once they say what was answered: they are written a moment after that."""
+        runs = [self.folder / f"run{number + 1}" for number in range(self.sessions)]
+        written = {path for engine in self.facts.engines for path, call in engine.written if not call.failed}
+        while True:
+            found = [fragment for run in runs for fragment in self._fragments(run)]
+            entries = [(each["folder"], entry) for each in found for entry in each["engines"]]
+            named = {
+                self.folder / folder / artifact["path"]
+                for folder, entry in entries
+                for artifact in entry["artifacts"]
+            }
+            told = named >= written and not any(entry["pending"] for _, entry in entries)
+            if told or time.monotonic() > deadline:
+                break
+            time.sleep(0.003)
+        self.facts.settled_fragments = found
+        self.facts.settled_files = self._files(sorted(self.folder.rglob("*")))
 
     def look_at_state(self) -> None:
         """What `stepprof.state` shows while the session lives, once it has settled."""

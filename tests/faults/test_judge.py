@@ -39,12 +39,23 @@ def _without(engine: SimEngine, verb: str) -> None:
 
 def _entry(facts: Facts, status: str) -> dict[str, Any]:
     """The first entry with an outcome."""
-    return next(e for fragment in facts.fragments for e in fragment["engines"] if e["status"] == status)
+    return _first(facts.fragments, status)
+
+
+def _first(fragments: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    return next(e for fragment in fragments for e in fragment["engines"] if e["status"] == status)
 
 
 def _set(what: Any, **values: Any) -> None:
     for name, value in values.items():
         setattr(what, name, value)
+
+
+def _failed_stop_without_a_close(facts: Facts) -> None:
+    _without(facts.engines[0], "close")
+    for call in facts.engines[0].calls:
+        call.failed = "refused"
+    _set(facts.engines[0].captures[-1], ended=None, cause=None)
 
 
 FALSE: dict[str, tuple[Callable[[Facts], object], str]] = {
@@ -99,6 +110,26 @@ FALSE: dict[str, tuple[Callable[[Facts], object], str]] = {
     "a file in no manifest": (
         lambda facts: facts.files.append(("run1/step-000002/rollout/odd.json", 1)),
         "odd.json is in no manifest",
+    ),
+    "a file that came late and is in no manifest": (
+        lambda facts: facts.settled_files.append(("run1/step-000002/rollout/late.json", 1)),
+        "late.json is in no manifest, in the end",
+    ),
+    "an entry that waits for ever": (
+        lambda facts: facts.settled_fragments[0]["engines"][0].update(pending=True),
+        "there is none to come",
+    ),
+    "an outcome that is false in the end": (
+        lambda facts: _first(facts.settled_fragments, "complete").update(end_unix_ns=2**63),
+        "in the end: its end_unix_ns",
+    ),
+    "a capture that goes on after its stop": (
+        lambda facts: _set(facts.engines[0].captures[-1], ended=None, cause=None),
+        "though it answered",
+    ),
+    "a capture that goes on after a stop that failed": (
+        _failed_stop_without_a_close,
+        "its driver was not closed",
     ),
     "a file of another size": (
         lambda facts: _entry(facts, "complete")["artifacts"][0].update(bytes=7),
