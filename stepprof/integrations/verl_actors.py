@@ -57,8 +57,15 @@ def _ranks(trainer: Any) -> list[tuple[list[Any], list[str]]]:
 
 
 def _servers(trainer: Any) -> list[Any]:
-    """Return the actors that hold the engines, as they are now: of a replica on several nodes the first."""
-    return [server for replica in _replicas(trainer) for server in replica.servers[:1]]
+    """Return the actors that hold the engines, as they are now: of a replica on several nodes the first.
+
+    A replica that prefills and decodes in different engines has an actor for each of them.
+    """
+    return [
+        server
+        for replica in _replicas(trainer)
+        for server in (*replica.servers[:1], *getattr(replica, "_decode_servers", ()))
+    ]
 
 
 def _replicas(trainer: Any) -> list[Any]:

@@ -66,6 +66,13 @@ class TestServers:
         """A replica on several nodes has a server on each; the engine's head is in the first."""
         assert verl_actors._servers(trainer) == ["a", "c"]
 
+    def test_prefill_and_decode_in_different_engines(self) -> None:
+        """Each is recorded: the actor that prefills is the first server, those that decode are all."""
+        disaggregated = replica("prefill", "decode 0", "decode 1")
+        disaggregated._decode_servers = ["decode 0", "decode 1"]
+        trainer = SimpleNamespace(llm_server_manager=manager(disaggregated))
+        assert verl_actors._servers(trainer) == ["prefill", "decode 0", "decode 1"]
+
 
 class TestHandles:
     def test_a_manager_of_the_jobs_own(self) -> None:

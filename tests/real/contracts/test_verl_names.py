@@ -60,6 +60,8 @@ class TestNames:
             ("checkpoint_engine/base", "CheckpointEngineManager", {"replicas"}),
             ("experimental/agent_loop/agent_loop", "AgentLoopManager", {"agent_loop_workers"}),
             ("workers/rollout/replica", "RolloutReplica", {"servers"}),
+            ("workers/rollout/vllm_rollout/vllm_pd_replica", "vLLMPDReplica", {"servers", "_decode_servers"}),
+            ("workers/rollout/sglang_rollout/sglang_pd_replica", "SGLangPDReplica", {"servers", "_decode_servers"}),
             ("workers/rollout/vllm_rollout/vllm_async_server", "vLLMHttpServer", {"engine"}),
             ("workers/rollout/sglang_rollout/async_sglang_server", "SGLangHttpServer", {"tokenizer_manager"}),
         ],
