@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stepprof.instrument.region import bind, counter, mark, region
+from stepprof.instrument.requests import mark_request
 from stepprof.instrument.state import State
 from stepprof.instrument.step import current_step, profile_step, state, tick
 from stepprof.version import VERSION
@@ -68,6 +69,7 @@ __all__ = [
     "errors",
     "init",
     "mark",
+    "mark_request",
     "open_run",
     "profile_step",
     "region",

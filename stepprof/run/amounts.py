@@ -7,8 +7,9 @@ the user's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
-__all__ = ["AMOUNTS", "amounts"]
+__all__ = ["AMOUNTS", "amounts", "is_amount"]
 
 AMOUNTS = ("tokens", "samples", "batch_size")
 _LARGEST = 1e18
@@ -22,8 +23,9 @@ def amounts(attributes: object) -> dict[str, float]:
     """
     if not isinstance(attributes, Mapping):
         return {}
-    return {key: float(attributes[key]) for key in AMOUNTS if _is_amount(attributes.get(key))}
+    return {key: float(attributes[key]) for key in AMOUNTS if is_amount(attributes.get(key))}
 
 
-def _is_amount(value: object) -> bool:
+def is_amount(value: object) -> TypeGuard[int | float]:
+    """Return whether an attribute is a number that can count something: finite, and not negative."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST

@@ -306,11 +306,13 @@ def _rollout(rng, number, start, seconds):
         tool = total * (0.05 + rng.random() * 0.3)
         reward = 0.2 + rng.random() * 0.6
         samples.append(
-            s.Sample(f"prompt-{rng.randrange(4096):04d}/{rng.randrange(8)}", start, start + total, {"generate": total - tool - reward, "tool_call": tool, "reward": reward})
+            s.Sample(f"prompt-{rng.randrange(4096):04d}/{rng.randrange(8)}", start, start + total, {"generate": total - tool - reward, "tool_call": tool, "reward": reward}, 1, 900 - 40 * i, 0.2 + 0.03 * i, 0.021)
         )  # fmt: skip
     return s.Rollout(
         f"rollout/{number}", 4120 - 300 * number, seconds, float(peak), sum(b for _, b in curve) / len(curve),
         sum(below) / len(below), start + seconds - tail_from, curve, samples,
+        s.SampleSeconds(256, 0.5 * seconds, 0.45 * seconds, 0.9 * seconds, seconds), s.SampleSeconds(256, 0.3, 0.28, 0.9, 1.4),
+        s.SampleSeconds(250, 0.021, 0.02, 0.024, 0.041),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ TESTED_THROUGH = {
     "backends/memory/test_backend.py": "config/options/memory",
     "backends/nsys/test_reports.py": "backends/nsys/open_files config/options/nsys",
     "backends/torch/test_backend.py": "backends/other_npu_profiler backends/process_slot backends/torch/export config/options/torch",
+    "truth/test_requests.py": "analysis/report/requests",
     "trial/test_demo.py": "cli/commands/demo cli/commands/show cli/common cli/demo_launcher cli/engine_table cli/make_outputs cli/memory_tables cli/window_table",
     "cli/commands/test_merge.py": "cli/merge_options",
     "cli/commands/test_report.py": "cli/trace_options",

@@ -24,6 +24,7 @@ from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_s
 from stepprof.analysis.report.process_groups import configured_groups, groups_of
 from stepprof.analysis.report.region_lookup import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
+from stepprof.analysis.report.requests import requests_of
 from stepprof.analysis.report.rollout import Batches, Samples, collect_samples
 from stepprof.analysis.report.schedulers import batches_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
@@ -348,6 +349,7 @@ def _samples(source: Source, chosen: Chosen) -> Samples | None:
         name=slices.name[which],
         start=slices.start[which],
         duration=slices.duration[which],
+        requests=requests_of(source, chosen, longest),
     )
 
 

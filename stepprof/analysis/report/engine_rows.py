@@ -53,12 +53,24 @@ def stage_rows(engines: Sequence[EngineWork]) -> Rows:
 
 
 def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
-    """Return the headings and a row for the bound samples of each process."""
-    headers = ["", "samples", "mean", "median", "95th percentile", "longest"]
+    """Return the headings, and the rows for the bound samples of each process: their time, and the times of their
+    requests to the first token and between two tokens.
+    """
+    headers = ["", "time of", "number", "mean", "median", "95th percentile", "longest"]
     rows = [
-        [each.label, number(told.count), *map(seconds, (told.mean, told.median, told.p95, told.longest))]
+        [
+            each.label,
+            what,
+            number(told.count),
+            *map(seconds, (told.mean, told.median, told.p95, told.longest)),
+        ]
         for each in rollouts
-        if (told := each.sample_seconds) is not None
+        for what, told in (
+            ("sample", each.sample_seconds),
+            ("first token", each.first_token),
+            ("per token", each.per_token),
+        )
+        if told is not None
     ]
     return headers, rows
 

@@ -8,15 +8,17 @@ last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.report.distribution import Distribution, distribution_of, packed
 from stepprof.analysis.report.engine_work import StageTotal
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
+from stepprof.analysis.report.requests import Request, RequestTimes, times_of
 from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
 
 __all__ = [
@@ -28,7 +30,6 @@ __all__ = [
     "collect_batches",
     "collect_samples",
     "rollout",
-    "sample_seconds",
     "total_curve",
 ]
 
@@ -94,6 +95,8 @@ class SampleTime(msgspec.Struct, frozen=True):
     start: int
     end: int
     spent: dict[str, int]
+    requests: RequestTimes = RequestTimes()
+    """The times of its requests."""
 
 
 class Samples(msgspec.Struct, frozen=True):
@@ -106,7 +109,16 @@ class Samples(msgspec.Struct, frozen=True):
     value: bytes
     longest: list[SampleTime]
     lengths: bytes = b""
-    """Nanoseconds of each sample, sorted and packed; of more than `MOST_POINTS` samples as many quantiles."""
+    """Nanoseconds of each sample, as in a `Distribution`."""
+    first_tokens: Distribution = Distribution()
+    """Nanoseconds from each request to its first token."""
+    per_token: Distribution = Distribution()
+    """Nanoseconds between two tokens of each request."""
+
+    @property
+    def times(self) -> Distribution:
+        """The durations of the samples."""
+        return Distribution(self.count, self.lengths)
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -146,6 +158,7 @@ def collect_samples(
     name: npt.NDArray[np.int32],
     start: Times,
     duration: Times,
+    requests: Mapping[int, Sequence[Request]] | None = None,
 ) -> Samples:
     """Return the samples of one source from the slices on their tracks. There must be at least one.
 
@@ -156,7 +169,9 @@ def collect_samples(
         name: of each slice, into `names`.
         start: of each slice, nanoseconds.
         duration: of each slice.
+        requests: of each sample, by its place in `samples`; None: nothing is known of them.
     """
+    requests = requests or {}
     end = start + duration
     order = nesting_order(sample, start, end)
     own = self_times(sample, start, duration)
@@ -167,39 +182,25 @@ def collect_samples(
     for at in np.argsort(first - last, kind="stable")[:MOST_SAMPLES].tolist():
         mine = order[bounds[at] : bounds[at + 1]]
         spent: dict[str, int] = {}
-        for which, nanoseconds in zip(name[mine].tolist(), own[mine].tolist(), strict=True):
-            spent[names[which]] = spent.get(names[which], 0) + nanoseconds
-        longest.append(SampleTime(samples[sample[mine[0]]], int(first[at]), int(last[at]), spent))
+        for called, nanoseconds in zip(name[mine].tolist(), own[mine].tolist(), strict=True):
+            spent[names[called]] = spent.get(names[called], 0) + nanoseconds
+        which = int(sample[mine[0]])
+        longest.append(
+            SampleTime(
+                samples[which], int(first[at]), int(last[at]), spent, times_of(requests.get(which, ()))
+            )
+        )
     curve = _in_flight(first, last).reduced(MOST_POINTS)
-    lengths = np.sort(last - first)
-    if len(lengths) > MOST_POINTS:
-        lengths = lengths[np.linspace(0, len(lengths) - 1, MOST_POINTS).astype(np.int64)]
+    made = [each for at in np.unique(sample).tolist() for each in requests.get(at, ())]
     return Samples(
         len(first),
         curve.time.astype("<i8").tobytes(),
         curve.value.tobytes(),
         longest,
-        lengths.astype("<i8").tobytes(),
+        packed(last - first),
+        distribution_of([each.first_token for each in made]),
+        distribution_of([each.per_token for each in made]),
     )
-
-
-def sample_seconds(parts: Sequence[Samples]) -> SampleSeconds | None:
-    """Return the distribution of the durations of samples of several sources; None: not known."""
-    lengths = [np.frombuffer(part.lengths, "<i8") for part in parts]
-    if not parts or not all(map(len, lengths)):
-        return None
-    weights = np.concatenate(
-        [np.full(len(each), part.count / len(each)) for part, each in zip(parts, lengths, strict=True)]
-    )
-    every = np.concatenate(lengths)
-    order = np.argsort(every, kind="stable")
-    below, every = np.cumsum(weights[order]), every[order] / 1e9
-
-    def at(part: float) -> float:
-        return float(every[min(int(np.searchsorted(below, part * below[-1])), len(every) - 1)])
-
-    mean = float((every * weights[order]).sum() / below[-1])
-    return SampleSeconds(sum(part.count for part in parts), mean, at(0.5), at(0.95), float(every[-1]))
 
 
 def _in_flight(first: Times, last: Times) -> Curve:
@@ -231,6 +232,8 @@ def rollout(
     peak: float | None = None,
     samples: Sequence[SampleTime] = (),
     times: SampleSeconds | None = None,
+    first_token: SampleSeconds | None = None,
+    per_token: SampleSeconds | None = None,
     whole: bool = True,
 ) -> Rollout | None:
     """Return the figures of the curve of a generation phase; None if it has no length.
@@ -243,6 +246,8 @@ def rollout(
         peak: the largest batch, if the steps of the curve are means.
         samples: the longest ones.
         times: the durations of all of them.
+        first_token: the times of their requests to the first token.
+        per_token: the times of their requests between two tokens.
         whole: whether the curve covers all of the phase.
     """
     lengths = curve.lengths
@@ -269,14 +274,21 @@ def rollout(
         curve=points,
         samples=[_sample(sample, origin_ns) for sample in samples],
         sample_seconds=times,
+        first_token=first_token,
+        per_token=per_token,
         whole=whole,
     )
 
 
 def _sample(sample: SampleTime, origin_ns: int) -> Sample:
+    requests = sample.requests
     return Sample(
         sample.sample,
         (sample.start - origin_ns) / 1e9,
         (sample.end - origin_ns) / 1e9,
         {name: nanoseconds / 1e9 for name, nanoseconds in sample.spent.items()},
+        requests.count,
+        requests.generated,
+        None if requests.first_token is None else requests.first_token / 1e9,
+        None if requests.per_token is None else requests.per_token / 1e9,
     )

@@ -300,13 +300,21 @@ class Sample(msgspec.Struct, frozen=True):
     """The end of its last one."""
     seconds: dict[str, float]
     """Its time in each region."""
+    requests: int = 0
+    """Its requests whose times are recorded (`stepprof.mark_request`)."""
+    generated_tokens: int | None = None
+    """The tokens that these generated; None: not stated for each of them."""
+    first_token: float | None = None
+    """Mean seconds from one of these requests to its first token; None: not stated."""
+    per_token: float | None = None
+    """Mean seconds between two tokens of these requests; None: not stated."""
 
 
 class SampleSeconds(msgspec.Struct, frozen=True):
-    """The durations of all bound samples, each from its first region to its last."""
+    """How some seconds are distributed over bound samples, or over their requests."""
 
     count: int
-    """The number of samples."""
+    """The number of samples, or of requests that state it."""
     mean: float
     """Their mean."""
     median: float
@@ -339,7 +347,11 @@ class Rollout(msgspec.Struct, frozen=True):
     samples: list[Sample] = []
     """The longest samples, longest first."""
     sample_seconds: SampleSeconds | None = None
-    """The durations of all bound samples; None for an engine."""
+    """The durations of all bound samples, each from its first region to its last; None for an engine."""
+    first_token: SampleSeconds | None = None
+    """Seconds from each request of the bound samples to its first token, as the engines stated them; None: not recorded."""
+    per_token: SampleSeconds | None = None
+    """Mean seconds between two tokens of each such request; None: not recorded."""
     whole: bool = True
     """Whether the capture covers all of the phase. False: it was capped, or is incomplete."""
 

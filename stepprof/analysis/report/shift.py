@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.digest import Digest, MemoryPeak, Window
-from stepprof.analysis.report.rollout import Batches, Samples, SampleTime
+from stepprof.analysis.report.rollout import Batches, Samples
 from stepprof.analysis.timeline.model import Alignment
 
 __all__ = ["moved"]
@@ -49,9 +49,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
         batches = replace(batches, surplus=packed(batches.surplus))
     samples = curve(digest.samples)
     if samples is not None:
-        longest = [
-            SampleTime(each.sample, at(each.start), at(each.end), each.spent) for each in samples.longest
-        ]
+        longest = [replace(each, start=at(each.start), end=at(each.end)) for each in samples.longest]
         samples = replace(samples, longest=longest)
     return replace(
         digest,

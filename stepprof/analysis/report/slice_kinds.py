@@ -6,7 +6,7 @@ which there are few, and applies that to the slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -134,13 +134,18 @@ class Chosen:
         name), otherwise that of the source.
         """
         args = self._source.slices.args
-        default = self._source.origin.role
-        if args is None or self._source.origin.kind != "spans":
-            return [default] * len(which)
-        stated = [_role(args[at]) for at in self.windows.tolist()]
-        roles = stated if which is self.windows else [_role(args[at]) for at in which.tolist()]
-        known = set(stated)
-        return [role if not known or role in known else default for role in roles]
+        if args is None:
+            return [self._source.origin.role] * len(which)
+        return self.roles_by_args([args[at] for at in which.tolist()])
+
+    def roles_by_args(self, args: Sequence[Args]) -> list[str | None]:
+        """Return the roles of slices or marks with these args, as `roles` does."""
+        source = self._source
+        default = source.origin.role
+        if source.origin.kind != "spans":
+            return [default] * len(args)
+        known = set(self.window_roles(self.windows))
+        return [role if not known or role in known else default for role in map(_role, args)]
 
 
 def _table(tests: Tests, words: Iterable[str]) -> Bits:

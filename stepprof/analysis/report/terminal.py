@@ -88,7 +88,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.rollout:
         _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     samples = sample_rows(report.rollout[:MOST_PROCESSES])
-    _section(console, "time of bound samples", engines_table(*samples, room))
+    _section(console, "bound samples and their requests", engines_table(*samples, room))
     engines = report.engines[:MOST_PROCESSES]
     _section(
         console, "what engines generated, by their own statistics", engines_table(*token_rows(engines), room)

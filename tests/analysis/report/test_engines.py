@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from digested import MS, T0, engine, engine_entry, manifest
 
@@ -11,7 +10,6 @@ from stepprof.analysis.report.digest import digest
 from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.engine_statistics import statistics_of
 from stepprof.analysis.report.engine_work import STAGES, stage_totals
-from stepprof.analysis.report.rollout import Samples, sample_seconds
 from stepprof.analysis.report.schedulers import batches_of
 from stepprof.analysis.report.schema import Rollout, SampleSeconds
 
@@ -203,23 +201,10 @@ class TestRows:
 
 
 class TestSamples:
-    def test_of_one_and_of_several_sources(self):
-        """As many as count, also where only quantiles of them travel."""
-        one = Samples(4, b"", b"", [], np.array([1, 2, 3, 10], "<i8").tobytes())
-        many = Samples(400, b"", b"", [], np.array([5_000_000_000], "<i8").tobytes())
-        told = sample_seconds([one])
-        assert (told.count, told.mean, told.median, told.p95, told.longest) == (4, 4e-9, 2e-9, 10e-9, 10e-9)
-        assert sample_seconds([one, many]).median == 5.0
-        assert sample_seconds([one, many]).count == 404
-
-    def test_older_digests_do_not_state_it(self):
-        assert sample_seconds([Samples(4, b"", b"", [])]) is None
-        assert sample_seconds([]) is None
-
     def test_a_row(self):
-        row = Rollout(
-            "samples of rank 0", 0, 1.0, 1, 1, 0, 0, [], sample_seconds=SampleSeconds(1200, 1, 2, 3, 4)
-        )
+        times, first = SampleSeconds(1200, 1, 2, 3, 4), SampleSeconds(9, 1, 1, 1, 1)
+        row = Rollout("samples of rank 0", 0, 1.0, 1, 1, 0, 0, [], sample_seconds=times, first_token=first)
         assert sample_rows([row])[1] == [
-            ["samples of rank 0", "1,200", "1.00 s", "2.00 s", "3.00 s", "4.00 s"]
+            ["samples of rank 0", "sample", "1,200", "1.00 s", "2.00 s", "3.00 s", "4.00 s"],
+            ["samples of rank 0", "first token", "9", *["1.00 s"] * 4],
         ]

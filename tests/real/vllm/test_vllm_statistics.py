@@ -49,6 +49,27 @@ async def returned(engine: Any, name: str, tokens: int) -> tuple[int, int]:
     return len(last.prompt_token_ids), len(last.outputs[0].token_ids)
 
 
+async def marked(engine: Any, name: str, tokens: int) -> tuple[int, float, float]:
+    """Generate for a bound sample, and mark its request; return its tokens, and the times that vLLM returns of it."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+    last = None
+    with stepprof.bind(sample=name), stepprof.region("generate"):
+        async for output in engine.generate("abc", asked, name):
+            last = output
+            stepprof.mark_request(output)  # of all but the last it marks nothing
+    assert last is not None
+    times = last.metrics
+    return times.num_generation_tokens, times.first_token_latency, times.last_token_ts - times.first_token_ts
+
+
+async def all_marked(engine: Any, lengths: dict[str, int]) -> dict[str, tuple[int, float, float]]:
+    """Do it for several samples at once."""
+    each = await asyncio.gather(*(marked(engine, name, tokens) for name, tokens in lengths.items()))
+    return dict(zip(lengths, each, strict=True))
+
+
 async def all_of(engine: Any, name: str, lengths: list[int]) -> tuple[int, int]:
     """Return the sums over several prompts at once."""
     each = await asyncio.gather(
@@ -63,6 +84,45 @@ def preemptions(engine: Any) -> int:
 
     (metric,) = [each for each in get_metrics_snapshot() if each.name == "vllm:num_preemptions"]
     return int(metric.value)
+
+
+def observed(name: str) -> tuple[int, float]:
+    """Return how often vLLM has observed a time, and the sum of it."""
+    from vllm.v1.metrics.reader import get_metrics_snapshot
+
+    (metric,) = [each for each in get_metrics_snapshot() if each.name == name]
+    return metric.count, metric.sum
+
+
+def test_times_of_bound_samples_are_the_engines_own(
+    cramped: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten samples, of which two wait: the report has the times of each, and their means are those of vLLM's histograms."""
+    names = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
+    begin(tmp_path, rollout=EVERYTHING)
+    stepprof.attach(cramped.engine, role="rollout")
+    lengths = {f"s{number}": tokens for number, tokens in enumerate((1, 2, 5, 9, 20, 30, 5, 5, 40, 3))}
+    before = [observed(name) for name in names]
+    with stepprof.profile_step(2, role="rollout"):
+        truth = cramped.run(all_marked(cramped.engine, lengths))
+    after = [observed(name) for name in names]
+    stepprof.shutdown()
+    report = reported(tmp_path / "run", capsys)
+    (row,) = [row for row in report["rollout"] if row["samples"]]
+    for spread, (count, seconds), (counted, total), left_out in zip(
+        (row["first_token"], row["per_token"]), before, after, (0, 1), strict=True
+    ):
+        # vLLM counts a request of one token with 0 s between two
+        assert spread["count"] == counted - count - left_out == 10 - left_out
+        assert spread["mean"] * spread["count"] == pytest.approx(total - seconds, abs=1e-6)
+    (work,) = report["engines"]
+    assert row["first_token"]["mean"] == pytest.approx(work["first_token"], abs=1e-6)
+    assert {sample["sample"]: sample["generated_tokens"] for sample in row["samples"]} == lengths
+    for sample in row["samples"]:
+        tokens, first, decode = truth[sample["sample"]]
+        assert sample["first_token"] == pytest.approx(first, abs=1e-6)
+        per_token = None if tokens == 1 else pytest.approx(decode / (tokens - 1), abs=1e-6)
+        assert sample["per_token"] == per_token
 
 
 def test_tokens_and_preemptions_are_the_engines_own(

@@ -115,7 +115,10 @@ function sampleBars(samples) {
           svg("text", { x: x(sample.end) + 7, y: y + 13 }, seconds(sample.end - sample.start)));
         return hover(row, () => [sample.sample, [
           ...Object.entries(sample.seconds).map(([kind, took]) => [kind, seconds(took), `var(${colours.get(kind)})`]),
-          ["from start to end", seconds(sample.end - sample.start)]]]);
+          ["from start to end", seconds(sample.end - sample.start)],
+          ...(sample.first_token === null ? [] : [["to the first token", seconds(sample.first_token)]]),
+          ...(sample.per_token === null ? [] : [["per token", seconds(sample.per_token)]]),
+          ...(sample.generated_tokens === null ? [] : [["generated tokens", count(sample.generated_tokens)]])]]);
       }),
       marks.map(at => svg("text", { x: x(at), y: height - 4, "text-anchor": "middle" }, moment(at, marks.step)))));
   });

@@ -1,0 +1,42 @@
+"""Durations of many things, of one source and of several."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepprof.analysis.report.distribution import (
+    MOST_VALUES,
+    Distribution,
+    distribution_of,
+    packed,
+    seconds_of,
+)
+
+
+class TestSecondsOf:
+    def test_of_one_and_of_several_sources(self):
+        """As many as count, also where only quantiles of them travel."""
+        one = distribution_of([3, 10, 1, 2, None])
+        many = Distribution(400, packed(np.array([5_000_000_000])))
+        told = seconds_of([one])
+        assert (told.count, told.mean, told.median, told.p95, told.longest) == (4, 4e-9, 2e-9, 10e-9, 10e-9)
+        assert seconds_of([one, many]).median == 5.0
+        assert seconds_of([one, many]).count == 404
+
+    def test_a_part_without_things_changes_nothing(self):
+        one = distribution_of([7])
+        assert seconds_of([one, Distribution()]) == seconds_of([one])
+
+    def test_nothing_is_known(self):
+        """Things without durations are of older digests."""
+        assert seconds_of([Distribution(4), distribution_of([7])]) is None
+        assert seconds_of([Distribution()]) is None
+        assert seconds_of([]) is None
+
+
+class TestPacked:
+    def test_more_values_are_as_many_quantiles(self):
+        many = np.arange(10 * MOST_VALUES)[::-1]
+        told = seconds_of([Distribution(len(many), packed(many))])
+        assert len(packed(many)) == 8 * MOST_VALUES
+        assert abs(told.median * 1e9 - len(many) / 2) <= 10
