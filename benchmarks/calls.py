@@ -142,12 +142,19 @@ def _windows() -> list[Subject]:
     ]
 
 
+ANSWER = {"meta_info": {"first_token_latency": 0.1, "e2e_latency": 0.9, "completion_tokens": 9}}
+"""What SGLang answers, without the tokens."""
+
+
 def _points() -> list[Subject]:
     names = {"stepprof": stepprof}
     return [
         Subject("state()", "stepprof.state()", names, ours=True),
         Subject("str(state())", "str(stepprof.state())", names, ours=True),
         Subject("mark(name)", 'stepprof.mark("bench")', names, ours=True),
+        Subject(
+            "mark_request(answer)", "stepprof.mark_request(answer)", {**names, "answer": ANSWER}, ours=True
+        ),
         Subject("counter(name, value)", 'stepprof.counter("bench", 17)', names, ours=True),
         Subject("tick()", "stepprof.tick()", names, ours=True),
     ]

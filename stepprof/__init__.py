@@ -18,7 +18,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stepprof.instrument.region import bind, counter, mark, region
-from stepprof.instrument.requests import mark_request
 from stepprof.instrument.state import State
 from stepprof.instrument.step import current_step, profile_step, state, tick
 from stepprof.version import VERSION
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         TorchOptions,
         WatchOptions,
     )
+    from stepprof.instrument.requests import mark_request
     from stepprof.recording.lifecycle import init, shutdown
     from stepprof.recording.session import Session
     from stepprof.remote.attach import Engine, attach, detach
@@ -81,6 +81,7 @@ __all__ = [
 
 _LAZY = {
     **dict.fromkeys(("init", "shutdown"), "stepprof.recording.lifecycle"),
+    "mark_request": "stepprof.instrument.requests",
     "Session": "stepprof.recording.session",
     "trigger": "stepprof.run.trigger",
     **dict.fromkeys(("Engine", "attach", "detach"), "stepprof.remote.attach"),

@@ -37,7 +37,12 @@ def _of_vllm(answer: Any) -> dict[str, object]:
     times = getattr(answer, "metrics", None)
     tokens = getattr(times, "num_generation_tokens", 0)
     outputs = getattr(answer, "outputs", None)
-    if not tokens or not isinstance(outputs, list) or len(outputs) != 1 or answer.finished is not True:
+    if (
+        not tokens
+        or not isinstance(outputs, list)
+        or len(outputs) != 1
+        or getattr(answer, "finished", False) is not True
+    ):
         return {}
     first, last = getattr(times, "first_token_ts", None), getattr(times, "last_token_ts", None)
     return _known(tokens, getattr(times, "first_token_latency", None), _between(first, last))

@@ -116,6 +116,9 @@ async def async_block() -> int:
         return 1
 
 
+stepprof.mark_request({"meta_info": {}})
+stepprof.mark_request()  # type: ignore[call-arg]
+
 # -- profile_step
 
 
