@@ -110,9 +110,9 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Read 22,500 damaged runs, attach as many hostile servers, and join and upload 2,500 damaged runs each, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
+    """Read 20,000 damaged runs, attach as many hostile servers, bring 5,000 hostile traces, and join and upload 2,500 damaged runs each, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
     cases, seed = count_and_seed(session, "50000")
-    shares = {"FUZZ_CASES": 45, "FUZZ_SERVERS": 45, "FUZZ_CLAIMS": 5, "FUZZ_UPLOADS": 5}
+    shares = {"FUZZ_CASES": 40, "FUZZ_SERVERS": 40, "FUZZ_TRACES": 10, "FUZZ_CLAIMS": 5, "FUZZ_UPLOADS": 5}
     session.env.update({name: str(int(cases) * share // 100) for name, share in shares.items()})
     session.env["FUZZ_SEED"] = seed
     python(session, "pytest", "-n", "2", "--dist", "worksteal", "tests/fuzz")
@@ -124,6 +124,7 @@ CAMPAIGNS = {
     "FAULTS_RUNS": "600",
     "FUZZ_CASES": "1000",
     "FUZZ_SERVERS": "1000",
+    "FUZZ_TRACES": "400",
     "FUZZ_CLAIMS": "200",
     "FUZZ_UPLOADS": "200",
     "STATES_SEQUENCES": "80",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from stepprof.formats.chrome_events import encoded
@@ -30,9 +30,8 @@ EVENT = b'"ph":'
 """Each event has this once; inside a string its quotation marks would be escaped."""
 _METADATA = re.compile(rb'\s*"[^"\n]+": .+,\r?\n')
 # a name that ends before its line does, or holds a backslash; nothing is changed if other keys follow on the line, as in older Kinetos
-_BROKEN_NAME = re.compile(
-    rb'(?P<key>"name": )"(?=[^"\\\n]*(?:\\|"(?!,?\r?\n|, "\w+": |\s+\})))(?P<name>[^\n]*)"(?P<comma>,?)(?=\r?\n)'
-)
+_BROKEN_NAME = re.compile(rb'"name": "(?=[^"\\\n]*(?:\\|"(?!,?\r?\n|, "\w+": |\s+\})))')
+_LINE_END = re.compile(rb'",?\r?\Z')
 
 
 def blocks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
@@ -55,7 +54,7 @@ def whole_lines(source: Iterable[bytes]) -> Iterator[bytes]:
     for block in source:
         cut = (block.rfind(b"\n  {\n") if b"\n  {\n" in block else block.rfind(b"\n")) + 1
         if cut == 0 and len(rest) + len(block) > _LONGEST_LINE:  # all on one line: no Kineto wrote this
-            cut = block.rfind(b"}") + 1
+            cut = block.rfind(b"}") + 1 or len(block)
         if cut == 0:
             rest += block
             continue
@@ -79,36 +78,41 @@ def sound_head(head: bytes) -> bytes:
 
 def with_sound_names(block: bytes) -> bytes:
     """Return whole lines of events; names that Kineto wrote unescaped are escaped."""
-    return _BROKEN_NAME.sub(_escape_name, block)
+    return _escaped(block, lambda name: True)[0]
 
 
 def repaired_names(block: bytes) -> tuple[bytes, int]:
     """Return whole lines of events in which invalid names are escaped, and the number of these
     names.
     """
-    count = 0
+    return _escaped(block, lambda name: not _is_json(b'"%b"' % name))
 
-    def repair(match: re.Match[bytes]) -> bytes:
-        nonlocal count
-        if _is_json(b'"%b"' % match["name"]):
-            return match[0]
-        count += 1
-        return _escape_name(match)
 
-    return _BROKEN_NAME.sub(repair, block), count
+def _escaped(block: bytes, is_chosen: Callable[[bytes], bool]) -> tuple[bytes, int]:
+    parts, count, at = [], 0, 0
+    for begin, end in _broken_names(block):
+        name = block[begin:end]
+        if is_chosen(name):
+            parts += [block[at : begin - 1], encoded(name.decode("utf-8", "replace"))]
+            count, at = count + 1, end + 1
+    return b"".join([*parts, block[at:]]), count
+
+
+def _broken_names(block: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each broken name. It ends with its line, so each line is read once."""
+    at = 0
+    while (found := _BROKEN_NAME.search(block, at)) and (at := block.find(b"\n", found.end())) >= 0:
+        ending = _LINE_END.search(block, max(found.end(), at - 3), at)
+        if ending:
+            yield found.end(), ending.start()
 
 
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
-
-
-def _escape_name(match: re.Match[bytes]) -> bytes:
-    name = match["name"].decode("utf-8", "replace")
-    return match["key"] + encoded(name) + match["comma"]
 
 
 def new_compressor() -> Any:

@@ -38,9 +38,11 @@ MOST_BYTES = 64 << 30
 """Uncompressed bytes of one trace: a compressed file of some megabytes can hold any number."""
 
 _BLOCK = 1 << 22
-_HEAD_LIMIT = 1 << 26
+_HEAD_LIMIT = 1 << 24
 _TAIL = 1 << 16
 _LINE = 1 << 8
+_LISTS = 32
+"""So many lists may come behind the events."""
 _PARSED = 1 << 20  # json.loads lets no other thread run: a file that may hold training up is not parsed
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 # behind the events nothing but plain values and flat tables
@@ -48,11 +50,15 @@ _ENDING = re.compile(
     rb'\]\s*(?:,\s*"\w+"\s*:\s*(?:"(?:[^"\\\n]|\\.)*"|-?[\d.]+|\[[^\[\]]*\]|\{[^{}]*\}|true|false|null)\s*)*\}\s*\Z'
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
-_RECORD_END = re.compile(rb'"Record Window End"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
-_WHOLE = re.compile(rb'"cat"\s*:\s*"Trace"[^{}]*?"ts"\s*:\s*"?(\d+)(?:\.(\d+))?')
+# here and below no part without a limit: an engine that means harm would have this process search for hours, while training waits
+_TS = rb'[^{}]{0,1000}?"ts"\s{0,9}:\s{0,9}"?(\d{1,16})(?:\.(\d+)|(?!\d))'
+_RECORD_END = re.compile(rb'"Record Window End"' + _TS)
+_WHOLE = re.compile(rb'"cat"\s{0,9}:\s{0,9}"Trace"' + _TS)
 _FORWARD_STEP = re.compile(rb'"user_annotation",\s*"name"\s*:\s*"(?:step\[|execute_)')
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
-_TRACE_NAME = re.compile(rb'"traceName"\s*:\s*"[^\n]*?"(?=\s*(?:\}|,\s*"\w+"\s*:|\Z))')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?!\d)')
+_TRACE_NAME = re.compile(
+    rb'"traceName"\s{0,9}:\s{0,9}"[^\n]{0,4096}?"(?=\s{0,99}(?:\}|,\s{0,99}"\w{1,99}"\s{0,9}:|\Z))'
+)
 
 
 class _DamagedError(Exception):
@@ -114,8 +120,7 @@ class _Rewriting:
         tail = _TRACE_NAME.sub(lambda _: name, held[cut:])
         self._find_base(tail)
         self._find_ends(tail)
-        ending = (_LIST_ENDING if is_list else _ENDING).search(tail)
-        if ending is None and self.total + len(held) > _PARSED:
+        if self.total + len(held) > _PARSED and not _is_whole(tail, _LIST_ENDING if is_list else _ENDING):
             raise _DamagedError(f"breaks off after {self.total + len(held)} bytes")
         yield held[:cut] + tail + (b"}" if is_list else b"")
 
@@ -165,6 +170,18 @@ class _Rewriting:
             raise _DamagedError(f"is no whole JSON: {error}") from error
         events = content.get("traceEvents")
         self.events = len(events) if isinstance(events, list) else 0
+
+
+def _is_whole(tail: bytes, ending: re.Pattern[bytes]) -> bool:
+    """Return whether one of the last lists in a text is followed by the end of a trace."""
+    at = len(tail)
+    for _ in range(_LISTS):
+        at = tail.rfind(b"]", 0, at)
+        if at < 0:
+            return False
+        if ending.match(tail, at):
+            return True
+    return False
 
 
 def adopt(

@@ -167,3 +167,19 @@ def test_half_of_a_surrogate_pair_in_a_trace(run, reader):
     assert drawn.count("step\ufffdx bs=4".encode()) == 8
     told = "half of a surrogate pair: replaced by U+FFFD"
     assert all(told in " ".join(out.split()) for out in (merged, report, check))
+
+
+SEARCHED = b'"name": "a"b ' * 300_000 + b"x\n"
+GROUPS = b",\n".join(
+    b'{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 20, "ts": %d, "dur": 9, "args": {'
+    b'"Collective name": "allreduce", "Process Group Name": "%d", "Group size": 1000, "Seq": 1}}' % (n, n)
+    for n in range(50_000)
+)
+
+
+@pytest.mark.parametrize("events", [SEARCHED, GROUPS], ids=["names", "groups"])
+def test_a_trace_of_which_each_part_could_be_compared_with_each(run, reader, events):
+    """Every command ends within seconds, whatever a trace of some megabytes says."""
+    trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
+    trace.write_bytes(b'{"baseTimeNanoseconds": 1700000000000000000, "traceEvents": [\n' + events + b"\n]}")
+    carried_out(reader, run, "check", "report", "merge", "show")

@@ -43,10 +43,17 @@ _PROFILE = [
 ]
 
 Content = Any
+"""What is written as JSON; a text stands for itself."""
+_METRICS = """vllm:generation_tokens_total{engine="0"} 1.0
+vllm:num_requests_running{engine="0"} 0.0
+sglang:generation_tokens_total{tp_rank="0"} 1.0
+sglang:prompt_tokens_total{tp_rank="1"} 2.0
+"""
 KINDS: Mapping[str, Callable[[str], dict[str, tuple[int, Content]]]] = {
     "vllm": lambda _: {
         "GET /version": (200, {"version": "0.32.0"}),
         "GET /start_profile": (405, {}),
+        "GET /metrics": (200, _METRICS),
         "GET /health": (200, {}),
         "GET /server_info?config_format=json": (
             200,
@@ -63,6 +70,7 @@ KINDS: Mapping[str, Callable[[str], dict[str, tuple[int, Content]]]] = {
             {"tp_size": 1, "pp_size": 1, "dp_size": 1, "version": "0.5.23", "internal_states": [{}], "device": "cpu", "sleep_on_idle": True, "model_path": "m", "enable_dp_attention": False},
         ),
         "GET /openapi.json": (200, {"components": {"schemas": {"ProfileReq": {"properties": {key: {} for key in _PROFILE}}}}}),
+        "GET /metrics": (200, _METRICS),
         "GET /health": (200, {}),
         "GET /v1/models": (200, {"data": [{"id": "m", "created": int(time.time())}]}),
         "POST /start_profile": (200, {}),
@@ -178,6 +186,17 @@ def _said(draw: st.DrawFn, content: Content) -> bytes:
 
 
 @st.composite
+def _counted(draw: st.DrawFn, content: str) -> bytes:
+    """Metrics with some of their numbers swapped."""
+    parts = re.split(r"([\d.]+)", content)
+    for at in draw(st.sets(st.sampled_from(range(1, len(parts), 2)), max_size=3)):
+        parts[at] = draw(
+            st.sampled_from(["1e999", "-1e999", "1e308", "nan", "-1", "9" * 5000, "+-e", "", CANARY])
+        )
+    return ("".join(parts) * draw(st.sampled_from([1, 1, 2, 1000]))).encode()
+
+
+@st.composite
 def _damaged(draw: st.DrawFn, data: bytes) -> bytes:
     """Bytes that are cut, flipped, repeated, or have others in between."""
     how, where = (
@@ -264,7 +283,7 @@ _ENDLESS = st.sampled_from(
 @st.composite
 def answers(draw: st.DrawFn, status: int, content: Content) -> Answer:
     """An answer in the place of an honest one."""
-    body = draw(_said(content))
+    body = draw(_counted(content) if isinstance(content, str) else _said(content))
     damaged = draw(st.sampled_from([False, False, True]))
     if damaged:
         body = draw(_damaged(body))

@@ -202,4 +202,4 @@ class TestWindows:
         for entry in entries:
             assert entry.health in HEALTHS
             assert entry.status in ("complete", "joined") or entry.error
-        return json.dumps([vars(entry) for entry in entries], default=str)
+        return json.dumps([vars(entry) for entry in entries], default=str, allow_nan=False)

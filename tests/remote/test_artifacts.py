@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import sys
+import time
 import tracemalloc
 
 import pytest
@@ -15,6 +16,7 @@ from stepprof.config.options.engine import EngineOptions
 from stepprof.remote import artifacts
 from stepprof.remote.artifacts import adopt
 from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.sglang.files import is_whole
 from stepprof.run.model import Window
 
 BASE = 1_790_857_026_000_000_000
@@ -227,6 +229,63 @@ class TestDamage:
         assert adopt(written(tmp_path, text, "whole.json"), window, "rank-0").events == 15_000
         with pytest.raises(EngineFailure, match="breaks off after"):
             adopt(written(tmp_path, text[:-200], "cut.json"), window, "rank-1")
+
+
+HEAD = b'{"traceEvents": [\n' + EVENT.encode()
+
+
+class TestHostile:
+    """An engine of another user may write anything: this process lets training run, and nothing but EngineFailure leaves."""
+
+    @pytest.mark.parametrize(
+        ("data", "reason"),
+        [
+            (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "traceEvents": []}', "no whole JSON"),
+            (b'{"baseTimeNanoseconds": ' + b"9" * 5000 + b', "traceEvents": []}', "no whole JSON"),
+            (HEAD + b', {"cat": "Trace", "ts": ' + b"9" * 5000 + b"}]}", "no whole JSON"),
+            (HEAD + b', {"name": "Record Window End", "ts": ' + b"9" * 5000 + b"}]}", "no whole JSON"),
+            (HEAD + b"]" + b',"a":[]' * 9000, "no whole JSON"),
+            (HEAD + b',\n"name": ' + b'"name": "a"b ' * 300_000 + b"x\n", "breaks off"),
+        ],
+        ids=["deep", "base", "begin", "end", "lists", "names"],
+    )
+    def test_what_takes_long_or_cannot_be(self, tmp_path, window, data, reason):
+        """Each byte is looked at a few times, whatever it says."""
+        source = written(tmp_path, data, "a.json.gz")
+        began = time.thread_time()
+        with pytest.raises(EngineFailure, match=reason):
+            adopt(source, window, "rank-0")
+        assert time.thread_time() - began < 4
+
+    def test_times_that_cannot_be(self, tmp_path, window):
+        """Numbers of 400 digits are no times."""
+        many = "9" * 400
+        trace = f'{{"baseTimeNanoseconds": {many}, "traceEvents": [{EVENT}, {{"ph": "X", "cat": "Trace", "ts": {many}}}]}}'
+        artifact = adopt(written(tmp_path, trace, "a.json"), window, "rank-0")
+        assert (artifact.began_ns, artifact.ended_ns) == (None, None)
+
+    def test_a_line_without_an_end(self, tmp_path, window):
+        """Takes some blocks of memory, not its size."""
+        source = tmp_path / "a.json.gz"
+        with gzip.open(source, "wb", compresslevel=1) as file:
+            file.write(b'{"traceEvents": ["')
+            for _ in range(250):
+                file.write(b"x" * (1 << 20))
+        tracemalloc.start()
+        with pytest.raises(EngineFailure, match="breaks off after"):
+            adopt(source, window, "rank-0")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 128 << 20
+
+    @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+    def test_a_hole(self, tmp_path, window, name):
+        """A file of 200 GB that takes no room on its disk is not read."""
+        source = written(tmp_path, kineto(EVENT), name)
+        os.truncate(source, 200 << 30)
+        with pytest.raises(EngineFailure, match="has a hole"):
+            adopt(source, window, "rank-0")
+        assert not is_whole(source)
 
 
 class TestCost:

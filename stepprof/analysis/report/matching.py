@@ -106,6 +106,8 @@ class _Bucket:
     """Calls of one kind that may belong together."""
 
     kind: Kind
+    size: int = 0
+    """How many members the stated group has; 0: not known."""
     entries: dict[int, Rows] = field(default_factory=dict)
 
 
@@ -120,8 +122,8 @@ def match(peers: Sequence[Peer]) -> Matching:
         found.recorded.append(np.zeros(len(columns.start), np.int64))
         found.members.append(np.zeros(len(columns.start), np.int64))
     stated, others = _buckets(found.columns)
-    for (name, _), bucket in stated.items():
-        _match_stated(name, bucket, peers, found)
+    for bucket in stated.values():
+        _match_stated(bucket, peers, found)
     for bucket in others.values():
         _match_by_time(bucket, peers, found)
     return found
@@ -141,21 +143,27 @@ def _buckets(
             if kind == "point_to_point":
                 continue
             which = np.flatnonzero((each.kind == kind_at) & each.finished)
-            for group in np.unique(each.group[which]).tolist():
-                rows = which[each.group[which] == group]
-                if group >= 0:
-                    name = each.groups[group].name
-                    stated.setdefault((name, kind), _Bucket(kind)).entries[number] = rows
+            for rows in _by_group(each, which):
+                at = int(each.group[rows[0]])
+                if at >= 0:
+                    group = each.groups[at]
+                    bucket = _Bucket(kind, group.size)
+                    stated.setdefault((group.name, kind), bucket).entries[number] = rows
                 else:
                     others.setdefault(kind, _Bucket(kind)).entries[number] = rows
     return stated, others
 
 
-def _match_stated(name: str, bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
+def _by_group(columns: Columns, rows: Rows) -> list[Rows]:
+    """Return the rows of each group, in their order."""
+    ordered = rows[np.argsort(columns.group[rows], kind="stable")]
+    groups = columns.group[ordered]
+    return np.split(ordered, np.flatnonzero(groups[1:] != groups[:-1]) + 1) if len(rows) else []
+
+
+def _match_stated(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
     """Match calls that state their group."""
-    first = next(iter(bucket.entries))
-    group = next(each for each in found.columns[first].groups if each.name == name)
-    size = group.size
+    size = bucket.size
     entries = _distinct(bucket.entries, peers)
     _say(found, bucket.entries, len(entries), size)
     if not size or len(entries) != size:

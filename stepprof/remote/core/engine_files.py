@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from stepprof.host.own_files import own_uid
-from stepprof.host.plain_files import open_plain
+from stepprof.host.plain_files import data_bytes, open_plain
 from stepprof.remote.base import EngineFailure
 
 __all__ = [
@@ -114,13 +114,18 @@ def open_engine_file(path: Path, users: frozenset[int] | None = None) -> IO[byte
         users: who may own it, as `writers` returns them.
 
     Raises:
-        OSError: it cannot be read, is a link or no plain file, or belongs to another user.
+        OSError: it cannot be read, is a link or no plain file, has a hole, or belongs to another user.
     """
     file = open_plain(path)
-    if _is_of(os.fstat(file.fileno()).st_uid, users, path.parent):
+    status = os.fstat(file.fileno())
+    if not _is_of(status.st_uid, users, path.parent):
+        error = OSError(errno.EPERM, "not a file of the engine's user", str(path))
+    elif data_bytes(file) < status.st_size:
+        error = OSError(errno.EINVAL, "has a hole, which no engine writes", str(path))
+    else:
         return file
     file.close()
-    raise OSError(errno.EPERM, "not a file of the engine's user", str(path))
+    raise error
 
 
 def _is_of(owner: int, users: frozenset[int] | None, folder: Path) -> bool:

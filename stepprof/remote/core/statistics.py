@@ -7,6 +7,7 @@ these have answered is left out. A figure that an engine does not count is left 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
@@ -155,14 +156,15 @@ class Reading:
 def between(before: Sample | None, after: Sample | None) -> dict[str, Any] | None:
     """Return what an engine counted between two samples, for the manifest; None: not known.
 
-    A count that has become smaller is left out: the engine was started anew. One that is new had been zero.
+    A count that has become smaller is left out: the engine was started anew. One that is new had been zero. No other
+    number than a finite one is taken: JSON has no other.
     """
     if before is None or after is None:
         return None
     found: dict[str, Any] = {
-        name: round(count - before.counts.get(name, 0.0), 6)
+        name: round(more, 6)
         for name, count in after.counts.items()
-        if count >= before.counts.get(name, 0.0)
+        if 0 <= (more := count - before.counts.get(name, 0.0)) < math.inf
     }
     if before.idle is not None and after.idle is not None:
         found["idle"] = before.idle and after.idle

@@ -253,7 +253,8 @@ def _bring_snapshots(
             continue
         final = window.output / f"rank-{rank}.memory.pickle"
         try:
-            size = path.lstat().st_size
+            with open_engine_file(path, users) as snapshot:
+                size = os.fstat(snapshot.fileno()).st_size
             final.parent.mkdir(parents=True, exist_ok=True)
             hidden = temporary(final)
             shutil.move(path, hidden)  # from another file system, where its folder is shared

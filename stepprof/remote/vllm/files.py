@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Brought", "Workers", "bring"]
 
-_RANK = re.compile(r"rank[-_]?(\d+)\.\d+\.pt\.trace")
+_RANK = re.compile(r"rank[-_]?(\d{1,9})\.\d+\.pt\.trace")
 _WRITTEN = re.compile(r"\.(\d{16,20})\.pt\.trace")
-_GROUP = re.compile(r"(?:^|_)dp(\d+)_")
-_HOST_PID = re.compile(r"^(?:.*_)(\d+)\.\d+\.pt\.trace")
-_PID = re.compile(rb'"pid"\s*:\s*(\d+)')
-_STATED_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
+_GROUP = re.compile(r"(?:^|_)dp(\d{1,9})_")
+_HOST_PID = re.compile(r"^(?:.*_)(\d{1,9})\.\d+\.pt\.trace")
+_PID = re.compile(rb'"pid"\s{0,9}:\s{0,9}(\d{1,9})(?!\d)')
+_STATED_RANK = re.compile(
+    rb'"distributedInfo"\s{0,9}:\s{0,9}\{[^{}\[\]]{0,1000}?"rank"\s{0,9}:\s{0,9}(\d{1,9})(?!\d)'
+)
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
 _TITLE = re.compile(rb"EngineCore_DP(\d+)")
 AGAIN = "another process stopped the engine's profiler while it recorded, and started it again; both traces are kept"

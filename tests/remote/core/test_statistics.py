@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from serving import serving
@@ -87,6 +88,16 @@ class TestBetween:
 
     def test_an_engine_that_was_started_anew_has_none(self):
         assert between(Sample({"requests": 5}), Sample({"requests": 2})) is None
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(0.0, math.inf), (math.inf, math.inf), (0.0, math.nan), (-1e308, 1e308)]
+    )
+    def test_no_finite_number_is_left_out(self, before, after):
+        """`1e999` is a number of Prometheus, and none of JSON, which a manifest is."""
+        more = between(
+            Sample({"requests": before, "preemptions": 1}), Sample({"requests": after, "preemptions": 2})
+        )
+        assert more == {"preemptions": 1}
 
     def test_one_sample_is_not_enough(self):
         assert between(None, Sample({"requests": 2})) is None

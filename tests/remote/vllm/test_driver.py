@@ -126,6 +126,24 @@ class TestNames:
         assert stated["stepprof"] == {"step": 2, "rank": 0}
         assert stated["traceEvents"][0]["pid"] == 11
 
+    def test_numbers_that_cannot_be(self, tmp_path: Path) -> None:
+        """Neither a process nor a rank of 5,000 digits is one."""
+        link = lay_out(tmp_path / "traces")
+        place = TraceFolder(link, "object:1", lambda: True)
+        place.prepare()
+        window = make_window(tmp_path)
+        session = place.begin(window)
+        place.lead(session)
+        many = "9" * 5000
+        for pid, rank in (("7", many), (many, "0")):
+            text = f'{{"distributedInfo": {{"rank": {rank}}}, "traceEvents": [{{"ph": "X", "pid": {pid}}}]}}'
+            (link / f"node_{pid[:3]}.{STAMP}.pt.trace.json").write_text(text)
+        (link / f"rank{many[:200]}.{STAMP}.pt.trace.json").write_text('{"traceEvents": [{"ph": "X"}]}')
+        brought = bring(place, session, window, "stepprof-mine", Workers())
+        assert len(brought.artifacts) == 1
+        assert all("no whole JSON" in problem for problem in brought.problems)
+        assert len(brought.problems) == 2
+
     def test_without_any_rank_the_order_of_the_processes_counts(self, tmp_path: Path) -> None:
         """Workers are started in the order of their ranks."""
         names = {f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid} for pid in (900, 1000)}
