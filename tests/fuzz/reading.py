@@ -32,12 +32,16 @@ COMMANDS = {
     "report": ["report", "RUN", "--step", "2", "--workers", "1", "--json", "report.json", "--html", "report.html"],
     "merge": ["merge", "RUN", "--step", "2", "--workers", "1", "--output", "timeline.pftrace"],
     "merge json": ["merge", "RUN", "--step", "2", "--workers", "1", "--format", "json", "--output", "timeline.json.gz"],
+    "merge archive": ["merge", "RUN", "--step", "2", "--workers", "1", "--format", "archive", "--output", "timeline.zip"],
+    "report --markdown": ["report", "RUN", "--step", "2", "--workers", "1", "--markdown", "report.md"],
+    "export": ["export", "RUN", "--parquet", "tables"],
     "spans": ["spans", "RUN"],
     "spans --step": ["spans", "RUN", "--step", "2", "--json"],
     "status": ["status", "RUN"],
     "compare": ["report", "RUN:2", "RUN:3", "--workers", "1", "--json", "compared.json"],
     "trigger": ["trigger", "RUN", "--step", "9"],
     "analyse": ["analyse", "RUN"],
+    "run": ["run", "--", "mv", "RUN", "runs/new"],  # the last one: what comes after it finds no run
 }  # fmt: skip
 SECONDS = 20
 """A command on a run of some kilobytes takes a tenth of one; a busy machine is slower."""

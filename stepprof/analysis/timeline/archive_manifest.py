@@ -7,16 +7,21 @@ The manifest states how the times of each file become times of one clock
 from __future__ import annotations
 
 import json
-import zipfile
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
+
+from stepprof.host.plain_files import open_plain
 
 __all__ = ["MANIFEST", "PERFETTO", "Entry", "entry", "is_archive", "manifest", "utf8"]
 
 PERFETTO = 58
 """The first version of Perfetto that reads the manifest."""
 MANIFEST = "perfetto_manifest.json"
+_MEMBER = b"PK\x03\x04"
+_CONTENTS_BYTES = 1 << 22
+"""How much of the end of an archive is read: an entry of its table of contents has some hundred bytes."""
 
 
 class Entry(TypedDict):
@@ -65,11 +70,13 @@ def manifest(files: Sequence[Entry], attributes: Mapping[str, object]) -> str:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is an archive with a manifest."""
+    """Return whether a file is an archive with a manifest, by its beginning and its table of contents."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return MANIFEST in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
+        with open_plain(path) as file:
+            begins = file.read(len(_MEMBER)) == _MEMBER
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONTENTS_BYTES))
+            return begins and MANIFEST.encode() in file.read(_CONTENTS_BYTES)
+    except OSError:
         return False
 
 

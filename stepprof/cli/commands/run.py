@@ -23,6 +23,7 @@ from stepprof.cli.output import say
 from stepprof.config.config import load
 from stepprof.errors import ConfigError
 from stepprof.integrations import bootstrap
+from stepprof.redaction import quoted
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
 
@@ -173,7 +174,9 @@ def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterat
         new = sorted(after[run] - before.get(run, set()))
         for name, adapter in sorted(adapters_of(run).items()):
             if adapter.get("status") != "attached":
-                yield f"stepprof: {name} {adapter.get('version', '')}: {adapter.get('status')}: {adapter.get('reason')}"
+                yield quoted(
+                    f"stepprof: {name} {adapter.get('version', '')}: {adapter.get('status')}: {adapter.get('reason')}"
+                )
         if not new:
             yield f"stepprof: no step was recorded in {run}; next: stepprof spans {shlex.quote(str(run))}"
         for step, occurrence in new:
@@ -185,4 +188,5 @@ def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterat
 def adapters_of(run: Path) -> Mapping[str, Mapping[str, str]]:
     """Return what became of the adapters, as the run says; {} if it does not."""
     found = read_run(run).get("adapters")
-    return found if isinstance(found, dict) else {}
+    stated = found.items() if isinstance(found, dict) else ()
+    return {name: adapter for name, adapter in stated if isinstance(adapter, dict)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import struct
 import zipfile
 from dataclasses import replace
 from decimal import Decimal
@@ -209,6 +211,21 @@ def test_nothing_to_write(tmp_path):
     assert (tmp_path / "a.zip").read_text() == "old"
     assert not is_archive(tmp_path / "a.zip")
     assert not is_archive(tmp_path / "none.zip")
+
+
+def test_a_table_of_contents_of_200_gigabytes(tmp_path):
+    """A file that seems to be an archive is not read as a whole, and no pipe is waited for."""
+    path, size = tmp_path / "timeline.pftrace", 200 << 30
+    with path.open("wb") as file:
+        file.write(b"PK\x03\x04")
+        file.truncate(size)
+        file.seek(size)
+        file.write(struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, size - 1024, 0))
+        file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, size, 1))
+        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+    assert not is_archive(path)
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_archive(tmp_path / "pipe")
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -113,3 +114,21 @@ class TestRun:
         done = run(tmp_path, *arguments)
         assert done.returncode == status
         assert message in done.stderr
+
+    def test_a_neighbours_run(self, tmp_path) -> None:
+        """What another user puts into the folder of the runs meanwhile costs the job's exit status nothing, and moves no cursor."""
+        adapters = {"a": 5, "b": {"status": "\x1b[2J", "reason": {"x": "y" * 100_000}}, "c": None}
+        (tmp_path / "evil").mkdir()
+        (tmp_path / "evil" / "run.json").write_text(json.dumps({"run_id": "evil", "adapters": adapters}))
+        ended = run(
+            tmp_path,
+            "--",
+            "sh",
+            "-c",
+            "mkdir runs; mv evil runs; mkfifo runs/evil/spans; exit 7",
+            STEPPROF_OUTPUT_DIR="runs",
+        )
+        assert ended.returncode == 7
+        assert "Traceback" not in ended.stderr
+        assert r"\x1b[2J" in ended.stderr
+        assert len(ended.stderr) < 10_000
