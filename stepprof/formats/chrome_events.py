@@ -1,8 +1,8 @@
 r"""Convert annotations to trace events, in JSON that every viewer reads.
 
 A region that awaits, a window of another step, or an attribute does not fit on a thread's stack of
-slices. They become asynchronous events, instants and counters of the category ``stepprof``. Viewers
-have these limits:
+slices. They become asynchronous events, instants and counters of the category ``stepprof``, or
+``stepprof.attributes`` if the stack has the region itself. Viewers have these limits:
 
 * Slices of one thread that overlap without nesting are dropped. So intervals are pairs of begin and end, each with its own id.
 * A negative ``ts`` is dropped, and absolute microseconds do not fit into a float. So times are relative to the base of the file, with exactly three decimals.
@@ -36,14 +36,23 @@ def events(
         if note.error:
             args["error"] = True
         begin = _time(note.start_unix_ns - base_unix_ns)
-        place = b'"cat":"stepprof","name":%b,"pid":%d,"tid":%d' % (encoded(note.name), pid, note.thread)
+        on_stack = note.kind == "attributes"
+        category = b"stepprof.attributes" if on_stack else b"stepprof"
+        place = b'"cat":"%b","name":%b,"pid":%d,"tid":%d' % (
+            category,
+            encoded(note.name),
+            pid,
+            note.thread,
+        )
         if note.kind == "counter":
             yield b'{"ph":"C",%b,"ts":%b,"args":%b}' % (place, begin, encoded(_series(note.attributes)))
         elif note.kind == "mark":
             yield b'{"ph":"i","s":"t",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))
         else:
             end = _time(max(note.start_unix_ns, note.end_unix_ns) - base_unix_ns)
-            args.setdefault("kind", note.kind)  # an attribute of that name is the user's
+            args.setdefault(
+                "kind", "region" if on_stack else note.kind
+            )  # an attribute of that name is the user's
             # local to the process: Perfetto does not show the intervals of a global id among the process's own tracks
             place = b'%b,"id2":{"local":"0x%x"}' % (place, number)
             yield b'{"ph":"b",%b,"ts":%b,"args":%b}' % (place, begin, encoded(args))

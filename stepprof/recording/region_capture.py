@@ -226,8 +226,10 @@ class RegionHook:
         try:
             capture = self._capturer.capture
             if capture is not None:
-                if lane or span[7]:
+                if lane or (span[7] and marked is None):
                     capture.annotations.append(span)
+                elif span[7]:  # the range is on its thread
+                    capture.annotations.append((span[0], "attributes", *span[2:]))
                 if capture.request is not None:
                     self._capturer.apply_here()
             if entry is not None:

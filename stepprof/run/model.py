@@ -74,7 +74,8 @@ class Annotation:
     """What a backend cannot hold on a thread's stack (coroutines, attributes, windows). The export job
     adds it to the trace.
 
-    ``kind`` is ``region``, ``window``, ``mark`` or ``counter``; times are nanoseconds since the Unix epoch;
+    ``kind`` is ``region``, ``window``, ``mark`` or ``counter``, or ``attributes``: those of a region that is
+    on the stack of its thread. Times are nanoseconds since the Unix epoch;
     ``thread`` is the thread id of the operating system.
     """
 

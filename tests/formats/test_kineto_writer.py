@@ -108,6 +108,13 @@ class TestFinish:
         }
         assert second["args"]["kind"] == "window"
 
+    def test_attributes_of_a_region_on_the_stack_have_their_own_category(self, tmp_path: Path) -> None:
+        """So that they do not count as a second region."""
+        _, written = finished(tmp_path, classic("op"), note(kind="attributes", attributes={"batch": 64}))
+        begin, end = json.loads(written)["traceEvents"][:2]
+        assert begin["cat"] == end["cat"] == "stepprof.attributes"
+        assert begin["args"] == {"step": 2, "role": "actor", "batch": 64, "kind": "region"}
+
     def test_its_own_step_and_role_win(self, tmp_path: Path) -> None:
         """An annotation of a window that joined says its own step and role, not those of the capture."""
         _, written = finished(tmp_path, classic("op"), note(attributes={"step": 3, "role": "critic"}))

@@ -285,7 +285,7 @@ class TestWhatIsInTheCapture:
         assert [name for name, kind, _ in self.annotations() if kind == "region"] == []
 
     def test_coroutines_attributes_and_windows_are_annotated(self, start) -> None:
-        """What cannot be on a stack goes into the artifact with absolute times."""
+        """What cannot be on a stack goes into the artifact with absolute times; of a region that is on one, the attributes."""
         start(steps="2")
 
         @region("generate")
@@ -300,7 +300,7 @@ class TestWhatIsInTheCapture:
         found = self.annotations()
         where = {"step": 2, "role": "rollout"}
         assert ("generate", "region", where) in found
-        assert ("reward", "region", {**where, "sample": "a1", "batch": 64}) in found
+        assert ("reward", "attributes", {**where, "sample": "a1", "batch": 64}) in found
         assert [(name, attributes["role"]) for name, kind, attributes in found if kind == "window"] == [
             ("reward", "reward"),
             ("rollout", "rollout"),
@@ -326,7 +326,7 @@ class TestWhatIsInTheCapture:
         session = start(steps="2", spans=False)
         with profile_step(2), region("forward", n=1):
             pass
-        assert [name for name, kind, _ in self.annotations() if kind == "region"] == ["forward"]
+        assert [name for name, kind, _ in self.annotations() if kind == "attributes"] == ["forward"]
         assert control.marks == ["forward"]
         stepprof.shutdown()
         assert not (session.path / "spans").exists()

@@ -14,7 +14,7 @@ from msgspec import Raw
 from stepprof.analysis.timeline.columns import InstantColumns, Interned, SliceColumns
 from stepprof.analysis.timeline.event import NOTHING, Event
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
-from stepprof.analysis.timeline.tracks import OURS, Rows
+from stepprof.analysis.timeline.tracks import OUR_ATTRIBUTES, OURS, Rows
 
 __all__ = ["PAIRED", "Pairs"]
 
@@ -152,8 +152,9 @@ class Pairs:
         if event.ph == "B":
             yield self._rows.keys["thread", event.pid, event.tid]
             return
-        yield self._rows.keys["async", event.pid, event.cat or "async"]
-        if event.cat == OURS and b'"sample"' in args:
+        ours = event.cat in (OURS, OUR_ATTRIBUTES)
+        yield self._rows.keys["async", event.pid, OURS if ours else event.cat or "async"]
+        if ours and b'"sample"' in args:
             try:
                 sample = _args.decode(args).sample
             except DECODE_ERRORS:

@@ -18,7 +18,7 @@ from stepprof.analysis.timeline.model import Indices, Slices, Times, Track, Trac
 from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "Rows"]
+__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "OUR_ATTRIBUTES", "Rows"]
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of work on a stream of a device."""
@@ -35,6 +35,8 @@ OURS = "stepprof"
 """The category of stepprof's own events in a trace: regions of coroutines, and regions in a trace
 without others.
 """
+OUR_ATTRIBUTES = "stepprof.attributes"
+"""The category of the attributes of a region that the trace also has on its thread."""
 
 Flags = npt.NDArray[np.bool_]
 Place = int | str

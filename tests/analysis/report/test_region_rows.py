@@ -213,3 +213,35 @@ def test_the_averages_of_torch(run_script, tmp_path, monkeypatch):
 def _around(rows, row):
     path = path_text(rows, row).partition(" in ")[2]
     return "" if path in ("step", OUTSIDE) or path.endswith(OUTSIDE) else path
+
+
+WITH_ATTRIBUTES = """
+import asyncio, sys, torch, stepprof
+from stepprof import profile_step, region
+
+x = torch.randn(50, 50)
+
+async def score():
+    with region("score", sample=1):
+        await asyncio.sleep(0)
+        torch.mm(x, x)
+
+stepprof.init({"steps": "1", "backend": "torch", "output_dir": "runs", "spans": sys.argv[1] == "spans"})
+with profile_step(1), region("update", epoch=1):
+    for number in range(3):
+        with region("mini_batch", rows=50):
+            torch.mm(x, x)
+    asyncio.run(score())
+stepprof.shutdown()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("spans", ["spans", "trace alone"])
+def test_regions_with_attributes(run_script, tmp_path, spans):
+    """Their operators are theirs: a trace holds attributes next to the range of the thread. Those of coroutines are not known."""
+    ran = run_script(WITH_ATTRIBUTES, spans)
+    assert ran.returncode == 0, ran.stderr
+    rows = by_path(analyse(find([], output_dir=tmp_path / "runs"), workers=1).tree)
+    assert rows["update/mini_batch"].calls == rows["aten::mm in update/mini_batch"].calls == 3
+    assert rows["aten::mm in region not known"].calls == 1

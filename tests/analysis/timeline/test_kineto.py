@@ -384,12 +384,13 @@ class TestAsync:
         ]
         assert source.findings == []
 
-    def test_samples(self, load):
-        """What is bound to a sample lies on the sample's row as well."""
+    @pytest.mark.parametrize("category", ["stepprof", "stepprof.attributes"])
+    def test_samples(self, load, category):
+        """What is bound to a sample lies on the sample's row as well; attributes are on the row of regions."""
         source = load(
             {
                 "ph": "b",
-                "cat": "stepprof",
+                "cat": category,
                 "name": "generate",
                 "pid": 1,
                 "tid": 1,
@@ -397,10 +398,10 @@ class TestAsync:
                 "ts": 1,
                 "args": {"sample": "s1"},
             },
-            {"ph": "e", "cat": "stepprof", "name": "generate", "pid": 1, "tid": 1, "id": 3, "ts": 4},
+            {"ph": "e", "cat": category, "name": "generate", "pid": 1, "tid": 1, "id": 3, "ts": 4},
             {
                 "ph": "b",
-                "cat": "stepprof",
+                "cat": category,
                 "name": "odd",
                 "pid": 1,
                 "tid": 1,
@@ -408,7 +409,7 @@ class TestAsync:
                 "ts": 1,
                 "args": {"sample": {"no": 1}},
             },
-            {"ph": "e", "cat": "stepprof", "name": "odd", "pid": 1, "tid": 1, "id": 4, "ts": 4},
+            {"ph": "e", "cat": category, "name": "odd", "pid": 1, "tid": 1, "id": 4, "ts": 4},
         )
         assert [
             (source.tracks[track].kind, name)
@@ -418,6 +419,7 @@ class TestAsync:
             ("sample", "generate"),
             ("async", "odd"),
         ]
+        assert source.tracks[source.slices.track[0]].name.endswith("regions")
         assert source.tracks[source.slices.track[1]].key == ("s1",)
 
 
