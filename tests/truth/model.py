@@ -211,6 +211,11 @@ class Process:
         return self.killed is not None and at > self.killed
 
     @property
+    def peak_bytes(self) -> int:
+        """The most that its allocator had given out, at the begin of each of its windows."""
+        return (self.pid % 61 + 4) << 28
+
+    @property
     def has_spans(self) -> bool:
         """Whether its span file is there, as far as its fate goes."""
         return self.fate != "absent"

@@ -439,3 +439,27 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     roles = {window.role for process in told.notes.truth.processes for window in process.windows}
     if "rollout" in roles or int(match["nearest"]) == told.report.step:
         told.wrong(roles)
+
+
+@_reads(r"(?P<who>.+) reached (?P<size>[\d.]+) GiB \((?P<device>GPU 0|CPU), allocated\)")
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    process = told.process(match["who"])
+    if process is None or match["device"] != ("GPU 0" if process.devices else "CPU"):
+        told.wrong(process)
+        return
+    whole = [
+        each
+        for each in told.notes.truth.processes
+        if each.fate == "complete" and bool(each.devices) == bool(process.devices) and each.windows
+    ]
+    size, true = float(match["size"]), process.peak_bytes / 2**30
+    if abs(size - true) > 0.05 + 1e-6 or any(each.peak_bytes > process.peak_bytes for each in whole):
+        told.wrong({each.rank: each.peak_bytes / 2**30 for each in whole})
+
+
+@_reads(
+    rf"the allocator of .+ found no memory .+ since its process began, and freed its cache(?:; .+ failed)?"
+    rf"|.+ took memory from its device's driver, or gave it back, for {TIME} in {PLACE}"
+)
+def _(told: _Sentences, match: re.Match[str]) -> None:
+    told.wrong("no simulated process runs out of memory")

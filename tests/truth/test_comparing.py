@@ -41,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Shape, tuple[Truth, R
         truth = simulate(shape)
         report = analyse(find([write(truth, folder)], output_dir=folder), workers=1)
         assert differences(truth, report) == []
+        assert any(each.topic == "memory" for each in report.findings)
         found[shape] = (truth, report)
     return found
 
@@ -126,6 +127,21 @@ FALSE = {
     },
     "nothing is said of the capped capture": lambda r: {
         "findings": [each for each in r.findings if each.topic != "coverage"]
+    },
+    "the memory is of another device": lambda r: {
+        "findings": [*r.findings, Finding("rank 1 reached 4.0 GiB (CPU, allocated)", "memory")]
+    },
+    "less memory": lambda r: {
+        "findings": [*r.findings, Finding("rank 1 reached 0.1 GiB (GPU 0, allocated)", "memory")]
+    },
+    "memory that ran out": lambda r: {
+        "findings": [
+            *r.findings,
+            Finding(
+                "the allocator of rank 1 (device 0) found no memory 1 time since its process began, and freed its cache",
+                "memory",
+            ),
+        ]
     },
     "a sentence that nobody has checked": lambda r: {
         "findings": [*r.findings, Finding("rank 1 is to blame for everything", "straggler")]

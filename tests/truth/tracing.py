@@ -105,6 +105,16 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
         found.append((None, f'{{"ph": "e", {own}, "ts": {at(min(each.end, captured))}}}'))
     named = f'"ts": {at(window.start)}, "pid": {pid}, "tid": 0, "args": {{"name": "python"}}'
     found.append((None, f'{{"ph": "M", "name": "process_name", {named}}}'))
+    kind = 1 if process.devices else 0
+    for later, given in enumerate((process.peak_bytes, process.peak_bytes // 2)):
+        sums = f'"Total Allocated": {given}, "Device Type": {kind}, "Device Id": {kind - 1}'
+        where = f'"ts": {at(window.start + later)}, "pid": {pid}, "tid": {pid}'
+        found.append(
+            (
+                None,
+                f'{{"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", {where}, "args": {{{sums}}}}}',
+            )
+        )
     calls = [
         (call, call.arrive[rank], call.leave[rank])
         for call in process.calls
