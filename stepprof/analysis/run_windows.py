@@ -1,19 +1,23 @@
-"""Read the windows of all steps of a run from its spans, one process at a time."""
+"""Read the windows and the outermost regions of all steps of a run from its spans, one process at a time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import SPANS
-from stepprof.run.span_lines import LARGEST_NS, span_lines
+from stepprof.run.span_lines import LARGEST_NS, parse_span, span_lines
 
-__all__ = ["RunWindow", "process_files", "windows_of"]
+__all__ = ["RunWindow", "outermost_regions", "process_files", "windows_of"]
 
+MOST_REGIONS = 100_000
+"""More regions than that are not read."""
 _FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
 
 
@@ -89,3 +93,35 @@ def _window(line: object) -> RunWindow | None:
         return None
     lasted = length if type(length) is int and 0 <= length < LARGEST_NS else 0
     return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None)
+
+
+def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return the nanoseconds of the regions of each step that are inside no other, by name.
+
+    They are those of the threads that open windows, without coroutines. Empty: there are too many regions to
+    read.
+    """
+    threads: set[object] = set()
+    found: list[tuple[int, int, int, object, str]] = []
+    try:
+        lines = [*islice((line for file in files for line in span_lines(file, steps)), MOST_REGIONS)]
+    except OSError:
+        return {}
+    if len(lines) == MOST_REGIONS:
+        return {}
+    for line in lines:
+        span = parse_span(line)
+        if span is None or span.get("step") not in steps:
+            continue
+        start, length, thread = span.get("start", 0), span.get("dur", 0), span.get("thread")
+        if span.get("kind") == "window":
+            threads.add(thread)
+        elif span.get("kind") == "region" and span.get("task") is None and span.get("name"):
+            found.append((span["step"], start, -length, thread, span["name"]))
+    by_step: dict[int, dict[str, int]] = defaultdict(dict)
+    end: dict[tuple[int, object], int] = {}
+    for step, start, negative, thread, name in sorted(found, key=lambda each: each[:3]):
+        if thread in threads and start >= end.get((step, thread), 0):
+            end[step, thread] = start - negative
+            by_step[step][name] = by_step[step].get(name, 0) - negative
+    return dict(by_step)

@@ -1,5 +1,7 @@
 """Place the recorded step among the other steps of its run, by the windows of one process.
 
+Where no role divides the step, its outermost regions take the place of roles.
+
 Recording makes a step longer, and the first step of a run compiles, allocates and opens connections:
 such steps are shown, and nothing is compared with them. A step is compared with steps that have the
 same roles: one without a rollout is no fast one with it.
@@ -12,10 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import replace
+
+from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import seconds
-from stepprof.analysis.run_windows import RunWindow, process_files, windows_of
+from stepprof.analysis.run_windows import RunWindow, outermost_regions, process_files, windows_of
 from stepprof.run.runs import steps as recorded_steps
 
 __all__ = ["neighbourhood"]
@@ -30,6 +35,8 @@ MOST_PROCESSES = 3
 """In so many processes the step is looked for."""
 MOST_ROLES = 3
 """So many roles are in the sentence."""
+MOST_REGIONS = 6
+"""So many regions are shown."""
 
 
 def neighbourhood(runs: Sequence[Path], step: int) -> Neighbourhood | None:
@@ -48,9 +55,32 @@ def neighbourhood(runs: Sequence[Path], step: int) -> Neighbourhood | None:
         at = next((at for at, each in enumerate(times) if each.step == step), None)
         if at is None or len(times) < 2:
             continue
+        around = times[max(at - AROUND, 0) : at + AROUND + 1]
+        if not _is_divided(times[at]):
+            around = _with_regions(around, files, step)
+        this = next(each for each in around if each.step == step)
         # the first step of the run is no neighbour
-        return _placed(process, times[max(at - AROUND, 0) : at + AROUND + 1], times[at], first=times[0])
+        return _placed(process, around, this, first=times[0].step)
     return None
+
+
+def _is_divided(step: StepTime) -> bool:
+    """Return whether roles divide a step."""
+    return len(step.roles) > 1 or any(of < NEARLY_ALL * step.seconds for of in step.roles.values())
+
+
+def _with_regions(times: Sequence[StepTime], files: Sequence[Path], step: int) -> list[StepTime]:
+    """Return the steps with the longest outermost regions of one of them."""
+    found = outermost_regions(files, {each.step for each in times})
+    own = found.get(step, {})
+    least = WORTH_SAYING * sum(own.values())
+    longest = sorted((name for name in own if own[name] >= least), key=lambda name: -own[name])
+    names = [name for name in own if name in longest[:MOST_REGIONS]]  # in the order in which they begin
+    return [
+        replace(each, regions={name: inside[name] / 1e9 for name in names if name in inside})
+        for each in times
+        for inside in [found.get(each.step, {})]
+    ]
 
 
 def _processes(runs: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
@@ -82,8 +112,8 @@ def _step(number: int, windows: Sequence[RunWindow], recorded: bool) -> StepTime
     return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
 
 
-def _placed(process: str, times: list[StepTime], this: StepTime, first: StepTime) -> Neighbourhood:
-    plain = [each for each in times if not each.recorded and each is not first and each is not this]
+def _placed(process: str, times: list[StepTime], this: StepTime, first: int) -> Neighbourhood:
+    plain = [each for each in times if not each.recorded and each.step != first and each is not this]
     alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
     parts = [] if len(alike) < FEWEST else list(_parts(this, alike))
     text = _sentence(process, this, plain, alike, parts)
@@ -94,12 +124,16 @@ def _parts(this: StepTime, others: Sequence[StepTime]) -> Iterator[Usual]:
     yield _usual(None, this.seconds, [each.seconds for each in others])
     for role, length in this.roles.items():
         yield _usual(role, length, [each.roles[role] for each in others])
+    for region, length in this.regions.items():
+        having = [each.regions[region] for each in others if region in each.regions]
+        if len(having) >= FEWEST:
+            yield _usual(None, length, having, region)
 
 
-def _usual(role: str | None, length: float, others: Sequence[float]) -> Usual:
+def _usual(role: str | None, length: float, others: Sequence[float], region: str | None = None) -> Usual:
     middle, least, most = median(others), min(others), max(others)
     typical = least <= length <= most or abs(length - middle) <= CLOSE * middle
-    return Usual(role, length, middle, least, most, len(others), typical)
+    return Usual(role, length, middle, least, most, len(others), typical, region)
 
 
 def _sentence(
@@ -124,13 +158,14 @@ def _sentence(
 
 
 def _reasons(this: StepTime, parts: Sequence[Usual]) -> str:
-    """Return the roles that are not typical, and that the step was recorded if it is longer."""
+    """Return the roles and regions that are not typical, and that the step was recorded if it is longer."""
     odd = sorted(
         (each for each in parts[1:] if not each.typical),
         key=lambda each: -abs((each.seconds or 0.0) - each.median),
     )
     texts = [
-        f"{each.role} {seconds(each.seconds)} instead of {seconds(each.median)}" for each in odd[:MOST_ROLES]
+        f"{each.role or f'`{each.region}`'} {seconds(each.seconds)} instead of {seconds(each.median)}"
+        for each in odd[:MOST_ROLES]
     ]
     if this.recorded and not parts[0].typical and this.seconds > parts[0].median:
         texts.append("recording makes a step longer")

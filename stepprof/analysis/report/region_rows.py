@@ -15,7 +15,7 @@ from stepprof.analysis.report.region_calls import REST, STEP, UNCLEAR
 from stepprof.analysis.report.region_tree import RegionTree
 from stepprof.analysis.report.schema import RegionRow, RegionTime
 
-__all__ = ["costliest", "path_text", "region_rows"]
+__all__ = ["OTHERS", "costliest", "path_text", "region_rows"]
 
 MOST_REGIONS = 300
 MOST_CALLED = 8

@@ -715,13 +715,15 @@ class StepTime(msgspec.Struct, frozen=True):
     """Whether it was recorded. Recording makes a step longer."""
     roles: dict[str, float] = {}
     """Its seconds in windows of each role."""
+    regions: dict[str, float] = {}
+    """Its seconds in each outermost region, if no role divides this step; empty: one does, or there are none."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """How long the step, or one role of it, took, and how long in the other steps. Seconds."""
+    """How long the step, or one role or region of it, took, and how long in the other steps. Seconds."""
 
     role: str | None
-    """None: the whole step."""
+    """None: the whole step, or a region."""
     seconds: float | None
     """In this step; None: it has no window of the role."""
     median: float
@@ -731,9 +733,11 @@ class Usual(msgspec.Struct, frozen=True):
     longest: float
     """Of the other steps."""
     steps: int
-    """The number of other steps that have the role."""
+    """The number of other steps that have the role or the region."""
     typical: bool
     """Whether this step lies within the range of the others, or within 5 % of their median."""
+    region: str | None = None
+    """An outermost region, where no role divides the step; None: the whole step, or a role."""
 
 
 class Neighbourhood(msgspec.Struct, frozen=True):
@@ -746,7 +750,7 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     others: list[int]
     """The steps that this one is compared with: those with the same roles that were not recorded, without the first step of the run."""
     parts: list[Usual]
-    """The step as a whole, then its roles; empty: there are too few other steps."""
+    """The step as a whole, then its roles, or its outermost regions where no role divides it; empty: there are too few other steps."""
     text: str
     """The result as a sentence."""
 

@@ -20,6 +20,7 @@ from stepprof.analysis.report.terminal_tables import (
     cost_lines,
     engines_table,
     idle_table,
+    neighbours_table,
     ops_table,
     overlap_table,
     parts_table,
@@ -82,6 +83,10 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if report.neighbourhood is not None:
         console.print()
         _indented(console, Text(printable(f"among the steps of the run: {report.neighbourhood.text}")))
+        strips = None if plain else neighbours_table(report.neighbourhood, report.step, room)
+        if strips is not None:
+            console.print()
+            _indented(console, strips)
     parts = parts_of(report)
     if parts:
         _section(console, "where the time went", parts_table(report, parts, plain, room))

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.recording_cost import cost_sentences
-from stepprof.analysis.report.region_rows import costliest
+from stepprof.analysis.report.region_rows import OTHERS, costliest
 from stepprof.analysis.report.schema import (
     Change,
     GanttRow,
     Idle,
+    Neighbourhood,
     Op,
+    RegionRow,
     Report,
     Rollout,
     Slack,
+    StepTime,
     StopCost,
     TimeOf,
     UnmatchedTime,
+    Usual,
 )
 from stepprof.analysis.report.wording import causes, seconds, share
 from stepprof.formatting import number, printable, size
@@ -33,6 +37,7 @@ __all__ = [
     "cost_lines",
     "engines_table",
     "idle_table",
+    "neighbours_table",
     "ops_table",
     "overlap_table",
     "parts_table",
@@ -47,11 +52,18 @@ __all__ = [
 
 _RIBBON, _SHORT_RIBBON = 44, 12
 _NAME = 10  # so many characters of a name stand in one line
+_STEPS = 30
+"""So many steps are drawn next to each other."""
 _GAP = 2  # between two columns
 MOST_PROCESSES = 8
 """More than that: the mean and the extremes instead of a row for each."""
-_TREE_BAR = 20
+_TREE_BAR, _SHORT_TREE_BAR = 20, 11
+_OP_FIGURES = 30
+"""Room for the figures next to the name of an operator."""
+_WIDE = 100
+"""Room from which on the region tree has all columns."""
 _BOLD = ("step", "role", "region", "threads")
+_OTHERS = {"op": "other operators", "kernel": "other kernels", "regions": "shorter regions"}
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
@@ -97,23 +109,87 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
 
 
 def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Table:
-    """Return the region tree: the costliest rows with the rows around them, bars scaled to the step."""
+    """Return the region tree: the costliest rows with the rows around them, bars scaled to the step.
+
+    Each row is one line: names that are too long are cut. A narrow table has short bars, and no column
+    for the spread over the processes.
+    """
     shown = costliest(report.tree, top)
+    wide = room >= _WIDE
+    full, most = "=" if plain else "█", _TREE_BAR if wide else _SHORT_TREE_BAR
+    several = wide and any(report.tree[at].processes > 1 for at in shown)
     depth = {-1: -1}
-    rows: list[list[str | Text]] = []
-    several = any(report.tree[at].processes > 1 for at in shown)
-    full = "=" if plain else "█"
+    figures: list[list[str | Text]] = []
     for at in shown:
         row = report.tree[at]
         depth[at] = depth[-1 if row.parent is None else row.parent] + 1
-        name = Text("  " * depth[at] + printable(row.name), style="" if row.kind in _BOLD else "dim")
-        spread = f"{seconds(row.least)} to {seconds(row.most)}" if row.processes > 1 else ""
-        bar = Text(full * round(min(row.share, 1.0) * _TREE_BAR), "cyan" if row.kind in _BOLD else "dim cyan")
+        bar = (full * round(min(row.share, 1.0) * most)).ljust(most)
         calls = number(row.calls) if row.calls else ""
-        figures = (share(row.share), seconds(row.seconds), seconds(row.self_seconds), calls)
-        rows.append([name, bar, *figures, *([spread] if several else [])])
-    headers = ["region", "", "of the step", "total", "self", "calls", *(["least to most"] if several else [])]
-    return _table(headers, rows, "lwrrrr" + "r" * several, room)
+        spread = f"{seconds(row.least)} to {seconds(row.most)}" if row.processes > 1 else ""
+        line = [share(row.share), seconds(row.seconds), seconds(row.self_seconds), calls]
+        figures.append(
+            [Text(bar, "cyan" if row.kind in _BOLD else "dim cyan"), *line, *([spread] if several else [])]
+        )
+    headers = ["of the step", "", "total", "self", "calls", *(["least to most"] if several else [])]
+    taken = sum(
+        _GAP + max(len(header), *(len(cell) for cell in column))
+        for header, column in zip(headers, zip(*figures, strict=True), strict=True)
+    )
+    names = [
+        Text(
+            _shortened("  " * depth[at] + _tree_name(report.tree[at]), max(room - taken, _NAME)),
+            style="" if report.tree[at].kind in _BOLD else "dim",
+        )
+        for at in shown
+    ]
+    rows = [[name, *line] for name, line in zip(names, figures, strict=True)]
+    return _table(["region", *headers], rows, "lwrrrr" + "r" * several, room)
+
+
+def _tree_name(row: RegionRow) -> str:
+    return _OTHERS.get(row.kind, row.name) if row.name == OTHERS else printable(row.name)
+
+
+def _shortened(name: str, room: int) -> str:
+    """Return a name that fits; names of operators and kernels differ at their ends too.
+
+    >>> _shortened("flash_attention_for_cpu_backward", 20)
+    'flash_attent…ackward'
+    """
+    if cell_len(name) <= room:
+        return name
+    end = (room - 1) * 2 // 5
+    return f"{set_cell_size(name, room - 1 - end)}…{name[-end:]}"
+
+
+def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table | None:
+    """Return the steps around this one as bars, this one in brackets: a row for the whole step, and one for each
+    role or outermost region; None: the other steps are too few to compare with.
+    """
+    if not among.parts:
+        return None
+    here = next(at for at, each in enumerate(among.steps) if each.step == step)
+    first = max(0, min(here - _STEPS // 2, len(among.steps) - _STEPS))
+    shown = among.steps[first : first + _STEPS]
+    rows: list[list[str | Text]] = []
+    for part in among.parts[:MOST_PROCESSES]:
+        taken = [_taken(each, part) for each in shown]
+        longest = max((each for each in taken if each is not None), default=0.0) or 1.0
+        bars = [" " if each is None else _LEVELS[max(1, round(each / longest * 8))] for each in taken]
+        bars[here - first] = f"[{bars[here - first]}]"
+        usual = f"{seconds(part.median)} ({seconds(part.shortest)} to {seconds(part.longest)})"
+        name = part.role or part.region or "whole step"
+        rows.append(
+            [name, Text("".join(bars), "" if part.typical else "yellow"), seconds(part.seconds), usual]
+        )
+    span = f"steps {shown[0].step} to {shown[-1].step}"
+    return _table(["", span, f"step {step}", "usually"], rows, "lwrl", room)
+
+
+def _taken(step: StepTime, part: Usual) -> float | None:
+    if part.region is not None:
+        return step.regions.get(part.region)
+    return step.seconds if part.role is None else step.roles.get(part.role)
 
 
 def parts_table(report: Report, parts: Sequence[TimeOf], plain: bool, room: int) -> Table:
@@ -315,7 +391,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table:
 def ops_table(ops: Sequence[Op], room: int) -> Table:
     """Return a row per operator or kernel, in the given order."""
     rows = [
-        [op.name if len(op.name) <= 72 else op.name[:71] + "…", number(op.calls), seconds(op.self_seconds), share(op.share)]
+        [_shortened(printable(op.name), max(room - _OP_FIGURES, _NAME)), number(op.calls), seconds(op.self_seconds), share(op.share)]
         for op in ops
     ]  # fmt: skip
     return _table(["name", "calls", "self", "of all"], rows, "lrrr", room)

@@ -7,6 +7,7 @@ import json
 import pytest
 import runs
 
+from stepprof.analysis import run_windows
 from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.cli.main import main
 
@@ -118,6 +119,71 @@ class TestTypical:
         file.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *lines[1:]]))
         found = neighbourhood([run.path], 3)
         assert [each.roles["actor"] for each in found.steps] == [1.0] * 6
+
+
+def add_regions(run, rank, regions) -> None:
+    """Add regions to the spans of a rank: for each window of a step (name, seconds after its begin, seconds, fields)."""
+    file = run.path / "spans" / f"rank-{rank}.000001.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for window in lines[1:]:
+        for name, after, seconds, fields in regions(window["step"]):
+            start, length = window["start"] + int(after * SECOND), int(seconds * SECOND)
+            lines.append({**window, "name": name, "kind": "region", "start": start, "dur": length, **fields})
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+class TestRegions:
+    """Where no role divides the step."""
+
+    @pytest.fixture(params=[None, "actor"])
+    def role(self, request):
+        return request.param
+
+    def test_they_take_the_place_of_roles(self, run, role) -> None:
+        """The outermost ones of the thread that opens the windows, in the order in which they begin."""
+        spans(run, 0, [(number, {role: 10.0}) for number in range(6)])
+        add_regions(run, 0, lambda step: [
+            ("update", 4, 8 if step == 3 else 5, {}), ("forward", 5, 2, {}), ("load", 0, 3, {}),
+            ("loader", 0, 9, {"thread": 2}), ("reward", 0, 9, {"task": 1}), ("tiny", 9.99, 0.001, {}),
+        ])  # fmt: skip
+        found = neighbourhood([run.path], 3)
+        assert [each.regions for each in found.steps] == [
+            {"load": 3.0, "update": 8.0 if each.step == 3 else 5.0} for each in found.steps
+        ]
+        parts = {(each.role, each.region): each.typical for each in found.parts}
+        assert parts == {
+            **{(name, None): True for name in (None, role)},
+            (None, "load"): True,
+            (None, "update"): False,
+        }
+        assert found.text.endswith("; `update` 8.00 s instead of 5.00 s")
+
+    def test_roles_that_divide_the_step_stay(self, run) -> None:
+        spans(run, 0, [(number, both(2.0, 1.0)) for number in range(6)])
+        add_regions(run, 0, lambda _: [("load", 0, 0.5, {})])
+        found = neighbourhood([run.path], 3)
+        assert not any(each.regions for each in found.steps)
+        assert {each.region for each in found.parts} == {None}
+
+    def test_too_many_to_be_read(self, run, monkeypatch) -> None:
+        monkeypatch.setattr(run_windows, "MOST_REGIONS", 5)
+        spans(run, 0, [(number, {None: 10.0}) for number in range(6)])
+        add_regions(run, 0, lambda _: [("load", 0, 3, {})])
+        assert not any(each.regions for each in neighbourhood([run.path], 3).steps)
+
+
+def test_the_terminal_draws_the_steps(run, capsys) -> None:
+    """A bar for each, this one in brackets; a row for the whole step and for each role."""
+    steps = [(number, both(4.0, 1.0) if number == 3 else both(2.0, 1.0)) for number in range(8)]
+    spans(run, 0, [*steps, (8, {"actor": 1.0})])
+    assert main(["report", str(run.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(at for at, line in enumerate(lines) if "steps 0 to 8" in line)
+    whole, rollout, actor = lines[heads + 2 : heads + 5]
+    assert whole.split()[2] == "▅▅▅[█]▅▅▅▅▂"
+    assert rollout.split()[1] == "▄▄▄[█]▄▄▄▄"  # the last step has none
+    assert actor.split()[1] == "███[█]█████"
+    assert "usually" in lines[heads]
 
 
 def test_terminal_and_markdown_have_a_line(run, capsys) -> None:

@@ -152,8 +152,10 @@ class TestReport:
 
     @pytest.mark.parametrize("width", [20, 50, 80])
     def test_a_narrow_terminal_shows_every_figure_whole(self, width):
-        """Names and headings are folded; below that lines are left to the terminal, and no column is."""
+        """Names and headings are folded; below that lines are left to the terminal, and no column is, but the spread of the region tree."""
         report = make_report(3, 1, straggler=1)
+        alike = [msgspec.structs.replace(row, processes=1) for row in report.tree]
+        report = msgspec.structs.replace(report, tree=alike)
         figure = re.compile(r"[\d.,]+ (?:s|ms|µs|ns)\b|[\d.]+%")
         wide, narrow = text_of(report, width=300), text_of(report, width=width)
         tables = [text[text.index("rollout/0") :] for text in (wide, narrow)]
@@ -165,6 +167,26 @@ class TestReport:
         report = make_report(3, 1, straggler=1)
         assert max(map(len, text_of(report, width=80).splitlines())) <= 80
         assert max(map(len, text_of(make_comparison(), width=80).splitlines())) <= 80
+
+    @pytest.mark.parametrize("width", [80, 100, 120])
+    def test_the_region_tree_has_a_line_for_each_row(self, width):
+        """Its headings are one line, the rule is as long as the table; a name keeps its begin and its end."""
+        long = "aten::_scaled_dot_product_flash_attention_for_cpu"
+        report = make_report(3, 1, straggler=1)
+        called = next(at for at, row in enumerate(report.tree) if row.kind == "op" and row.name != "others")
+        tree = [*report.tree]
+        tree[called] = msgspec.structs.replace(tree[called], name=f"{long}_backward", share=0.5)
+        shown = section(text_of(msgspec.structs.replace(report, tree=tree), width=width), "regions and what")
+        heads, rule, *lines = shown
+        assert heads.split("  ")[1] == "region"
+        assert "of the step" in heads
+        assert ("least to most" in heads) == (width == 120)
+        assert len(rule) <= width
+        assert max(map(len, lines)) <= len(rule)
+        assert all("%" in line for line in lines)
+        (cut,) = [line for line in lines if "aten::_scaled" in line]
+        assert "backward " in cut
+        assert any("other operators" in line for line in lines)
 
     def test_no_line_ends_in_blanks(self):
         text = text_of(make_report(3, 1)) + text_of(make_comparison())

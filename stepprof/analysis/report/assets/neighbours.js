@@ -1,18 +1,19 @@
-// The step among the other steps of its run: a bar for each step, a row for the whole step and for each role.
+// The step among the other steps of its run: a bar for each step, a row for the whole step and for each role, or for each outermost region where no role divides it.
 
 const MOST_NEIGHBOUR_ROWS = 7;
 
 function neighboursPart(report) {
   const among = report.neighbourhood;
   if (!among) return null;
-  const roles = [...new Set(among.steps.flatMap(step => Object.keys(step.roles)))];
-  const usual = new Map(among.parts.map(each => [each.role, each]));
-  const rows = [{ name: "whole step", role: null, of: step => step.seconds }, ...roles.map(role => ({ name: role, role, of: step => (role in step.roles ? step.roles[role] : null) }))].slice(0, MOST_NEIGHBOUR_ROWS);
+  const byRegion = among.steps.some(step => Object.keys(step.regions).length), timesOf = step => (byRegion ? step.regions : step.roles);
+  const names = [...new Set(among.steps.flatMap(step => Object.keys(timesOf(step))))];
+  const usual = new Map(among.parts.map(each => [byRegion ? each.region : each.role, each]).reverse()); // the whole step is the first without a name
+  const rows = [{ name: "whole step", part: null, of: step => step.seconds }, ...names.map(name => ({ name, part: name, of: step => timesOf(step)[name] ?? null }))].slice(0, MOST_NEIGHBOUR_ROWS);
   const kinds = [["this step", "var(--accent)"], ["other steps", "var(--unknown)"]];
   if (among.steps.some(step => step.recorded && step.step !== report.step)) kinds.push(["recorded too", "var(--wait)"]);
   if (among.parts.length) kinds.push(["median of the steps that it is compared with", "var(--ink3)", "line"]);
-  return part("neighbours", "Steps", "This step among its neighbours", `${capital(among.text)}.`,
-    el("div", { class: "card" }, rows.map(row => neighbourRow(report, among, row, usual.get(row.role) || null)), legend(kinds)));
+  return part("neighbours", "Steps", "This step among its neighbours", quotedText(`${capital(among.text)}.`),
+    el("div", { class: "card" }, rows.map(row => neighbourRow(report, among, row, usual.get(row.part) || null)), legend(kinds)));
 }
 
 function neighbourRow(report, among, row, usual) {
@@ -20,8 +21,8 @@ function neighbourRow(report, among, row, usual) {
   const box = el("div", { class: "strip" });
   const here = steps.findIndex(step => step.step === report.step), colour = step => (step.step === report.step ? "var(--accent)" : step.recorded ? "var(--wait)" : "var(--unknown)");
   responsive(box, width => {
-    const height = row.role === null ? 64 : 40, each = Math.min(90, width / steps.length), gap = each > 6 ? 2 : each > 3 ? 1 : 0, y = value => height - (value / largest) * (height - 4);
-    const every = Math.ceil(44 / each), numbered = row.role === null;
+    const height = row.part === null ? 64 : 40, each = Math.min(90, width / steps.length), gap = each > 6 ? 2 : each > 3 ? 1 : 0, y = value => height - (value / largest) * (height - 4);
+    const every = Math.ceil(44 / each), numbered = row.part === null;
     box.replaceChildren(svg("svg", { class: "chart", height: height + (numbered ? 18 : 3), viewBox: `0 0 ${width} ${height + (numbered ? 18 : 3)}`, role: "img", "aria-label": `${row.name} in ${steps.length} steps` },
       steps.map((step, at) => hover(svg("g", null,
         svg("rect", { class: "hit", x: at * each, y: 0, width: each, height }),
