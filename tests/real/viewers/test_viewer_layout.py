@@ -141,6 +141,18 @@ class TestNarrow:
         assert len(set(short)) == 4
         assert all(len(each) <= 9 for each in short)
 
+    def test_tables_begin_with_what_tells_their_rows_apart(self, page: Chromium, tmp_path: Path) -> None:
+        """Of the region tree and of the path, the names and the first figure are visible without scrolling; regions break after slashes."""
+        report = make_report(4)
+        show(page, tmp_path, report, 400)
+        for table, most in (("#tree .tree", 3), ("#path .card.long table", 3)):
+            right = page.evaluate(
+                f"Math.max(...[...document.querySelectorAll('{table} tr')].flatMap(row => [...row.cells].filter(cell => cell.offsetWidth).slice(0, {most}).map(cell => cell.getBoundingClientRect().right)))"
+            )
+            assert right <= 400, table
+        breaks = "[...document.querySelectorAll('#path td.name')].map(cell => cell.innerHTML)"
+        assert "update_actor/<wbr>forward_backward" in page.evaluate(breaks)
+
     def test_a_long_path_wraps(self, page: Chromium, tmp_path: Path) -> None:
         """A row of the sources has few lines, not one for every three characters."""
         show(page, tmp_path, worst(), 400)
@@ -224,6 +236,15 @@ class TestParts:
         assert len(set(colours)) == 2
         parts = page.evaluate("[...document.getElementById('gantt').chart.data.columns.part]")
         assert parts == [2, 0, 1, 1]  # the window has none, and a region inside of another one has that one's
+
+    def test_slack_is_with_the_critical_path(self, page: Chromium, tmp_path: Path) -> None:
+        """Also where no path runs through all hosts."""
+        report = make_report(4)
+        titles = "[...document.querySelectorAll('#%s h3')].map(e => e.textContent)"
+        for content in (report, msgspec.structs.replace(report, islands=report.islands * 2)):
+            show(page, tmp_path, content, 1280)
+            assert "Slack" in page.evaluate(titles % "path")
+            assert "Slack" not in page.evaluate(titles % "ranks")
 
     def test_the_neighbours_are_drawn(self, page: Chromium, tmp_path: Path) -> None:
         """A bar for each step in each row, this one marked."""

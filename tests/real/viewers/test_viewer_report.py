@@ -298,14 +298,11 @@ class TestPage:
         names = "[...document.querySelectorAll('#tree tbody tr')].map(row => row.cells[0].textContent.replace(/[▸▾]/, ''))"
         click = "document.querySelector(`#tree button.fold[data-at='%d']`).click()"
         tools = "[...document.querySelectorAll('#tree .tools button')].find(each => each.textContent === '%s').click()"
+        regions = ["step", "actor", "update_actor", "forward_backward", *["outside any region"] * 2]
+        assert page.evaluate(names) == regions
+        page.evaluate(tools % "Open all")
         page.evaluate(tools % "Regions only")
-        assert page.evaluate(names) == [
-            "step",
-            "actor",
-            "update_actor",
-            "forward_backward",
-            *["outside any region"] * 2,
-        ]
+        assert page.evaluate(names) == regions
         page.evaluate(click % 3)
         assert page.evaluate(names)[4:7] == ["aten::mm", "other operators", "sm90_xmma_gemm_bf16bf16_bf16f32"]
         assert page.evaluate("document.activeElement.getAttribute('data-at')") == "3"
@@ -319,6 +316,35 @@ class TestPage:
             "[...document.querySelectorAll('#tree tbody tr')].map(row => [...row.cells[1].querySelectorAll('b')].reduce((sum, bar) => sum + parseFloat(bar.style.width), 0))"
         )
         assert widths == pytest.approx([100 * row.share for row in report.tree], abs=0.1)
+        tops = "[...document.querySelectorAll('#tree tbody tr')].map(row => new Set([...row.cells[1].querySelectorAll('b')].map(bar => bar.offsetTop)).size)"
+        assert set(page.evaluate(tops)) == {1}  # both parts of a bar of 100% are on one line
+
+    def test_calls_of_a_region_with_regions_are_apart(self, page: Chromium, tmp_path: Path) -> None:
+        """Under a row of their own with their sum, which is closed while regions alone are shown."""
+        report = make_report(ranks=4)
+        update = next(at for at, row in enumerate(report.tree) if row.name == "update_actor")
+        ops = [msgspec.structs.replace(row, parent=update) for row in report.tree if row.kind == "op"][:2]
+        last = max(at for at, row in enumerate(report.tree) if row.parent == update) + 1
+        while (
+            last < len(report.tree)
+            and report.tree[last].parent is not None
+            and report.tree[last].parent > update
+        ):
+            last += 1
+        after = [
+            row if row.parent is None or row.parent < last else msgspec.structs.replace(row, parent=row.parent + 2)
+            for row in report.tree[last:]
+        ]  # fmt: skip
+        show(page, tmp_path, msgspec.structs.replace(report, tree=[*report.tree[:last], *ops, *after]))
+        names = "[...document.querySelectorAll('#tree tbody tr')].map(row => row.cells[0].textContent.replace(/[▸▾]/, ''))"
+        assert "own operators" in page.evaluate(names)
+        assert "aten::mm" not in page.evaluate(names)
+        row = "[...document.querySelectorAll('#tree tbody tr')].find(row => row.cells[0].textContent.includes('own operators'))"
+        assert page.evaluate(f"{row}.cells[5].textContent.replace(/[^0-9]/g, '')") == str(
+            sum(each.calls for each in ops)
+        )
+        page.evaluate(f"{row}.querySelector('button').click()")
+        assert page.evaluate(names).count("aten::mm") == 1
 
     def test_it_prints_whole(self, page: Chromium, tmp_path: Path) -> None:
         """As a PDF of several pages, on white, with all that the screen folds away."""

@@ -20,6 +20,9 @@ function fill(node, attributes, children) {
   return node;
 }
 
+// A path that breaks after its slashes, not within its names.
+const wrapped = path => (path === null || path === undefined ? path : path.split("/").flatMap((name, at) => (at ? ["/", el("wbr"), name] : [name])));
+
 const MINUS = "\u2212", THIN = "\u202f", DASH = "\u2013", NOTHING = "\u2013";
 
 function seconds(value) {

@@ -13,9 +13,15 @@ function findings(list, total, briefs, from = 0) {
         cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
       el("div", null, el("div", { class: "text" }, quotedText(capital(finding.text))), reasons(finding),
         el("div", { class: "links" },
-          placed && briefs.has("timeline") ? el("a", { href: "#timeline", class: "place", onclick: event => goTo(event, finding) }, `show in the timeline, from ${seconds(finding.start)} to ${seconds(finding.end)}${finding.process ? ` in ${finding.process}` : ""}`) : null,
+          placed && briefs.has("timeline") ? el("a", { href: "#timeline", class: "place", onclick: event => goTo(event, finding) }, placeText(finding)) : null,
           briefs.has(target) ? el("a", { href: `#${target}` }, `more under ${briefs.get(target)}`) : null)));
   }));
+}
+
+// The place of a finding is one stretch; its seconds may be the sum of several.
+function placeText(finding) {
+  const from = seconds(finding.start), to = seconds(finding.end), part = finding.seconds !== null && finding.end - finding.start < 0.9 * finding.seconds;
+  return `show ${part ? "its longest stretch" : "it"} in the timeline, ${from === to ? `at ${from}` : `from ${from} to ${to}`}${finding.process ? ` in ${finding.process}` : ""}`;
 }
 
 const reasons = finding => [["why", finding.why], ["try", finding.advice], ["gain", gain(finding)]].filter(([, text]) => text).map(([name, text]) => el("div", { class: "reason" }, el("b", null, name), el("span", null, quotedText(text))));

@@ -93,25 +93,35 @@ const MOST_LANES = 12;
 
 // The path with a lane for each process that is on it, the one with the most time first.
 function pathPart(report) {
-  if (!report.path.length || report.islands.length > 1) return null;
+  const slack = slackCard(report);
+  if (!report.path.length || report.islands.length > 1) return slack && part("path", "Path", "Critical path", "There is no path through all hosts: their clocks were never compared.", slack);
   const spent = new Map();
   for (const segment of report.path) spent.set(segment.process, (spent.get(segment.process) || 0) + segment.seconds);
   const lanes = [...spent].sort((a, b) => b[1] - a[1]).slice(0, MOST_LANES).map(([name]) => name);
   const stretches = chain(report.path);
   const columns = [
-    { title: "from", number: true, value: row => row.start, text: row => seconds(row.start) },
+    { title: "process", value: row => row.process },
+    { title: "region", value: row => row.region, node: row => wrapped(row.region), kind: "name" },
     { title: "seconds", number: true, value: row => row.seconds, text: row => seconds(row.seconds) },
     { title: "of the step", number: true, value: row => row.seconds, text: row => share(row.seconds / report.seconds) },
-    { title: "process", value: row => row.process },
+    { title: "from", number: true, value: row => row.start, text: row => seconds(row.start) },
     { title: "role", value: row => row.role || "step", node: row => roleCell({ role: row.role, region: outermost(row) }) },
-    { title: "region", value: row => row.region, kind: "name" },
     { title: "what it does", value: row => PATH_KINDS[row.kind] || row.kind }];
   return part("path", "Path", "Critical path", `At each moment, the one process that the step waited for. Only a change on this path makes the step shorter.${spent.size > 1 ? ` It runs through ${plural(spent.size, "process", "processes")}.` : ""}`,
     el("div", { class: "card" }, pathLanes(report, lanes),
       legend([...division.parts.filter(each => report.path.some(segment => partOfSegment(segment) === each)).map(each => [each.name, `var(${each.colour})`]),
         ...Object.keys(PATH_COLOURS).filter(kind => report.path.some(segment => segment.kind === kind)).map(kind => [PATH_KINDS[kind], `var(${PATH_COLOURS[kind]})`])]),
       spent.size > lanes.length ? el("p", { class: "note" }, `${plural(spent.size - lanes.length, "process", "processes")} with the least time on the path omitted from the picture.`) : null),
-    el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "The longest stretches of the path"), dataTable(columns, stretches, { sort: 1, shown: 8, find: true })));
+    el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "The longest stretches of the path"), dataTable(columns, stretches, { sort: 2, shown: 8, find: true })), slack);
+}
+
+function slackCard(report) {
+  const spare = report.slack.filter(row => row.seconds >= 0.01 * report.seconds);
+  if (!spare.length) return null;
+  return el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Slack"),
+    el("p", { class: "sub" }, "How much longer a process could have worked, in the places where it waits, before the step takes longer."), dataTable([
+      { title: "process", value: row => row.process, kind: "name" }, { title: "role", value: row => row.role || "step", node: roleCell },
+      { title: "could take longer", number: true, value: row => row.seconds, text: row => seconds(row.seconds) }], spare, { sort: 2, shown: 8 }));
 }
 
 // Segments of one process, region and kind that follow each other are one stretch.

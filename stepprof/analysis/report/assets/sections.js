@@ -46,15 +46,10 @@ function enginesPart(report) {
 }
 
 function skewPart(report) {
-  const spare = report.slack.filter(row => row.seconds >= 0.01 * report.seconds);
-  if (!report.skew.length && !report.unmatched.length && !spare.length) return null;
+  if (!report.skew.length && !report.unmatched.length) return null;
   const phases = byOwnDelay(report.skew).slice(0, 8);
   return part("ranks", "Ranks", "Ranks", "When each process ended a phase. A dot is a process: the time from its end to the end of the last one, or the time it waited for the straggler in the phase's collectives.",
     phases.length ? el("div", { class: "card" }, skewStrips(phases), report.skew.length > phases.length ? el("p", { class: "note" }, `${phases.length} of ${report.skew.length} phases: those in which the straggler lost the most time.`) : null) : null,
-    spare.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Slack"),
-      el("p", { class: "sub" }, "How much longer a process could have worked, in the places where it waits, before the step takes longer."), dataTable([
-      { title: "role", value: row => row.role || "step", node: roleCell }, { title: "process", value: row => row.process, kind: "name" },
-      { title: "could take longer", number: true, value: row => row.seconds, text: row => seconds(row.seconds) }], spare, { sort: 2, shown: 8 })) : null,
     report.unmatched.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Collectives that were not recorded on all ranks, or could not be matched"), dataTable([
       { title: "role", value: row => row.role || "step", node: roleCell }, { title: "region", value: row => row.region, kind: "name" },
       { title: "processes", number: true, value: row => row.spent.length, text: row => count(row.spent.length) },
@@ -94,7 +89,7 @@ function operationsPart(report) {
   const largest = kind => Math.max(1e-12, ...(kind === "kernel" ? report.kernels : report.ops).map(op => op.share));
   const regionColumns = [
     { title: "role", value: time => time.role || "step", node: roleCell },
-    { title: "region", value: time => time.region, kind: "name" },
+    { title: "region", value: time => time.region, node: time => wrapped(time.region), kind: "name" },
     { title: "wall time", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
     { title: "of the step", number: true, value: time => time.share, text: time => share(time.share) },
     { title: "", value: time => time.seconds, meter: time => time.share, colour: time => partColour(time.role, time.region) },
@@ -171,7 +166,7 @@ function sourcesPart(report) {
     { title: "clock", value: source => source.alignment },
     { title: "offset", number: true, value: source => source.offset_ns, text: source => (source.offset_ns ? seconds(source.offset_ns / 1e9) : "0") },
     { title: "± error", number: true, value: source => source.error_ns, text: source => (source.error_ns === null ? "unknown" : source.error_ns ? seconds(source.error_ns / 1e9) : "0") },
-    { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, source.path || NOTHING) }];
+    { title: "file", value: source => source.path, node: source => el("span", { class: "mono" }, wrapped(source.path) || NOTHING) }];
   const error = !report.clock_error_ns ? "" : ` The clock error between hosts is at most ${seconds(report.clock_error_ns / 1e9)}.`;
   return part("sources", "Sources", "Sources of this report", `${report.clock.replace(/\.?$/, ".")}${error}`,
     report.problems.length ? el("ul", { class: "warns" }, report.problems.slice(0, 50).map(finding => el("li", null, finding.source ? [el("b", null, finding.source), ": "] : null, finding.problem)),

@@ -78,7 +78,7 @@ const byOwnDelay = phases => [...phases].sort((a, b) => b.significant - a.signif
 const inCollectives = phase => phase.basis === "collectives";
 
 function stragglerText(phase) {
-  const who = inCollectives(phase) ? `waited in collectives for ${phase.straggler}` : `${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`;
+  const who = inCollectives(phase) ? `waited for ${phase.straggler} in collectives` : `${phase.significant ? "last" : "within the clocks' error, last"}: ${phase.straggler}`;
   return phase.region ? `${phase.role || "step"} · ${who}` : who;
 }
 

@@ -6,7 +6,7 @@ function dataTable(columns, rows, { shown = 12, find = false, sort = null, ascen
   const more = el("button", { class: "more", type: "button" });
   const foot = el("div", { class: "under" }, more);
   const heads = columns.map((column, at) =>
-    el("th", { class: column.number ? "n" : null, scope: "col" },
+    el("th", { class: column.meter ? "meter" : column.number ? "n" : null, scope: "col" },
       el("button", { type: "button", onclick: () => order(at) }, column.title)));
   const state = { sort, ascending, all: rows.length <= shown + 3, text: "" };
   const input = el("input", { class: "find", type: "search", placeholder: "Find by name", "aria-label": "Find by name" });
@@ -54,7 +54,7 @@ function cell(column, row) {
     return el("td", { class: "meter" }, el("i", null, el("b", { style: { width: `${Math.min(100, Math.max(0, part * 100))}%`, "--c": column.colour ? `var(${column.colour(row)})` : null } })));
   }
   const content = column.node ? column.node(row) : column.text ? column.text(row) : column.value(row);
-  return el("td", { class: column.number ? "n" : column.kind || null }, content === null || content === undefined ? NOTHING : content);
+  return el("td", { class: column.number ? "n" : column.kind || null }, content ?? NOTHING);
 }
 
 function roleCell(row) {
