@@ -1,16 +1,22 @@
 """Mark requests that an engine has answered, with the times that it states of them: ``mark_request``.
 
-Both engines return these times with their answers: vLLM with its log of statistics on, SGLang with ``enable_metrics``.
+Both engines return these times with their answers: vLLM with its log of statistics on, SGLang from 0.5.22 on with ``enable_metrics``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from stepprof.instrument.context import cell
 
 __all__ = ["mark_request"]
+
+FIRST_OUTPUT_VERSION = "0.5.21"
+"""The version of SGLang whose answers state the time to the first output, of 50 tokens if it is not streamed. Older
+versions state none.
+"""
 
 
 def mark_request(answer: object, /) -> None:
@@ -53,7 +59,8 @@ def _of_sglang(answer: Mapping[Any, Any]) -> dict[str, object]:
     stated = answer.get("meta_info")
     if not isinstance(stated, Mapping) or "e2e_latency" not in stated:  # it is not finished
         return {}
-    first = stated.get("first_token_latency")
+    late = getattr(sys.modules.get("sglang"), "__version__", None) == FIRST_OUTPUT_VERSION
+    first = None if late else stated.get("first_token_latency")
     return _known(stated.get("completion_tokens"), first, _between(first, stated["e2e_latency"]))
 
 

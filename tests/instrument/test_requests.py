@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,10 @@ class TestMarkRequest:
     )
     def test_an_answer_without_times_records_nothing(self, marked, answer):
         assert marked(answer) == []
+
+    def test_a_version_that_states_the_time_of_the_first_fifty_tokens(self, marked, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.21"))
+        assert marked(of_sglang()) == [{"sample": "a", "generated_tokens": 9}]
 
     def test_without_a_session_nothing_happens(self):
         assert stepprof.mark_request(of_vllm()) is None

@@ -21,6 +21,7 @@ from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import NsysPart
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
+from stepprof.remote.sglang.first_tokens import credible
 from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, outcome, wait_for_files
 from stepprof.remote.sglang.request import Facts, Request
@@ -189,7 +190,7 @@ class SglangDriver(EngineDriver):
         return replace(
             stopped,
             partial="; ".join(filter(None, [late, stopped.partial])) or None,
-            statistics=between(before, reading.now()),
+            statistics=credible(between(before, reading.now()), self._facts),
         )
 
     async def finish(self, window: EngineWindow) -> Stopped:
