@@ -80,6 +80,7 @@ def _spans(path: Path, rank: int) -> None:
             for at, name, kind, more in [
                 (0, "forward", "region", {"attrs": {"sample": "a", "loss": 0.5}}),
                 (5, "synced", "mark", {}),
+                (5, "request", "mark", {"attrs": {"sample": "a", "first_token_seconds": 0.1, "decode_seconds": 0.5, "generated_tokens": 9}}),
                 (6, "queue", "counter", {"value": 3}),
                 (7, "wait", "region", {"task": 3, "error": True}),
                 (0, "actor", "window", {}),
