@@ -267,7 +267,10 @@ def verl(session: nox.Session) -> None:
     unpack(session, TRL, trl)
     session.env["TRL"] = str(trl)
     run_tests(
-        session, "tests/real/verl", "-k", "not modes or separate_async", coverage=("--concurrency=thread",)
+        session,
+        "tests/real/verl",
+        *("-k", "not (modes or sglang) or separate_async"),
+        coverage=("--concurrency=thread",),
     )
 
 
@@ -276,6 +279,27 @@ def verl_modes(session: nox.Session) -> None:
     """Record a whole job of each of verl's trainers: five of them, about three minutes each."""
     install_whole_verl(session)
     run_tests(session, "tests/real/verl/test_verl_modes.py", measured=False)
+
+
+# The SGLang that verl asks for, and what that imports.
+VERL_SGLANG = [
+    "sglang==0.5.12",
+    "xgrammar==0.2.0",
+    "apache-tvm-ffi==0.1.9",
+    "transformers==5.9.0",
+    "tokenizers==0.22.2",
+]
+
+
+@nox.session(python="3.11", reuse_venv=True)
+def verl_sglang(session: nox.Session) -> None:
+    """Record the real SGLang in the servers of the real verl on a CPU, without its trainer."""
+    session.install("--no-compile", "-r", "tests/real/sglang-requirements.txt")
+    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
+    # over the newer ones, which SGLang 0.5.12 refuses
+    session.install("--no-deps", "--no-compile", *VERL_SGLANG, "cachetools==8.0.0", "cloudpickle==3.1.2")
+    install_checkout(session)
+    run_tests(session, "tests/real/verl/test_verl_sglang.py", measured=False)
 
 
 @nox.session(venv_backend="none")

