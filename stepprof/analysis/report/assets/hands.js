@@ -90,7 +90,7 @@ function ganttPart(report, gantt) {
   let open = false;
   const unfold = button("Unfold all", "Unfold or fold all rows", event => { open = !open; chart.unfold(open); event.target.textContent = open ? "Fold all" : "Unfold all"; });
   const busy = gantt.columns.busy_start.length > 0;
-  return part("timeline", "Timeline", "Timeline", `What each of ${plural(gantt.rows.length, "process", "processes")} was doing, ${report.islands.length > 1 ? "with one clock per group of hosts: times of different groups cannot be compared" : "on one clock"}.`,
+  return part("timeline", "Timeline", "Timeline", `What ${gantt.rows.length > 1 ? `each of ${gantt.rows.length} processes` : "the process"} was doing, ${report.islands.length > 1 ? "with one clock per group of hosts: times of different groups cannot be compared" : "on one clock"}.`,
     el("div", { class: "card" },
       el("div", { class: "tools" },
         el("div", { class: "zoom" }, button("+", "Zoom in", () => chart.zoom(0.5)), button(MINUS, "Zoom out", () => chart.zoom(2)), button("Whole step", "Show the whole step", () => chart.show(0, chart.total))),

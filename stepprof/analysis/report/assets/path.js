@@ -10,7 +10,7 @@ function partOfSegment(segment) {
   const part = division.parts[division.partOf(segment.role, division.byRegion ? outermost(segment) : null)];
   if (part) return part;
   if (segment.kind === "recording" || segment.kind === "outside") return { name: PATH_KINDS[segment.kind], colour: PATH_COLOURS[segment.kind] };
-  return { name: segment.role || "no region", colour: "--unknown" };
+  return { name: segment.role || (division.byRegion ? "no region" : "no role"), colour: "--unknown" };
 }
 
 // Consecutive pieces of one key, each cell of the width with what fills most of it.
