@@ -11,6 +11,7 @@ from typing import Any
 
 from stepprof.cli.output import say_json
 from stepprof.errors import ConfigError
+from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, STATUS, step_number
 from stepprof.run.runs import find_run, is_run, list_runs
 
@@ -97,7 +98,7 @@ def chosen_run(args: argparse.Namespace) -> Path:
     Raises:
         ConfigError: there is no such run, or --step contradicts RUN.
     """
-    place = None if args.run is None else Path(args.run).resolve()
+    place = None if args.run is None else resolved(args.run)
     number = None if place is None else step_number(place.name)
     if place is not None and number is not None and is_run(place.parent):
         given = getattr(args, "step", None)

@@ -24,7 +24,16 @@ from typing import Any
 
 from stepprof.host.plain_json import parse_json
 
-__all__ = ["MOST_BYTES", "data_bytes", "data_chunks", "open_plain", "read_plain", "read_table", "readable"]
+__all__ = [
+    "MOST_BYTES",
+    "data_bytes",
+    "data_chunks",
+    "open_plain",
+    "read_plain",
+    "read_table",
+    "readable",
+    "resolved",
+]
 
 MOST_BYTES = 1 << 25
 """Maximum size of a JSON object (`run.json`, a manifest, a status file): a manifest of 4,096
@@ -118,6 +127,11 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         return data
     finally:
         os.close(descriptor)
+
+
+def resolved(path: Path | str) -> Path:
+    """Return a path without links. A loop of links stays as it is, for its reader to report."""
+    return Path(os.path.realpath(path))
 
 
 def readable(name: str) -> str:

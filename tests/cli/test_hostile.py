@@ -183,3 +183,25 @@ def test_a_trace_of_which_each_part_could_be_compared_with_each(run, reader, eve
     trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
     trace.write_bytes(b'{"baseTimeNanoseconds": 1700000000000000000, "traceEvents": [\n' + events + b"\n]}")
     carried_out(reader, run, "check", "report", "merge", "show")
+
+
+def test_a_link_that_leads_to_itself(run, reader):
+    """In the place of a run or of a step's folder: each command ends with a status."""
+    (run / "step-000009").symlink_to("step-000009")
+    (run.parent / "loop").symlink_to("loop")
+    for command in COMMANDS:
+        for place in ("loop", "r/step-000009"):
+            outcome = reader.carry_out(command, run.parent / place, run.parent.parent)
+            assert (outcome.traceback, outcome.status in (0, 1, 2)) == ("", True)
+
+
+def test_a_file_that_is_no_trace_is_not_shown(run, reader):
+    """A folder of traces may hold links to files of the reader's: no message has a part of one."""
+    private = run.parent / "private"
+    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    trace = run / "step-000002/actor/rank-1.trace.json.gz"
+    trace.unlink()
+    trace.symlink_to(private)
+    for out in carried_out(reader, run, "report traces", "report"):
+        assert "BEGIN" not in out
+    assert "BEGIN" not in (run.parents[1] / "traces.json").read_text()

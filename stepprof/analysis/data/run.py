@@ -12,6 +12,7 @@ from stepprof.analysis.data.schema import FINDINGS, ITERATIONS, SLICES, SPANS, S
 from stepprof.analysis.data.spans import span_rows, step_rows
 from stepprof.analysis.data.table import Batch, Table, Tell, require_arrow
 from stepprof.errors import ConfigError
+from stepprof.host.plain_files import resolved
 from stepprof.run.runs import find_run, find_step, read_run, run_id_of, steps
 from stepprof.run.same_run import parts_of_one_run
 
@@ -40,7 +41,7 @@ class Run:
         require_arrow()
         folder = Path(output_dir or os.environ.get("STEPPROF_OUTPUT_DIR") or "stepprof-runs")
         found = [find_run(folder, None if path is None else str(path)) for path in paths or (None,)]
-        whole = list({path.resolve(): path.absolute() for path in found}.values())
+        whole = list({resolved(path): path.absolute() for path in found}.values())
         if len({run_id_of(path) for path in whole}) > 1 or len(parts_of_one_run(whole)) > 1:
             raise ConfigError(f"open_run({', '.join(map(str, paths))}): must be directories of one run")
         return cls(whole)

@@ -12,7 +12,7 @@ import msgspec
 from stepprof.analysis.report.schema import SCHEMA_VERSION, Comparison, Report
 from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import write_atomically
-from stepprof.host.plain_files import read_plain
+from stepprof.host.plain_files import read_plain, resolved
 
 __all__ = ["dump", "read", "write"]
 
@@ -32,7 +32,7 @@ def read(path: Path, kind: type[_Content]) -> _Content:
         ConfigError: there is no such file, it has other content, or this stepprof does not know its schema.
     """
     try:
-        data = read_plain(path.resolve(), _MOST_BYTES)
+        data = read_plain(resolved(path), _MOST_BYTES)
     except OSError as error:
         raise ConfigError(f'report "{path}": cannot be read: {error.strerror or error}') from error
     try:

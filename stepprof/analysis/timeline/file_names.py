@@ -11,6 +11,7 @@ from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.npu_database import DatabaseStream
 from stepprof.analysis.timeline.raw import read_header
 from stepprof.formats.npu_folder import is_database
+from stepprof.host.plain_files import resolved
 
 __all__ = ["group_of", "is_trace_name", "origin_of_file", "stated_step", "worker_of"]
 
@@ -79,7 +80,7 @@ def stated_step(path: Path) -> tuple[str | None, int | None]:
 
 
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
-    path = path.resolve()  # not a file of a run: a link is the user's own
+    path = resolved(path)  # not a file of a run: a link is the user's own
     if not is_database(path.name):
         return read_header(path)
     stream = DatabaseStream(path)

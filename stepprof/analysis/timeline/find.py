@@ -32,7 +32,7 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
-from stepprof.host.plain_files import readable
+from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
 from stepprof.run.manifest import read_clocks, read_step
@@ -153,19 +153,19 @@ def find(
         if path is not None and path.is_file():
             plain.append(path)
         elif path is not None and path.is_dir() and not _has_runs(path):
-            number = step_number(path.resolve().name)
-            if number is not None and is_run(path.resolve().parent):
+            number = step_number(resolved(path).name)
+            if number is not None and is_run(resolved(path).parent):
                 if step not in (None, number):
                     raise ConfigError(f"step {step}: {path} is step {number}")
                 step = number
-                runs.append(path.resolve().parent)
+                runs.append(resolved(path).parent)
             else:
                 plain.append(path)
         else:
             runs.append(find_run(output_dir, None if each is None else str(each)).absolute())
     # a file that is named twice, or through a link, is read once
-    runs = list({run.resolve(): run for run in reversed(runs)}.values())[::-1]
-    plain = list({path.resolve(): path for path in reversed(plain)}.values())[::-1]
+    runs = list({resolved(run): run for run in reversed(runs)}.values())[::-1]
+    plain = list({resolved(path): path for path in reversed(plain)}.values())[::-1]
     found = Found()
     clocks = None
     _refuse_two_runs(runs)
@@ -347,14 +347,14 @@ def _from_files(found: Found, path: Path) -> None:
     for file in files:
         if not single and not _may_be_trace(file):
             continue
-        if _from_timeline(found, file.resolve()):
+        if _from_timeline(found, resolved(file)):
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
         if problems and not single and "trace" not in file.name.lower():
             passed += 1
             continue
-        found.inputs.append(Input(origin, (str(file.resolve()),), file.stat().st_size))
+        found.inputs.append(Input(origin, (str(resolved(file)),), file.stat().st_size))
     if passed:
         found.findings.append((str(path), f"{passed} JSON files that are not traces ignored"))
 

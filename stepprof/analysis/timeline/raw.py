@@ -211,7 +211,7 @@ class TraceStream:
             if start[:1] == b"[":
                 return head[head.index(b"[") + 1 :]
             if start and start[:1] != b"{":
-                self.findings.append(f"is not a trace: it begins with {start[:20]!r}")
+                self.findings.append("is not a trace: it begins neither with { nor with [")
                 return None
             for opening in _EVENTS.finditer(head, searched):
                 tried += 1

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from stepprof.errors import ConfigError
-from stepprof.host.plain_files import open_plain
+from stepprof.host.plain_files import open_plain, resolved
 
 __all__ = ["TimelineServer", "viewer_folder", "viewer_version"]
 
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            content = open_plain(file.resolve())
+            content = open_plain(resolved(file))
         except OSError as error:
             self.send_error(HTTPStatus.NOT_FOUND, f"cannot be read: {error.strerror}")
             return

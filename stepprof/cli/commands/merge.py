@@ -21,6 +21,7 @@ from stepprof.cli.trace_options import (
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted, size
+from stepprof.host.plain_files import resolved
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.filters import Filters
@@ -228,7 +229,7 @@ def _title(found: Found) -> str:
     if found.step is not None:
         which = f" (occurrence {found.occurrence} of {found.occurrences})" if found.occurrences > 1 else ""
         return f"step {found.step}{which} of {found.run_id}"
-    return "timeline" if found.folder is None else found.folder.resolve().name
+    return "timeline" if found.folder is None else resolved(found.folder).name
 
 
 def _warning(merged: Merged) -> str | None:

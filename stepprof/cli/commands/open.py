@@ -105,7 +105,7 @@ def _timeline(args: argparse.Namespace) -> Path:
     path = chosen_run(args)
     step = find_step([path], args.step)
     folder = path / step_folder(step)
-    there = [folder / name for name in TIMELINES if (folder / name).is_file()]
+    there = [file for name in TIMELINES if (file := folder / name).is_file() and not file.is_symlink()]
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
     say(f"{folder} has no timeline yet: merging")

@@ -23,6 +23,7 @@ from stepprof.cli.trace_options import (
     report_console,
 )
 from stepprof.errors import ConfigError
+from stepprof.host.plain_files import resolved
 
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Comparison, Report
@@ -277,13 +278,13 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
     from stepprof.run.layout import step_number
     from stepprof.run.runs import find_run, is_run, run_id_of
 
-    place = Path(path).resolve()
+    place = resolved(path)
     if place.is_file():
         return str(place.parent), place.parent
     if place.is_dir() and step_number(place.name) is not None and is_run(place.parent):
         return f"{run_id_of(place.parent)} {place.name}", place.parent
     try:
-        found = find_run(folder, path).resolve()
+        found = resolved(find_run(folder, path))
     except ConfigError:
         return str(place), place  # `find` reports the error
     return run_id_of(found) if is_run(found) else str(found), found

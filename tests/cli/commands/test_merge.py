@@ -230,7 +230,7 @@ def test_a_file_that_is_no_trace(tmp_path, capsys):
     (tmp_path / "README.md").write_text("# words\n")
     assert main(["merge", str(tmp_path / "README.md")]) == 2
     assert (
-        "nothing could be read of 1 source: README.md: is not a trace: it begins with"
+        "nothing could be read of 1 source: README.md: is not a trace: it begins neither with { nor with ["
         in capsys.readouterr().err
     )
     assert [each.name for each in tmp_path.iterdir()] == ["README.md"]

@@ -64,6 +64,16 @@ class TestWithoutAViewer:
         assert main(["open", str(step.parent)]) == 0
         assert "merging" not in capsys.readouterr().out
 
+    def test_a_link_is_not_followed(self, step, tmp_path, capsys) -> None:
+        """A run from elsewhere may lead to any file of the reader's: the timeline is merged in its place."""
+        (tmp_path / "private").write_bytes(b"key")
+        (step / "timeline.pftrace").unlink()
+        (step / "timeline.pftrace").symlink_to(tmp_path / "private")
+        assert main(["open", str(step.parent)]) == 0
+        assert "merging" in capsys.readouterr().out
+        assert b"aten::add" in (step / "timeline.pftrace").read_bytes()
+        assert (tmp_path / "private").read_bytes() == b"key"
+
     def test_a_file(self, step, capsys) -> None:
         """Any trace by its path."""
         assert main(["open", str(step / "timeline.pftrace")]) == 0
