@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -100,25 +101,79 @@ def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
 def running(
     script: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a job that has printed its first line, and end it with the block."""
+    """Run a job that has printed its first line, and end it with the block. Its log is the file `log` in its folder."""
     given = {**os.environ, **(env or {})}
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        cwd=cwd,
-        env={
-            **given,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), given.get("PYTHONPATH", "")]),
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
+    with (
+        (cwd / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            cwd=cwd,
+            env={
+                **given,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), given.get("PYTHONPATH", "")]),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as job,
+    ):
         try:
             assert job.stdout is not None
-            assert job.stdout.readline()
+            assert job.stdout.readline(), (cwd / "log").read_text()
             yield job
         finally:
             job.kill()
+
+
+LEFT_OPEN = """
+import json, sys
+from pathlib import Path
+import stepprof
+from driven import begin
+
+url, options = sys.argv[1], json.loads(sys.argv[2])
+begin(Path.cwd(), steps="2", engine_stop_timeout_seconds=2)
+stepprof.attach(url, role="rollout", **options)
+stepprof.profile_step(2, role="rollout").start()
+print("recording", flush=True)
+sys.stdin.readline()
+"""
+"""A job whose script ends inside its window."""
+
+
+def end_beside_a_stopped_engine(
+    url: str,
+    folder: Path,
+    pid: int,
+    generate: Callable[[], object],
+    *,
+    env: Mapping[str, str] | None = None,
+    **options: str,
+) -> None:
+    """Have a job end while a process of its engine is stopped: it waits for the stop's bound, says so in one line, and its entry names the folder of its files.
+
+    Args:
+        url: of the engine's server.
+        folder: where the job runs.
+        pid: the process that is stopped; it goes on afterwards.
+        generate: works in the window.
+        env: variables of the job.
+        options: of `attach`.
+    """
+    with running(LEFT_OPEN, url, json.dumps(options), cwd=folder, env=env) as job:
+        generate()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            job.communicate("\n", timeout=100)
+            assert time.monotonic() - began < 30  # exports would have 120 s
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert job.returncode == 0
+    assert (folder / "log").read_text().count("the end of the run waits for engines") == 1
+    (entry,) = told(folder)
+    assert (entry["status"], entry["artifacts"], entry["stop_seconds"]) == ("lost", [], None)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,18 @@ class EngineServer:
             body: bytes = reply.read()
             return body
 
+    def find(self, title: bytes) -> int:
+        """The process of the server's group whose command line or name has this."""
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                of_the_server = os.getpgid(int(entry.name)) == self.process.pid
+                if (
+                    of_the_server
+                    and title in (entry / "cmdline").read_bytes() + (entry / "comm").read_bytes()
+                ):
+                    return int(entry.name)
+        raise LookupError(title)
+
     def close(self) -> None:
         """End it and all that it started."""
         with contextlib.suppress(ProcessLookupError):

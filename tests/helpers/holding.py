@@ -1,4 +1,4 @@
-"""A proxy before an engine's server that holds single requests back, and what is read of a capture whose stop came late."""
+"""A proxy before an engine's server that holds single requests back, and what the commands read of a run with an engine."""
 
 from __future__ import annotations
 
@@ -79,6 +79,16 @@ def reported(run: Path, capsys: Any, step: int = 2) -> dict[str, Any]:
     assert main(["report", str(run), "--step", str(step), "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     return report
+
+
+def check_only_step(run: Path, capsys: Any, step: int = 2) -> None:
+    """Assert that `ls` shows one step of a run, that `check` finds it whole, and that no folder of another one is left."""
+    capsys.readouterr()
+    assert main(["check", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["ls", str(run), "--json"]) == 0
+    assert [row["step"] for row in json.loads(capsys.readouterr().out)["steps"]] == [step]
+    assert [path.name for path in run.glob("step-*")] == [f"step-{step:06d}"]
 
 
 def check_late(

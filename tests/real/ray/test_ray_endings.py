@@ -141,12 +141,15 @@ def test_an_attachment_inside_a_recorded_window(ray_here, short, start, log):
 SCRIPT = """
 import os, signal, sys, time, ray, stepprof
 from test_ray_endings import Rank
-address, output = sys.argv[1:]
+address, output, start_seconds = sys.argv[1:]
 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
 stepprof.init({
-    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null", "engine_start_timeout_seconds": 60,
-    "engine_stop_timeout_seconds": 2,
+    "output_dir": output, "steps": "2", "ranks": "all", "backend": "null",
+    "engine_start_timeout_seconds": float(start_seconds), "engine_stop_timeout_seconds": 2,
 }, run_id="job")
+"""
+
+STOPPED = """
 handle = ray.remote(num_cpus=0)(Rank).remote()
 pid = ray.get(handle.pid.remote())
 print(pid, flush=True)
@@ -156,20 +159,44 @@ os.kill(pid, signal.SIGSTOP)
 print(time.time(), flush=True)
 """
 
+NEVER_SCHEDULED = """
+stepprof.attach(ray.remote(num_cpus=0, resources={"nowhere": 1})(Rank).remote(), kind="rank")
+stepprof.profile_step(2, role="rollout").start()
+print(time.time(), flush=True)
+"""
+
 
 class TestExit:
-    """The exit of the interpreter, without a `shutdown()`."""
+    """The exit of the interpreter, without a `shutdown()`: the script ends inside a recorded window, and the process soon after it."""
 
-    def test_a_stopped_process(self, cluster, plugin, tmp_path):
-        """The script ends inside a recorded window, and the process soon after it."""
-        env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
-        command = [sys.executable, "-c", SCRIPT, cluster.address, str(tmp_path / "runs")]
-        ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100, check=False)
-        ended = time.time()
-        pid, began = ran.stdout.split()
-        try:
+    @pytest.fixture
+    def leave(self, cluster, plugin, tmp_path):
+        """Run a script to its end; what it printed, its log, and when its process had ended."""
+
+        def leave(script, start_seconds):
+            env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
+            arguments = [cluster.address, str(tmp_path / "runs"), str(start_seconds)]
+            ran = subprocess.run(
+                [sys.executable, "-c", SCRIPT + script, *arguments],
+                capture_output=True,
+                text=True,
+                env=env,
+                timeout=100,
+                check=False,
+            )
             assert ran.returncode == 0, ran.stderr
-            assert ended - float(began) < BOUND + 10
-            assert "the end of the run waits for engines" in ran.stderr
-        finally:
-            os.kill(int(pid), signal.SIGCONT)
+            return ran.stdout.split(), ran.stderr, time.time()
+
+        return leave
+
+    def test_a_stopped_process(self, leave):
+        """An actor whose process is stopped while it records; one line says what the end waits for."""
+        (pid, began), log, ended = leave(STOPPED, 60)
+        os.kill(int(pid), signal.SIGCONT)
+        assert ended - float(began) < BOUND + 10
+        assert log.count("the end of the run waits for engines") == 1
+
+    def test_an_actor_that_is_never_scheduled(self, leave):
+        """No node has what it asks for."""
+        (began,), _, ended = leave(NEVER_SCHEDULED, 1)
+        assert ended - float(began) < BOUND + 10

@@ -38,6 +38,11 @@ def placed(artifact: dict[str, Any]) -> str:
     return str(name)
 
 
+def traces_of(live: Live) -> Path:
+    """The folder that the engine writes to, with a link to that of each window."""
+    return Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
+
+
 def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -84,24 +89,28 @@ def test_a_synchronous_block_beside_the_engines_loop(
 
 
 def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
-    live: Live, recording: Callable[..., Any], tmp_path: Path
+    live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
 ) -> None:
-    """It would wait for itself: skipped, with what to write instead; the loop is not blocked."""
+    """It would wait for itself: skipped, with what to write instead, and one warning for all steps; the loop is not blocked."""
     recording()
     stepprof.attach(live.engine, role="rollout")
 
     async def wrong() -> float:
         began = time.monotonic()
-        with stepprof.profile_step(2, role="rollout"):
-            await live.generating(2)
+        for step in (2, 3):
+            with stepprof.profile_step(step, role="rollout"):
+                await live.generating(2)
         return time.monotonic() - began
 
     assert live.run(wrong()) < 30
     assert not live.engine._profile_session_active
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
-    assert entry["status"] == "skipped"
-    assert "async with stepprof.profile_step" in entry["error"]
+    for step in (2, 3):
+        (entry,) = told(tmp_path, step)
+        assert entry["status"] == "skipped"
+        assert "async with stepprof.profile_step" in entry["error"]
+    (line,) = [line for line in log if line["event"] == "engine.not_started"]
+    assert "async with stepprof.profile_step" in line["reason"]
 
 
 def test_a_body_that_raises_stops_the_engine(
@@ -178,11 +187,12 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
 
 
 def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
-    live: Live, recording: Callable[..., Any], tmp_path: Path
+    live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
 ) -> None:
-    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each. The entry says that the window closed and its stop is unanswered."""
+    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each, and one line says what the end waits for.
+    The entry says that the window closed and its stop is unanswered. The answer comes after the end of the run, and makes it complete."""
     recording(engine_stop_timeout_seconds=2)
-    stepprof.attach(live.engine, role="rollout")
+    attached = stepprof.attach(live.engine, role="rollout")
     (core,) = live.processes()
     window = stepprof.profile_step(2, role="rollout").start()
     live.generate(2)
@@ -194,11 +204,44 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
         assert time.monotonic() - began < 20
     finally:
         os.kill(core.pid, signal.SIGCONT)
+    (line,) = [line for line in log if line["event"] == "shutdown.waiting"]
+    assert (line["targets"], line["answer_seconds"]) == ("rollout/0", 2)
     (entry,) = told(tmp_path)
     assert (entry["status"], entry["stop_seconds"]) == ("lost", None)
     assert "its window has closed" in entry["error"]
     assert entry["start_unix_ns"] < entry["end_unix_ns"]
     live.generate(2)
+    deadline = time.monotonic() + 60
+    while told(tmp_path)[0]["status"] == "lost" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (entry,) = told(tmp_path)
+    assert (entry["status"], entry["error"]) == ("complete", None)
+    assert attached.status == {"rollout/0": "idle, ok"}
+    assert Trace.named(tmp_path, entry["artifacts"][0]).forward[:2] == [(3, 0), (0, 1)]
+
+
+def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(
+    live: Live, recording: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has written its trace, and the call raises: the trace is in the manifest all the same, and nothing is left where the engine writes."""
+    recording()
+    stepprof.attach(live.engine, role="rollout")
+    stop = live.engine.stop_profile
+
+    async def stop_and_raise() -> None:
+        await stop()
+        raise RuntimeError("the answer is lost")
+
+    with stepprof.profile_step(2, role="rollout"):
+        live.generate(3)
+        monkeypatch.setattr(live.engine, "stop_profile", stop_and_raise)
+    monkeypatch.undo()
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "partial"
+    assert "the answer is lost" in entry["error"]
+    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
+    assert not list(traces_of(live).rglob("*.pt.trace.json.gz"))
 
 
 def test_an_actor_outlives_the_driver_of_its_job(live: Live, tmp_path: Path) -> None:

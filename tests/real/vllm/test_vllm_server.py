@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from driven import begin, make_window, on_remote, record, running, told
+from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, record, running, told
 from engineserver import EngineServer
 from vllm_driven import Trace
 
@@ -287,6 +287,23 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
         (entry,) = told(ours, step)
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert len(Trace.named(ours, entry["artifacts"][0], step).forward) == 4
+    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
+
+
+def test_a_job_that_ends_beside_a_stopped_engine(server: Serving, traces: Path, tmp_path: Path) -> None:
+    """The interpreter's exit has the bound of a stop, and one line says what it waits for. The next driver keeps what was recorded under the run that is over."""
+    folder = traces / "engine-1"
+    core = server.find(b"EngineCore")
+    end_beside_a_stopped_engine(
+        server.url, tmp_path, core, lambda: server.generate(3), api_key=KEY, trace_dir=str(folder)
+    )
+    after = VllmDriver.of_server(Client(server.url, api_key=KEY))
+    window = make_window(tmp_path / "after", trace_dir=folder)
+    (artifact,) = record(after, window, lambda: server.generate(4)).artifacts
+    assert len(Trace.of(window, artifact).forward) == 4
+    (entry,) = told(tmp_path)
+    assert entry["status"] == "partial"
+    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
     assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
 
 

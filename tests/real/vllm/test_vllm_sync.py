@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,10 +56,43 @@ def test_an_engine_on_another_loop(live: Live, recording: Callable[..., Any], tm
         assert forward(tmp_path, step) == [(3, 0), *[(0, 1)] * (step + 1)]
 
 
-def test_a_synchronous_exit_on_the_engines_loop(
+def test_an_engine_that_hangs_costs_the_bounds(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The engine's stop is answered once the loop is free. The window does not wait for it, and its entry says why it is `partial`."""
+    """The window blocks its loop for the start's bound, and no longer. What the engine starts late is stopped at once, and the next window is whole."""
+    recording(engine_start_timeout_seconds=1)
+    stepprof.attach(live.engine, role="rollout")
+    (core,) = live.processes()
+
+    async def loop() -> float:
+        os.kill(core.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with stepprof.profile_step(2, role="rollout"):
+                pass
+            return time.monotonic() - began
+        finally:
+            os.kill(core.pid, signal.SIGCONT)
+
+    assert asyncio.run(loop()) < 20  # the stop has 60 s
+    (entry,) = told(tmp_path)
+    assert (entry["status"], entry["health"]) == ("failed", "unknown")
+    assert "async with" in entry["error"]
+    deadline = time.monotonic() + 60
+    while stepprof.state().engines != {"rollout/0": "armed"} and time.monotonic() < deadline:
+        live.generate(1)
+    with stepprof.profile_step(3, role="rollout"):
+        live.generate(3)
+    stepprof.shutdown()
+    (entry,) = told(tmp_path)
+    assert (entry["status"], len(entry["artifacts"])) == ("partial", 1)
+    assert len(forward(tmp_path, 3)) == 3
+
+
+def test_a_synchronous_exit_on_the_engines_loop(
+    live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
+) -> None:
+    """The engine's stop is answered once the loop is free. The window does not wait for it, and its entry and one warning say why it is `partial`."""
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -77,6 +112,8 @@ def test_a_synchronous_exit_on_the_engines_loop(
     (entry,) = told(tmp_path)
     assert entry["status"] == "partial"
     assert "astop" in entry["error"]
+    (line,) = [line for line in log if line["event"] == "engine.stop_not_awaited"]
+    assert "async with" in line["reason"]
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) >= 4
     assert len(forward(tmp_path, 3)) == 3
 

@@ -19,6 +19,36 @@ _FORWARD = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)
 _numbers = itertools.count()
 
 
+async def answer(engine: Any, tokens: int) -> None:
+    """Have an ``AsyncLLM`` generate so many tokens."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+    async for _ in engine.generate("abc", asked, f"request-{next(_numbers)}"):
+        pass
+
+
+class Holder:
+    """An actor that holds an engine.
+
+    Args:
+        model: the model's path.
+        traces: the folder that the engine writes to.
+    """
+
+    def __init__(self, model: str, traces: str) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from stepprof.remote.vllm import engine_args
+
+        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(model, **engine_args(traces))))
+
+    async def generate(self, tokens: int) -> None:
+        """So many tokens."""
+        await answer(self.engine, tokens)
+
+
 class Live:
     """An ``AsyncLLM`` on the event loop of a thread of its own, as a trainer that drives its engine has it."""
 
@@ -53,11 +83,7 @@ class Live:
         await asyncio.gather(*(self._one(tokens) for _ in range(prompts)))
 
     async def _one(self, tokens: int) -> None:
-        from vllm import SamplingParams
-
-        asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
-        async for _ in self.engine.generate("abc", asked, f"request-{next(_numbers)}"):
-            pass
+        await answer(self.engine, tokens)
 
     def processes(self) -> list[Any]:
         """The core processes of the engine."""
