@@ -5,11 +5,30 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import sglang_tiny
 from driven import EngineTrace
 
 from stepprof.remote.base import EngineWindow, Stopped
 
 _FORWARD = re.compile(r"step\[(EXTEND|DECODE) bs=(\d+)(?: toks=(\d+))?")
+
+
+class Holder:
+    """An actor that holds an engine.
+
+    Args:
+        model: the model's path.
+    """
+
+    def __init__(self, model: str) -> None:
+        import sglang
+
+        self.engine = sglang.Engine(**{**sglang_tiny.ENGINE, "sleep_on_idle": True, "model_path": model})
+
+    async def generate(self, tokens: int) -> None:
+        """So many tokens."""
+        asked = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        await self.engine.async_generate("abc", asked)
 
 
 def forward_steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:

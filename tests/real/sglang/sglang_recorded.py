@@ -7,15 +7,29 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from driven import begin, outlive_a_driver
+import structlog
+from driven import begin, outlive_a_driver, told
 from sglang_scenarios import generate
 
 import stepprof
 
 Plain = dict[str, Any]
+
+
+@contextmanager
+def logged() -> Iterator[list[Plain]]:
+    """Take what is logged in the block, without what cannot be sent to the tests."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+    structlog.reset_defaults()
+    lines[:] = [
+        {key: value for key, value in line.items() if isinstance(value, str | float | int)} for line in lines
+    ]
 
 
 def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompts: int = 1) -> list[str]:
@@ -58,8 +72,8 @@ def running(engine: Any, folder: Path, tokens: int) -> None:
 
 
 def in_coroutines(engine: Any, folder: Path) -> Plain:
-    """``async with`` on the engine's loop, and a synchronous block there, which is wrong."""
-    begin(folder)
+    """``async with`` on the engine's loop, and synchronous blocks there, which are wrong."""
+    begin(folder, steps="2-4")
     stepprof.attach(engine.tokenizer_manager, role="rollout")
 
     async def one(tokens: int) -> None:
@@ -69,13 +83,15 @@ def in_coroutines(engine: Any, folder: Path) -> Plain:
         async with stepprof.profile_step(2, role="rollout"):
             await asyncio.gather(one(40), one(40))
         began = time.monotonic()
-        with stepprof.profile_step(3, role="rollout"):
-            await one(2)
+        for step in (3, 4):
+            with stepprof.profile_step(step, role="rollout"):
+                await one(2)
         return time.monotonic() - began
 
-    seconds = engine.loop.run_until_complete(loop())
-    stepprof.shutdown()
-    return {"seconds": seconds}
+    with logged() as lines:
+        seconds = engine.loop.run_until_complete(loop())
+        stepprof.shutdown()
+    return {"seconds": seconds, "lines": lines}
 
 
 def on_another_loop(engine: Any, folder: Path) -> None:
@@ -91,6 +107,67 @@ def on_another_loop(engine: Any, folder: Path) -> None:
 
     asyncio.run(loop())
     stepprof.shutdown()
+
+
+def hangs_on_another_loop(engine: Any, folder: Path) -> Plain:
+    """A synchronous window in a coroutine while the scheduler is stopped, and a window when it answers again."""
+    begin(folder, engine_start_timeout_seconds=1)
+    stepprof.attach(engine, role="rollout")
+
+    async def loop() -> float:
+        signal_scheduler(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with stepprof.profile_step(2, role="rollout"):
+                pass
+            return time.monotonic() - began
+        finally:
+            signal_scheduler(signal.SIGCONT)
+
+    seconds = asyncio.run(loop())
+    (entry,) = told(folder)
+    deadline = time.monotonic() + 60
+    while stepprof.state().engines != {"rollout/0": "armed"} and time.monotonic() < deadline:
+        generate(engine, 1)
+    with stepprof.profile_step(3, role="rollout"):
+        generate(engine, 3)
+    stepprof.shutdown()
+    return {"seconds": seconds, "entry": entry}
+
+
+def armed_in_vain(engine: Any, folder: Path) -> bool:
+    """The run ends when the engine is armed for step 3; whether there was a folder for it."""
+    session = begin(folder)
+    stepprof.attach(engine, role="rollout")
+    with stepprof.profile_step(2, role="rollout"):
+        generate(engine, 2)
+    deadline = time.monotonic() + 20
+    while "armed" not in stepprof.state().engines.values() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    was_there = (session.path / "step-000003" / "rollout").exists()
+    stepprof.shutdown()
+    return was_there
+
+
+def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[str]]:
+    """SGLang has written its trace, and the call raises: the entry after the window, and the files of the step then."""
+    begin(folder)
+    stepprof.attach(engine, role="rollout")
+    stop = engine.tokenizer_manager.stop_profile
+
+    async def stop_and_raise() -> None:
+        await stop()
+        raise RuntimeError("the answer is lost")
+
+    with stepprof.profile_step(2, role="rollout"):
+        generate(engine, 3)
+        engine.tokenizer_manager.stop_profile = stop_and_raise
+    del engine.tokenizer_manager.stop_profile
+    (entry,) = told(folder)
+    place = folder / "run" / "step-000002"
+    left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
+    stepprof.shutdown()
+    return entry, left
 
 
 def left_synchronously(engine: Any, folder: Path) -> Plain:
@@ -111,9 +188,10 @@ def left_synchronously(engine: Any, folder: Path) -> Plain:
             await one(3)
         return seconds
 
-    seconds = engine.loop.run_until_complete(loop())
-    stepprof.shutdown()
-    return {"seconds": seconds}
+    with logged() as lines:
+        seconds = engine.loop.run_until_complete(loop())
+        stepprof.shutdown()
+    return {"seconds": seconds, "lines": lines}
 
 
 def body_that_raises(engine: Any, folder: Path) -> Plain:
@@ -181,15 +259,16 @@ def scheduler_stopped(engine: Any, folder: Path) -> Plain:
     generate(engine, 2)
     signal_scheduler(signal.SIGSTOP)
     began = time.monotonic()
-    window.stop()
-    stepprof.shutdown()
+    with logged() as lines:
+        window.stop()
+        stepprof.shutdown()
     seconds = time.monotonic() - began
     signal_scheduler(signal.SIGCONT)
     deadline = time.monotonic() + 60
     while session.fleet.statuses()["rollout/0"] != "idle" and time.monotonic() < deadline:
         generate(engine, 2)
         time.sleep(0.05)
-    return {"seconds": seconds, "status": attached.status}
+    return {"seconds": seconds, "status": attached.status, "lines": lines}
 
 
 def driver_killed(engine: Any, folder: Path) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import sglang_tiny
@@ -35,10 +33,4 @@ class Server(EngineServer):
 
     def scheduler(self) -> int:
         """The process that runs the model."""
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.getpgid(int(entry.name)) == self.process.pid:
-                    name = (entry / "cmdline").read_bytes() + (entry / "comm").read_bytes()
-                    if b"scheduler" in name:
-                        return int(entry.name)
-        raise LookupError("no scheduler")
+        return self.find(b"scheduler")

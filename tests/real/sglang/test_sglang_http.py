@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import sglang_tiny
-from driven import begin, make_window, on_remote, record, running, told
+from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, record, running, told
 from holding import check_late, holding, reported, working_on
 from serving import serving
 from sglang_driven import Trace, described, forward_steps
@@ -356,6 +356,21 @@ class TestEndOfTheJob:
         assert (entry["status"], entry["health"]) == ("partial", "ok")
         (artifact,) = entry["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
+
+    def test_a_job_that_ends_beside_a_stopped_engine(
+        self, server: Server, driver: SglangDriver, tmp_path: Path
+    ) -> None:
+        """The interpreter's exit has the bound of a stop, and one line says what it waits for. The next driver keeps what was recorded under the run that is over."""
+        end_beside_a_stopped_engine(
+            server.url, tmp_path, server.scheduler(), lambda: server.generate(3),
+            env=sglang_tiny.variables(), api_key=KEY, admin_key=ADMIN_KEY,
+        )  # fmt: skip
+        window = make_window(tmp_path / "next")
+        brought = described(window, record(driver, window, lambda: server.generate(3)))
+        assert brought["traces"][FILE]["forward"] == STEPS
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "partial"
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == STEPS
 
 
 class TestOthers:

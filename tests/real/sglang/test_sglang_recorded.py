@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sglang_recorded
 from driven import MATRIX, name_of, told
-from holding import reported
+from holding import check_only_step, reported
 from sglang_driven import Trace, forward_steps
 from sglang_host import Host, HostDiedError
 
@@ -42,15 +42,18 @@ class TestSessions:
         assert not (tmp_path / "run" / "step-000001").exists()
 
     def test_coroutines_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
-        """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead."""
+        """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead, and one warning for all steps."""
         brought = host.run(sglang_recorded.in_coroutines, tmp_path)
         (entry,) = told(tmp_path, 2)
         assert entry["status"] == "complete"
         assert ("DECODE", 2) in Trace.named(tmp_path, entry["artifacts"][0]).forward
-        (entry,) = told(tmp_path, 3)
-        assert entry["status"] == "skipped"
-        assert "async with stepprof.profile_step" in entry["error"]
+        for step in (3, 4):
+            (entry,) = told(tmp_path, step)
+            assert entry["status"] == "skipped"
+            assert "async with stepprof.profile_step" in entry["error"]
         assert brought["seconds"] < 30
+        (line,) = [line for line in brought["lines"] if line["event"] == "engine.not_started"]
+        assert "async with stepprof.profile_step" in line["reason"]
 
     def test_synchronous_windows_on_another_loop(self, host: Host, tmp_path: Path) -> None:
         """They block a loop that the engine does not need: each trace has its window's forward steps, and none of what is around it."""
@@ -60,9 +63,42 @@ class TestSessions:
             assert (entry["status"], entry["error"]) == ("complete", None)
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(step + 2)
 
+    def test_an_engine_that_hangs_costs_the_bounds(self, host: Host, tmp_path: Path) -> None:
+        """The window blocks its loop for the start's bound, and no longer. What the engine starts late is stopped at once, and the next window is whole."""
+        brought = host.run(sglang_recorded.hangs_on_another_loop, tmp_path)
+        assert brought["seconds"] < 20  # the stop has 60 s
+        assert (brought["entry"]["status"], brought["entry"]["health"]) == ("failed", "unknown")
+        assert "async with" in brought["entry"]["error"]
+        (entry,) = told(tmp_path)
+        assert (entry["status"], len(entry["artifacts"])) == ("partial", 1)
+        (entry,) = told(tmp_path, 3)
+        assert (entry["status"], entry["error"]) == ("complete", None)
+        assert Trace.named(tmp_path, entry["artifacts"][0], 3).forward == forward_steps(3)
+
+    def test_a_step_that_never_comes(
+        self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The engine was armed for it, and nothing of it is left."""
+        assert host.run(sglang_recorded.armed_in_vain, tmp_path)
+        check_only_step(tmp_path / "run", capsys)
+
+    def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(self, host: Host, tmp_path: Path) -> None:
+        """The entry names the trace that SGLang has left; at the end of the run the trace is in the manifest."""
+        entry, left = host.run(sglang_recorded.answer_of_the_stop_is_lost, tmp_path)
+        assert entry["status"] == "failed"
+        (path,) = left
+        assert path in entry["error"]
+        (entry,) = told(tmp_path)
+        assert entry["status"] == "partial"
+        assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(3)
+        assert not list((tmp_path / "run").rglob("*TP-0*"))
+
     def test_a_synchronous_exit_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
-        """The stop is answered once the loop is free: the window does not wait for it, and is `partial`; the next one records."""
-        assert host.run(sglang_recorded.left_synchronously, tmp_path)["seconds"] < 40  # the bound is 60
+        """The stop is answered once the loop is free: the window does not wait for it, and is `partial`, with one warning; the next one records."""
+        brought = host.run(sglang_recorded.left_synchronously, tmp_path)
+        assert brought["seconds"] < 40  # the bound is 60
+        (line,) = [line for line in brought["lines"] if line["event"] == "engine.stop_not_awaited"]
+        assert "async with" in line["reason"]
         (entry,) = told(tmp_path, 2)
         assert entry["status"] == "partial"
         assert "astop" in entry["error"]
@@ -98,6 +134,8 @@ class TestSessions:
         assert any(said in each["text"] for each in report["findings"])
         (cost,) = report["stops"]
         assert (cost["iterations"], cost["basis"]) == (32, "write")
+        assert [bound for bound, _ in cost["estimates"]] == [128, 512]
+        assert cost["estimates"][0][1] == pytest.approx(4 * cost["seconds"])
 
     def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
         """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
@@ -226,6 +264,8 @@ class TestStopped:
         """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each. It answers its stop after the end of the run: the window had closed, and its trace is whole."""
         brought = host.run(sglang_recorded.scheduler_stopped, tmp_path)
         assert brought["seconds"] < 20
+        (line,) = [line for line in brought["lines"] if line["event"] == "shutdown.waiting"]
+        assert (line["targets"], line["answer_seconds"]) == ("rollout/0", 2)
         assert brought["status"] == {"rollout/0": "idle, ok"}
         (entry,) = told(tmp_path)
         assert (entry["status"], entry["error"]) == ("complete", None)
