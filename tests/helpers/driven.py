@@ -97,6 +97,17 @@ def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: entry["replica"])
 
 
+def told_as(folder: Path, status: str, step: int = 2) -> dict[str, Any]:
+    """The entry of a step's only engine, once it has this status: entries are written a moment after they change."""
+    deadline = time.monotonic() + 60
+    while True:
+        (entry,) = told(folder, step)
+        if entry["status"] == status:
+            return entry
+        assert time.monotonic() < deadline, entry
+        time.sleep(0.02)
+
+
 @contextmanager
 def running(
     script: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from driven import begin, outlive_a_driver, told
+from driven import begin, outlive_a_driver, told, told_as
 from sglang_scenarios import generate
 
 import stepprof
@@ -114,18 +114,17 @@ def hangs_on_another_loop(engine: Any, folder: Path) -> Plain:
     begin(folder, engine_start_timeout_seconds=1)
     stepprof.attach(engine, role="rollout")
 
-    async def loop() -> float:
+    async def loop() -> tuple[float, Plain]:
         signal_scheduler(signal.SIGSTOP)
         try:
             began = time.monotonic()
             with stepprof.profile_step(2, role="rollout"):
                 pass
-            return time.monotonic() - began
+            return time.monotonic() - began, told_as(folder, "failed")
         finally:
             signal_scheduler(signal.SIGCONT)
 
-    seconds = asyncio.run(loop())
-    (entry,) = told(folder)
+    seconds, entry = asyncio.run(loop())
     deadline = time.monotonic() + 60
     while stepprof.state().engines != {"rollout/0": "armed"} and time.monotonic() < deadline:
         generate(engine, 1)
