@@ -74,6 +74,8 @@ class VllmDriver(EngineDriver):
         self._part: NsysPart | None = None
         self._before: Sample | None = None
         """What the engine had counted at the start."""
+        self._brought = False
+        """Whether a stop that failed has brought the files of the capture."""
 
     @classmethod
     def of_engine(cls, engine: object, name: str | None = None) -> VllmDriver:
@@ -128,7 +130,7 @@ class VllmDriver(EngineDriver):
             await self._hold.take(window, driver=self, state=noted)
             if place is not None:
                 await in_thread(place.lead, session)
-            self._session = session
+            self._session, self._brought = session, False
             reading = Reading(self._link.statistics(), self.name)
             await self._send_start(window, given)
             self._before = reading.now()
@@ -174,7 +176,12 @@ class VllmDriver(EngineDriver):
             and session is not None
             and await in_thread(place.is_over, session, window, self._prefix)
         )
-        return await self._end(window, send=not over)
+        try:
+            return await self._end(window, send=not over)
+        except EngineFailure:
+            if self._brought and self._session is None:  # this stop succeeded, and had nothing to add
+                return Stopped()
+            raise
 
     async def _end(self, window: EngineWindow, *, send: bool) -> Stopped:
         place, session, facts = self._place, self._session, self._facts
@@ -198,7 +205,10 @@ class VllmDriver(EngineDriver):
             return Stopped(partial=self._link.elsewhere)
         brought = await in_thread(lambda: bring(place, session, window, self._prefix, workers, over=over))
         if failure is not None:
-            if brought.artifacts:  # the engine's own bound had ended the capture before
+            self._brought |= bool(brought.artifacts)
+            if (
+                brought.artifacts
+            ):  # the engine's own bound had ended the capture before, or only the answer was lost
                 return Stopped(tuple(brought.artifacts), partial=str(failure))
             raise failure
         if self._link.process.same_host:

@@ -218,7 +218,11 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
 
 
 def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(
-    live: Live, recording: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: Live,
+    recording: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: list[dict[str, Any]],
 ) -> None:
     """The engine has written its trace, and the call raises: the trace is in the manifest all the same, and nothing is left where the engine writes."""
     recording()
@@ -237,6 +241,7 @@ def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(
     (entry,) = told(tmp_path)
     assert entry["status"] == "partial"
     assert "the answer is lost" in entry["error"]
+    assert "capture.lost" not in [line["event"] for line in log]
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
     assert not list(traces_of(live).rglob("*.pt.trace.json.gz"))
 
