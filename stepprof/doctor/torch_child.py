@@ -2,8 +2,8 @@
 process.
 
 Each of these imports and captures may crash or hang. The probe prints one JSON object per line:
-{"begin": stage} before a stage and {"stage": …, …} after it, so the reader knows how far it came.
-It uses no other module of stepprof, because its source is passed to the other process.
+{"begin": stage} before a stage and {"stage": name, ...} after it, so the reader knows how far it came.
+It uses no other module of stepprof, and ASCII only, because its source is an argument of the other process.
 """
 
 from __future__ import annotations

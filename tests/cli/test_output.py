@@ -21,6 +21,7 @@ from stepprof.cli.output import any_encoding, console, say, say_json, say_text
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\r\nforged: ok\x00\x7f\u2028\u202e"
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]")
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 # what the reading commands act on, and so cannot be anything
 FIXED = {"path", "status", "kind", "schema_version", "writer", "health", "state"}
 
@@ -103,7 +104,7 @@ class TestHostileRun:
         assert not re.search("^forged", left, re.MULTILINE)
 
     @pytest.mark.parametrize(
-        "environ", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin1"}]
+        "environ", [{"LC_ALL": "C"}, ASCII, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin1"}]
     )
     def test_an_encoding_that_lacks_characters(self, tmp_path, environ) -> None:
         """They are shown as escapes, and no command fails over them."""
@@ -120,6 +121,21 @@ class TestHostileRun:
             )
             assert done.returncode in (0, 1)
             assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.torch
+def test_doctor_where_every_argument_is_ascii() -> None:
+    """The programs that it gives to other processes can be arguments there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stepprof", "doctor"],
+        env={**os.environ, **ASCII},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode in (0, 1)
+    assert b"Traceback" not in done.stderr
+    assert b"torch" in done.stdout
 
 
 def on_terminal(*arguments: str) -> str:
