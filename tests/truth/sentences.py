@@ -121,6 +121,9 @@ class _Sentences:
 def _(told: _Sentences, match: re.Match[str]) -> None:
     told.about(match["seconds"], told.report.seconds)
     shares = {row.role: row.share for row in told.report.roles}
+    none = ("engine", "recording", "outside")
+    apart = [each.seconds for each in told.report.path if each.role is None and each.kind not in none]
+    shares["no role"] = sum(apart) / told.report.seconds
     for part in match["parts"].split(", "):
         role, _, share = part.rpartition(" ")
         told.share(share[:-1], shares.get(role, -1.0))

@@ -31,6 +31,10 @@ __all__ = ["sentences"]
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
+LEAST_REST = 0.2
+"""Share of the step from which on its critical path in no role is stated too."""
+WORKS = ("work", "communication", "waiting", "unmatched", "handover")
+"""What processes do on the critical path."""
 
 
 def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Finding] = ()) -> list[Finding]:
@@ -83,8 +87,15 @@ def _where(report: Report) -> list[Finding]:
         by_region = _by_region(report)
         if by_region or not roles:
             return by_region
-    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or roles[:1]
-    parts = ", ".join(f"{time.role} {time.share:.0%}" for time in worth)
+    rest = sum(each.seconds for each in report.path if each.role is None and each.kind in WORKS)
+    has_rest = rest >= LEAST_REST * report.seconds
+    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or ([] if has_rest else roles[:1])
+    parts = ", ".join(
+        [
+            *(f"{time.role} {time.share:.0%}" for time in worth),
+            *([f"no role {rest / report.seconds:.0%}"] if has_rest else []),
+        ]
+    )
     # ranks enter a role at different times: the role lasts while any of them is in it
     overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
     text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"

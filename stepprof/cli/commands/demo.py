@@ -216,6 +216,7 @@ def _analyse(path: Path, step: int) -> None:
         report,
         rollout=[],
         skew=[],
+        slack=[],
         idle=[],
         overlap=[],
         regions=[],
