@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepprof.errors import BackendError, Busy
+from stepprof.host.plain_json import parse_json
+from stepprof.redaction import quoted
 
 __all__ = ["DeviceLease", "lease_folder", "physical_device"]
 
@@ -178,8 +180,8 @@ class DeviceLease:
 
     def _holder(self, descriptor: int) -> str:
         try:
-            told = json.loads(os.pread(descriptor, 4096, 0))
-            return (
+            told = parse_json(os.pread(descriptor, 4096, 0))
+            return quoted(
                 f"process {told['pid']} ({told['holder']}, for {max(0.0, time.time() - told['since']):.1f} s)"
             )
         except (OSError, ValueError, KeyError, TypeError):

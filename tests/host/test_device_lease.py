@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -140,11 +141,22 @@ class TestLease:
             other.wait()
         assert not lease.is_shared()
 
-    def test_damaged(self, holder, lease, tmp_path):
+    @pytest.mark.parametrize(
+        "text", ["{", "[" * 4000, '{"pid": 1, "holder": "x", "since": 1' + "0" * 400 + "}", "7"]
+    )
+    def test_damaged(self, holder, lease, tmp_path, text):
         """What the file says is for the message alone."""
-        (tmp_path / "npu-0.lease").write_text("{")
+        (tmp_path / "npu-0.lease").write_text(text)
         with pytest.raises(Busy, match="recorded by another process"):
             lease.take("rollout/rank-0")
+
+    def test_hostile(self, holder, lease, tmp_path):
+        """A holder's name begins no line of the log, and moves no cursor."""
+        told = {"pid": "1\n[forged]", "holder": "\x1b[2J" + "x" * 3000, "since": 0}
+        (tmp_path / "npu-0.lease").write_text(json.dumps(told))
+        with pytest.raises(Busy, match="forged") as failure:
+            lease.take("rollout/rank-0")
+        assert str(failure.value).isprintable()
 
     def test_a_link_is_not_followed(self, tmp_path):
         (tmp_path / "npu-2.lease").symlink_to(tmp_path / "elsewhere")
