@@ -4,7 +4,7 @@ SGLang's own capture by stage is not used from 0.5.14 on. It stops the prefill c
 into freed memory, and the scheduler dies within a few windows (seen with 0.5.23: the first time with two data-parallel replicas, the eighth with one). The forward steps are in
 the trace by name, so that it can be cut afterwards.
 
-``python -m stepprof.remote.sglang.stages TRACE`` reads a trace of the run, and writes a file for each stage next to it.
+``python -m stepprof.remote.sglang.stages TRACE BYTES`` reads a trace of the run, and writes a file for each stage next to it, in so many bytes of memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import bisect
 import contextlib
 import gzip
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,9 @@ CUT_SECONDS = 600.0
 MOST_BYTES = 1 << 30
 """Uncompressed bytes of a trace that is cut; parsed, it takes several times as much memory. A larger one is kept whole."""
 
+MOST_MEMORY = 16 << 30
+"""Bytes of memory that cutting may take: what an engine writes may take a hundred times its size when it is parsed, and training needs the rest."""
+
 _STEP = "step["
 _DECODE = "step[DECODE"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -48,7 +52,7 @@ def cut(trace: Path) -> dict[str, Path]:
     _remove(parts.values())
     try:
         subprocess.run(  # noqa: S603 - this Python, with a module of ours
-            [sys.executable, "-m", __name__, str(trace)],
+            [sys.executable, "-m", __name__, str(trace), str(MOST_MEMORY)],
             capture_output=True,
             text=True,
             check=True,
@@ -137,6 +141,9 @@ def main(trace: Path) -> None:
 
 
 if __name__ == "__main__":
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if allowed == resource.RLIM_INFINITY or allowed > int(sys.argv[2]):
+        resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), allowed))
     try:
         main(Path(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - its text may show what is in the trace

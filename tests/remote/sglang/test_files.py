@@ -320,6 +320,16 @@ class TestStages:
         assert "hunter2" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["a.gz"]
 
+    def test_cutting_takes_no_more_memory_than_it_may(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Lists of 3 bytes take 64 when they are parsed: the machine's memory is training's."""
+        monkeypatch.setattr(stages, "MOST_MEMORY", 512 << 20)
+        with gzip.open(tmp_path / "a.gz", "wb", compresslevel=1) as file:
+            file.write(b'{"traceEvents": [' + b"[]," * 12_000_000 + b"[]]}")
+        with pytest.raises(EngineFailure, match=r"cannot be cut into its stages \(MemoryError\)"):
+            cut(tmp_path / "a.gz")
+
     def test_cutting_ends_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A trace may be of any size, and the engine's stop waits for its parts."""
         monkeypatch.setattr(stages, "CUT_SECONDS", 0.01)
