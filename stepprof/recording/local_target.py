@@ -88,7 +88,9 @@ class LocalTarget:
             return
         try:
             self.capturer.settle()
-            if self.capturer.capture is not None:
+            if self.over:
+                logger.debug("arm.refused", step=step, role=role, reason="the run has ended")
+            elif self.capturer.capture is not None:
                 logger.debug(
                     "arm.refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
                 )

@@ -810,7 +810,7 @@ class TestHandOver:
             session = start(steps="2-3", **config)
             control.hold("stop")
             window = profile_step(2).start()
-            thread = threading.Thread(target=window.stop)
+            thread = threading.Thread(target=window.stop, name="handing over")
             thread.start()
             threads.append(thread)
             until(lambda: stepprof.state().status == "flushing")
@@ -845,6 +845,16 @@ class TestHandOver:
         assert (second["step"], second["status"]) == (3, "skipped")
         assert second["error"].startswith("the stop on another thread did not end within 0.1")
         assert second["wait_seconds"] >= 0.1
+
+    def test_a_run_that_ends_meanwhile_stays_at_its_end(self, handing_over) -> None:
+        """The thread that stops arms nothing for the step to come: no window would ever open or abort that."""
+        session = handing_over()
+        stepprof.shutdown(0.1)
+        control.let_go("stop")
+        (thread,) = (each for each in threading.enumerate() if each.name == "handing over")
+        thread.join(30)
+        assert control.calls == ["arm", "start", "stop"]
+        assert session.local.capturer.machine.state == "idle"
 
     async def test_waiting_does_not_block_the_event_loop(self, handing_over) -> None:
         """Other coroutines run on meanwhile."""
