@@ -50,7 +50,7 @@ _ENDING = re.compile(
     rb'\]\s*(?:,\s*"\w+"\s*:\s*(?:"(?:[^"\\\n]|\\.)*"|-?[\d.]+|\[[^\[\]]*\]|\{[^{}]*\}|true|false|null)\s*)*\}\s*\Z'
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
-# here and below no part without a limit: an engine that means harm would have this process search for hours, while training waits
+# here and below no part without a limit: an engine that means harm would have this process search on and on, while training waits
 _TS = rb'[^{}]{0,1000}?"ts"\s{0,9}:\s{0,9}"?(\d{1,16})(?:\.(\d+)|(?!\d))'
 _RECORD_END = re.compile(rb'"Record Window End"' + _TS)
 _WHOLE = re.compile(rb'"cat"\s{0,9}:\s{0,9}"Trace"' + _TS)
