@@ -174,9 +174,11 @@ class _Running:
             if _begin_at(stretch, self.start_ns):
                 found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
         for total in () if self._sampler is None else self._sampler.totals.values():
+            times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
+            if times[0] > times[1]:  # a thread that came when the window was over, or had ended before it
+                continue
             used = _used(total.first, total.last, ("cpu", "run_queue"))
             counts = {"samples": total.samples, "dropped": total.dropped}
-            times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
             found.append(_span(("thread", "usage"), total.thread, times, self._opener, {**counts, **used}))
         stored = _used(self._stored_before, self._stored, ("read_bytes", "write_bytes"))
         attributes = {"collections_dropped": self._garbage.dropped, **stored}

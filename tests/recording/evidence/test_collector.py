@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+import time
 
 import pytest
 from ran import Ran
 
+from stepprof.instrument.span_recorder import Recorder
+from stepprof.recording.evidence import collector
 from stepprof.run.evidence import Evidence, read_evidence
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs
@@ -437,6 +441,32 @@ assert not gc.callbacks
         assert read_evidence(run, 2) == []
         manifest = next((run / "step-000002" / "manifest").glob("*.json"))
         assert json.loads(manifest.read_text())["windows"][0]["status"] == "complete"
+
+    def test_a_thread_whose_first_sample_came_after_the_end(self) -> None:
+        """On a busy machine the sampler may see a window's second thread only when the window is over: its line would last less than nothing."""
+        lines: list = []
+        recorder = Recorder()
+        collecting = collector.Evidence(recorder, lambda work: work(), lines.extend)
+        start_ns = time.perf_counter_ns()
+        collecting.begin(start_ns, 2, "actor")
+        end_ns = time.perf_counter_ns()
+        noted, over = threading.Event(), threading.Event()
+
+        def join() -> None:
+            collecting.note_thread()
+            noted.set()
+            over.wait(30)
+
+        thread = threading.Thread(target=join)
+        thread.start()
+        assert noted.wait(30)
+        time.sleep(0.2)
+        collecting.end(start_ns, end_ns)
+        over.set()
+        thread.join(30)
+        used = [(name, number) for name, kind, start, end, number, *_ in lines if kind == "usage"]
+        assert used == [("thread", recorder.thread.id), ("process", recorder.thread.id)]
+        assert all(start <= end for _, _, start, end, *_ in lines)
 
 
 class TestOff:
