@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from driven import begin, outlive_a_driver, told, told_as
+from driven import begin, outlive_a_driver, told_as
 from sglang_scenarios import generate
 
 import stepprof
@@ -162,7 +162,7 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
         generate(engine, 3)
         engine.tokenizer_manager.stop_profile = stop_and_raise
     del engine.tokenizer_manager.stop_profile
-    (entry,) = told(folder)
+    entry = told_as(folder, "failed")
     place = folder / "run" / "step-000002"
     left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
     stepprof.shutdown()
