@@ -28,6 +28,7 @@ class HeardWindow(Scope):
         self.number = step
         self.role = role
         self._bound = None
+        self._recorder = recorder
         self._outer = None
         self._task = None
         self._thread = recorder.thread.id

@@ -168,7 +168,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
         if where._outer is None and where._thread == thread and where._task == task:
             where = None
         else:
-            where = holding(where, thread, task)
+            where = holding(where, recorder, thread, task)
     if attributes:
         for value in attributes.values():
             if value.__class__ not in SIMPLE:
@@ -258,9 +258,10 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         recorder = cell.recorder
         if recorder is None or recorder.is_compiling() or self._start:
             return self
+        self._recorder = recorder
         self._thread = recorder.thread.id
         self._task = recorder.task_id()
-        self._outer = outer = holding(scope.get(), self._thread, self._task)
+        self._outer = outer = holding(scope.get(), recorder, self._thread, self._task)
         around = outer or newest.window
         attributes = self._attributes
         if "step" in attributes:
@@ -287,7 +288,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         if not self._start:
             return
         self._start = 0
-        self._outer = holding(self._outer, self._thread, self._task)
+        self._outer = holding(self._outer, cell.recorder, self._thread, self._task)
         if scope.get() is self:
             scope.set(self._outer)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepprof.instrument.span_recorder import Recorder
 
 __all__ = [
     "DEEPEST",
@@ -36,7 +40,7 @@ class Scope:
     the context, so that only tasks and threads that began inside it keep it: that write is a tenth of what a window costs.
     """
 
-    __slots__ = ("_before", "_bound", "_outer", "_start", "_task", "_thread", "number", "role")
+    __slots__ = ("_before", "_bound", "_outer", "_recorder", "_start", "_task", "_thread", "number", "role")
 
     number: int | None
     """The step."""
@@ -44,6 +48,8 @@ class Scope:
     _bound: Mapping[str, object] | None
     _outer: Scope | None
     _before: Scope | None
+    _recorder: Recorder
+    """Of the session in which it was put in force."""
     _task: int | None
     _thread: int
     _start: int
@@ -79,14 +85,16 @@ scope: ContextVar[Scope | None] = ContextVar("stepprof_scope", default=None)
 """The window and the bound attributes of this task or thread, or the last ones: see `holding`."""
 
 
-def holding(where: Scope | None, thread: int, task: int | None) -> Scope | None:
+def holding(where: Scope | None, recorder: Recorder | None, thread: int, task: int | None) -> Scope | None:
     """The scope that holds in this thread and task, of what stands in their context.
 
     One that is over holds no more where it was put in force: what it was put around does. A task or thread that began inside it is
-    of that step and role for good, also when the window ends before it does.
+    of that step and role for good, also when the window ends before it does; but not in the session that comes after.
     """
     for _ in range(DEEPEST):
-        if where is None or where._start or where._task != task or where._thread != thread:
+        if where is None or where._start:
+            return where
+        if (where._task != task or where._thread != thread) and where._recorder is recorder:
             return where
         where = where._outer
     return None

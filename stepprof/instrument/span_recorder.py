@@ -126,7 +126,7 @@ class Recorder:
 
     def where(self) -> Scope | None:
         """The scope that a span which ended here and now would be in."""
-        return holding(_current_scope(), self.thread.id, self.task_id()) or newest.window
+        return holding(_current_scope(), self, self.thread.id, self.task_id()) or newest.window
 
     def relieve(self) -> None:
         """Many spans wait: wake the writer, and past the bound drop the oldest."""
@@ -154,7 +154,7 @@ class Recorder:
         task = None if loop is None else id(self.current_task(loop))
         where = _current_scope()
         if where is not None and not where._start:
-            where = holding(where, thread, task)
+            where = holding(where, self, thread, task)
         span: Span = (name, kind, now, now, thread, task, where or newest.window, attributes, False)
         if self.keep:
             self.pending.append(span)

@@ -72,6 +72,7 @@ class StepWindow(Scope):
             ticket: OpenWindow | None = session.enter(step, role, self._version, _ahead)
             self._after = after = NOT_SELECTED if ticket is None else ticket
         try:
+            self._recorder = recorder
             self._thread = thread = recorder.thread.id
             loop = recorder.running_loop()
             self._task = task = None if loop is None else id(recorder.current_task(loop))
@@ -80,7 +81,7 @@ class StepWindow(Scope):
                 if outer._outer is None and outer._thread == thread and outer._task == task:
                     outer = None  # the window before this one
                 else:
-                    outer = holding(outer, thread, task)
+                    outer = holding(outer, recorder, thread, task)
             self._outer = outer
             self._bound = None if outer is None else outer._bound
             self._before = newest.window
@@ -117,7 +118,7 @@ class StepWindow(Scope):
             if start == UNSEEN:
                 return
             if self._outer is not None:
-                self._outer = holding(self._outer, self._thread, self._task)
+                self._outer = holding(self._outer, cell.recorder, self._thread, self._task)
             if scope.get() is self:  # a task that begins after the window inherits what is around it
                 scope.set(self._outer)
             recorder = cell.recorder

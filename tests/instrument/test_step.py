@@ -469,6 +469,25 @@ class TestConcurrency:
         found = [(s["step"], s["role"], s.get("attrs")) for s in spans_of(session, "later")]
         assert found == [(None, None, None), (2, None, None), (None, None, None), (None, None, None)]
 
+    def test_a_window_left_open_by_an_earlier_run(self, start) -> None:
+        """A task of the next run is of no step, though the code around it began inside the window."""
+
+        async def later():
+            with region("later"):
+                await asyncio.sleep(0)
+
+        async def main():
+            await asyncio.create_task(later())
+
+        with stepprof.bind(sample=7):
+            start(backend="null")
+            profile_step(3).start()
+            stepprof.shutdown()
+            session = start(run_id="next", backend="null")
+            asyncio.run(main())
+        (span,) = spans_of(session, "later")
+        assert (span["step"], span["role"], span.get("attrs")) == (None, None, None)
+
     def test_windows_of_one_task_that_end_in_another_order(self, session) -> None:
         """A task that begins then is of the window that is still open."""
 
