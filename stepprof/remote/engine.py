@@ -163,6 +163,8 @@ class Engine:
             if target is not None:
                 taken.append(target)
         before, self.targets = self.targets, tuple(taken)
+        for target in set(before) - set(taken):
+            target.let_go()
         if self._fleet is not None and before != self.targets:
             self._fleet.regrouped()
 

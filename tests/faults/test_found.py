@@ -54,6 +54,9 @@ FOUND = {
         ),
         ops=(Block(2), *(Act("pause"),) * 30),
     ),
+    "an engine that a callable names no longer leaves no folder of the step that it was armed for": Plan(
+        engines=(EnginePlan(how="callable"),), ops=(Block(2), Act("armed"), Act("die"), Block(2))
+    ),
     "engines that a callable names are shown": Plan(
         engines=(EnginePlan(how="callable", kind="spans"),), ops=(Block(2), Act("detach"))
     ),

@@ -263,6 +263,15 @@ class EngineTarget(EngineState):
         logger.warning("engine.stop_unanswered", target=self.label, name=self.driver.name, seconds=seconds)
         recording.tell_unanswered()
 
+    def let_go(self) -> None:
+        """Take part in no further window, and forget the one that it is armed for; a capture ends with its window."""
+        self.detached = True
+        arming, self._arming = self._arming, []
+        for window in arming:
+            self._observer.unused(self, window)
+        if self.recording is None:
+            self.disarm("detached")
+
     async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
         """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
 
@@ -271,15 +280,10 @@ class EngineTarget(EngineState):
             answer_seconds: how long to wait, in all, for answers of the engine.
             timeout: how long to wait for pending exports and reports.
         """
-        self.detached = True
         began = time.monotonic()
         recording = self.recording
-        arming, self._arming = self._arming, []
-        for window in arming:
-            self._observer.unused(self, window)
-        if recording is None:
-            self.disarm("detached")
-        else:
+        self.let_go()
+        if recording is not None:
             if not recording.stop.is_set():  # else its window has closed: only the answer is missing
                 recording.late = reason
                 recording.stop.set()
