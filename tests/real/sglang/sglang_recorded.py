@@ -162,9 +162,14 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
         generate(engine, 3)
         engine.tokenizer_manager.stop_profile = stop_and_raise
     del engine.tokenizer_manager.stop_profile
-    entry = told_as(folder, "failed")
     place = folder / "run" / "step-000002"
-    left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
+    deadline = time.monotonic() + 60
+    while True:  # the trace is named a moment after the failure
+        entry = told_as(folder, "failed")
+        left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
+        if any(path in entry["error"] for path in left) or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
     stepprof.shutdown()
     return entry, left
 
