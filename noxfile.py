@@ -293,7 +293,7 @@ VERL_SGLANG = [
 
 @nox.session(python="3.11", reuse_venv=True)
 def verl_sglang(session: nox.Session) -> None:
-    """Record the real SGLang in the servers of the real verl on a CPU, without its trainer."""
+    """Record whole runs of the real verl with the real SGLang on a CPU."""
     session.install("--no-compile", "-r", "tests/real/sglang-requirements.txt")
     session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
     # over the newer ones, which SGLang 0.5.12 refuses

@@ -1,11 +1,8 @@
-"""verl's replica of SGLang is attached and recorded on a processor: verl's own manager, servers and client, without its trainer."""
+"""verl trains whole on a processor with its own SGLang servers, and is recorded by one environment variable: ranks, engines, weight sync."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,39 +12,72 @@ from stepprof.analysis.report.analyse import analyse
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.verify import verify_run
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import list_runs, steps
+from stepprof.run.runs import list_runs, read_run, steps
+from stepprof.run.spans import read_spans
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
-JOB = Path(__file__).with_name("sglang_servers_job.py")
 STUBS = Path(__file__).parents[1] / "sglang" / "stubs"
+ADAPTERS = ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop")
 
 
-def test_a_step_of_its_engine_is_recorded(tmp_path) -> None:
-    """The second step has the engine's trace with its forward steps, and both steps have the same answers."""
-    verl_job.prepare(tmp_path)
-    given = verl_job.environment(
-        tmp_path, SGLANG_USE_CPU_ENGINE="1", STEPPROF_STEPS="2", STEPPROF_RANKS="all"
-    )
-    given["PYTHONPATH"] = os.pathsep.join([str(STUBS), given["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, str(JOB), "answers.json"],
-        cwd=tmp_path,
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    answers = json.loads((tmp_path / "answers.json").read_text())
-    assert answers["1"] == answers["2"]
-    (run,) = list_runs(tmp_path / "stepprof-runs")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the job of three steps of which the second is recorded."""
+    given = {"SGLANG_USE_CPU_ENGINE": "1", "STEPPROF_STEPS": "2", "STEPPROF_RANKS": "all"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(STUBS), prepend=os.pathsep)
+        job = verl_job.run(tmp_path_factory.mktemp("verl") / "job", config="tiny_sglang", **given)
+    assert job.code == 0, job.output[-8000:]
+    return job
+
+
+@pytest.fixture(scope="module")
+def run(recorded):
+    """Return its run directory."""
+    (found,) = list_runs(recorded.folder / "stepprof-runs")
+    return found
+
+
+def test_all_that_took_part_is_there(run) -> None:
+    """Both ranks and both servers are in the one step that was asked for, complete, and nothing that the manifest names is missing."""
     assert steps(run) == [2]
-    (entry,) = read_step(run, 2)["engines"]
-    assert (entry["kind"], entry["role"], entry["status"]) == ("sglang", "rollout", "complete")
-    assert entry["name"].startswith("SGLangHttpServer:")
+    manifest = read_step(run, 2)
+    assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
+    assert {each["rank"] for each in manifest["windows"]} >= {0, 1}
+    rollout = [each for each in manifest["engines"] if each["role"] == "rollout"]
+    assert {(each["kind"], each["replica"], each["status"]) for each in rollout} == {
+        ("sglang", 0, "complete"),
+        ("sglang", 1, "complete"),
+    }
+    assert all(each["name"].startswith("SGLangHttpServer:") for each in rollout)
     assert verify_run(run).problems == []
-    (rollout,) = analyse(find([run], output_dir=tmp_path, step=2), workers=1).rollout
-    assert rollout.iterations >= max(map(len, answers["2"]))
-    assert "adapter.refused" not in done.stdout + done.stderr
+
+
+def test_phases_are_roles(run) -> None:
+    """verl's phases open windows of their roles, in a step that is recorded and in one that is not."""
+    for step in (2, 3):
+        roles = {each["name"] for each in read_spans(run, step=step) if each["kind"] == "window"}
+        assert roles >= {"rollout", "actor", "ref", "critic", "weight_sync"}
+
+
+def test_the_report_has_the_forward_steps_of_both_servers(recorded, run) -> None:
+    """Each server answers half of the samples, of 16 tokens each: a forward step for each token of the longest."""
+    found = analyse(find([run], output_dir=recorded.folder, step=2), workers=1).rollout
+    forward = {each.label: each.iterations for each in found if each.iterations and each.label != "all engines"}
+    assert set(forward) == {"rollout/0 worker 0", "rollout/1 worker 0"}
+    assert min(forward.values()) >= 16
+
+
+def test_the_engines_have_the_weights_of_the_trainer(recorded) -> None:
+    """What SGLang says of its tokens' probabilities is what the trainer computes, in each step: verl's update of the weights works while it is recorded."""
+    assert set(recorded.metrics) == {1, 2, 3}
+    for metrics in recorded.metrics.values():
+        assert metrics["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_versions_are_noted(recorded, run) -> None:
+    """`run.json` says which adapters attached; verl logs from level WARNING on, and the line about the step is seen all the same."""
+    noted = read_run(run)["adapters"]
+    assert {name: noted[name]["status"] for name in ADAPTERS} == dict.fromkeys(ADAPTERS, "attached")
+    assert recorded.output.count("step 2 is recorded") == 1

@@ -1,7 +1,7 @@
 """Let verl 0.9.1 train on a processor: what it has for CUDA and NPUs alone, added from outside.
 
-verl loads this module in each of its processes (``VERL_USE_EXTERNAL_MODULES``). It registers a platform, and changes four modules
-right after their import. No file of verl or vLLM is edited.
+verl loads this module in each of its processes (``VERL_USE_EXTERNAL_MODULES``). It registers a platform, and changes modules
+right after their import. No file of verl, vLLM or SGLang is edited.
 """
 
 import contextlib
@@ -144,3 +144,10 @@ def pause_as_before(module):
         await original(self, **options)
 
     module.AsyncLLM.pause_generation = pause_generation
+
+
+@wrapt.when_imported("sglang.srt.utils.patch_torch")
+def tensors_by_file(module):
+    """Send weights to SGLang through files of shared memory: it patches how tensors of CUDA are sent, and a process of verl's closes its own."""
+    module.monkey_patch_torch_reductions = lambda: None
+    torch.multiprocessing.set_sharing_strategy("file_system")
