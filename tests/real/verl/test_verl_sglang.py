@@ -64,7 +64,9 @@ def test_phases_are_roles(run) -> None:
 def test_the_report_has_the_forward_steps_of_both_servers(recorded, run) -> None:
     """Each server answers half of the samples, of 16 tokens each: a forward step for each token of the longest."""
     found = analyse(find([run], output_dir=recorded.folder, step=2), workers=1).rollout
-    forward = {each.label: each.iterations for each in found if each.iterations and each.label != "all engines"}
+    forward = {
+        each.label: each.iterations for each in found if each.iterations and each.label != "all engines"
+    }
     assert set(forward) == {"rollout/0 worker 0", "rollout/1 worker 0"}
     assert min(forward.values()) >= 16
 
