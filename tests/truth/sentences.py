@@ -117,16 +117,21 @@ class _Sentences:
             self.notes.say("finding of clocks", said, "never compared")
 
 
-@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>[^`]+?)(?: \(they overlap\))?")
+@_reads(
+    r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>[^`]+?)(?: \((?P<regions>`.+)\))?(?: \(they overlap\))?"
+)
 def _(told: _Sentences, match: re.Match[str]) -> None:
     told.about(match["seconds"], told.report.seconds)
     shares = {row.role: row.share for row in told.report.roles}
     none = ("engine", "recording", "outside")
-    apart = [each.seconds for each in told.report.path if each.role is None and each.kind not in none]
-    shares["no role"] = sum(apart) / told.report.seconds
+    apart = [each for each in told.report.path if each.role is None and each.kind not in none]
+    shares["no role"] = sum(each.seconds for each in apart) / told.report.seconds
     for part in match["parts"].split(", "):
         role, _, share = part.rpartition(" ")
         told.share(share[:-1], shares.get(role, -1.0))
+    for name, share in re.findall(r"`([^`]+)` (\d+)%", match["regions"] or ""):
+        spent = [each.seconds for each in apart if (each.region or "").partition("/")[0] == name]
+        told.share(share, sum(spent) / told.report.seconds)
 
 
 @_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>`.+)")

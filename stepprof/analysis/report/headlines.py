@@ -17,6 +17,7 @@ from stepprof.analysis.report.schema import (
     Island,
     Memory,
     Overlap,
+    PathSegment,
     PhaseSkew,
     Report,
     Shortfall,
@@ -87,13 +88,18 @@ def _where(report: Report) -> list[Finding]:
         by_region = _by_region(report)
         if by_region or not roles:
             return by_region
-    rest = sum(each.seconds for each in report.path if each.role is None and each.kind in WORKS)
+    outside = [each for each in report.path if each.role is None and each.kind in WORKS]
+    rest = sum(each.seconds for each in outside)
     has_rest = rest >= LEAST_REST * report.seconds
     worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or ([] if has_rest else roles[:1])
     parts = ", ".join(
         [
             *(f"{time.role} {time.share:.0%}" for time in worth),
-            *([f"no role {rest / report.seconds:.0%}"] if has_rest else []),
+            *(
+                [f"no role {rest / report.seconds:.0%}{_regions_in(outside, report.seconds)}"]
+                if has_rest
+                else []
+            ),
         ]
     )
     # ranks enter a role at different times: the role lasts while any of them is in it
@@ -102,19 +108,30 @@ def _where(report: Report) -> list[Finding]:
     return [Finding(text, "step", report.seconds)]
 
 
-def _by_region(report: Report) -> list[Finding]:
-    """Return the time of the step by outermost region on its critical path, where roles do not divide it."""
+def _regions_in(outside: Sequence[PathSegment], total: float) -> str:
+    """Return the longest outermost regions of the time in no role, in brackets; empty: there is none worth saying."""
+    parts = _outermost(outside, total, MOST_NAMES)
+    return f" ({parts})" if parts else ""
+
+
+def _outermost(segments: Sequence[PathSegment], total: float, most: int) -> str:
+    """Return the longest outermost regions of parts of the critical path, with their shares of the step."""
     spent: dict[str, float] = {}
-    for segment in report.path:
+    for segment in segments:
         if segment.region is not None:
             name = segment.region.partition("/")[0]
             spent[name] = spent.get(name, 0.0) + segment.seconds
     worth = sorted(
-        ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * report.seconds),
+        ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * total),
         reverse=True,
     )
-    if worth:
-        parts = ", ".join(f"`{name}` {seconds / report.seconds:.0%}" for seconds, name in worth[:5])
+    return ", ".join(f"`{name}` {seconds / total:.0%}" for seconds, name in worth[:most])
+
+
+def _by_region(report: Report) -> list[Finding]:
+    """Return the time of the step by outermost region on its critical path, where roles do not divide it."""
+    parts = _outermost(report.path, report.seconds, 5)
+    if parts:
         return [Finding(f"the step took {three_digits(report.seconds)}: {parts}", "step", report.seconds)]
     if not report.path or report.roles[:1] != report.roles or any(time.role for time in report.roles):
         return []

@@ -49,16 +49,16 @@ def test_where_the_step_went_comes_first():
 
 
 def test_time_in_no_role_is_stated_where_it_is_much():
-    """By the critical path; then a role of less than 1 % does not stand for the step."""
+    """By the critical path, with its longest regions; then a role of less than 1 % does not stand for the step."""
     path = [
         PathSegment("rank 0", 0.0, 6.3, "work", None, "train"),
         PathSegment("rank 0", 6.3, 3.6, "work", "eval", None),
         PathSegment("rank 0", 9.9, 0.1, "outside", None, None),
     ]
     roles = [TimeOf("eval", None, 3.6, 0.36, [])]
-    assert texts(roles=roles, path=path)[0] == "the step took 10.0 s: eval 36%, no role 63%"
+    assert texts(roles=roles, path=path)[0] == "the step took 10.0 s: eval 36%, no role 63% (`train` 63%)"
     tiny = [TimeOf("eval", None, 0.01, 0.001, [])]
-    assert texts(roles=tiny, path=path)[0] == "the step took 10.0 s: no role 63%"
+    assert texts(roles=tiny, path=path)[0] == "the step took 10.0 s: no role 63% (`train` 63%)"
     assert texts(roles=roles, path=path[1:])[0] == "the step took 10.0 s: eval 36%"
 
 
