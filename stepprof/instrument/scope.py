@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from stepprof.instrument.span_recorder import Recorder
 
 __all__ = [
     "DEEPEST",
@@ -48,8 +44,8 @@ class Scope:
     _bound: Mapping[str, object] | None
     _outer: Scope | None
     _before: Scope | None
-    _recorder: Recorder
-    """Of the session in which it was put in force."""
+    _recorder: object
+    """That of the session in which it was put in force."""
     _task: int | None
     _thread: int
     _start: int
@@ -85,7 +81,7 @@ scope: ContextVar[Scope | None] = ContextVar("stepprof_scope", default=None)
 """The window and the bound attributes of this task or thread, or the last ones: see `holding`."""
 
 
-def holding(where: Scope | None, recorder: Recorder | None, thread: int, task: int | None) -> Scope | None:
+def holding(where: Scope | None, recorder: object, thread: int, task: int | None) -> Scope | None:
     """The scope that holds in this thread and task, of what stands in their context.
 
     One that is over holds no more where it was put in force: what it was put around does. A task or thread that began inside it is

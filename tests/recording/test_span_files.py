@@ -334,7 +334,8 @@ class TestClockAndThreads:
         """A chain that was tied into a ring by a mistake of ours is given up, not followed for ever."""
         ring = Scope()
         ring._start, ring._thread, ring._task, ring._outer, ring._before = 0, 1, None, ring, ring
-        assert holding(ring, 1, None) is None
+        ring._recorder = None
+        assert holding(ring, None, 1, None) is None
         assert last_open(ring) is None
         assert DEEPEST >= 50
         assert cell.recorder is None

@@ -1,29 +1,46 @@
-"""Choose what divides the step in bars and strips: its roles, or its outermost regions where no role divides it."""
+"""Choose what divides the step in bars and strips: its roles, with the outermost regions of the time in no role; or those regions alone where no role divides it."""
 
 from __future__ import annotations
 
-from stepprof.analysis.report.schema import Report, TimeOf
+from collections.abc import Sequence
 
-__all__ = ["NEARLY_ALL", "WORTH_SAYING", "parts_of"]
+from stepprof.analysis.report.schema import PathSegment, Report, TimeOf
+
+__all__ = ["NEARLY_ALL", "WORTH_SAYING", "in_no_role", "parts_of"]
 
 NEARLY_ALL = 0.95
 """Share of the step from which on a single role does not divide it."""
 WORTH_SAYING = 0.01
 """Share of the step's wall time below which a region is no part of it."""
 MOST_PARTS = 8
+LEAST_REST = 0.2
+"""Share of the step from which on the time in no role on its critical path is shown and stated too."""
+WORKS = ("work", "communication", "waiting", "unmatched", "handover")
+"""What processes do on the critical path."""
+
+
+def in_no_role(report: Report) -> list[PathSegment]:
+    """Return the parts of the critical path in which a process works in no role; empty: they are less than a fifth of the step."""
+    found = [each for each in report.path if each.role is None and each.kind in WORKS]
+    return found if sum(each.seconds for each in found) >= LEAST_REST * report.seconds else []
 
 
 def parts_of(report: Report) -> list[TimeOf]:
-    """Return the roles of a step, or the outermost regions on its critical path, in the order in which they begin."""
+    """Return the roles of a step, or the outermost regions on its critical path, in the order in which they begin. Regions of the time in no role come behind the roles."""
     roles = [time for time in report.roles if time.role is not None]
-    if len(report.islands) > 1 or len(roles) > 1 or (roles and roles[0].share < NEARLY_ALL):
+    if len(report.islands) > 1:
         return roles or report.roles
+    if len(roles) > 1 or (roles and roles[0].share < NEARLY_ALL):
+        return [*roles, *_outermost(report, in_no_role(report))]
+    return _outermost(report, report.path) or roles or report.roles
+
+
+def _outermost(report: Report, path: Sequence[PathSegment]) -> list[TimeOf]:
+    """Return the longest outermost regions of parts of the critical path."""
     rows = {(time.role, time.region): time for time in report.regions}
     outermost = dict.fromkeys(
-        (segment.role, segment.region.partition("/")[0])
-        for segment in report.path
-        if segment.region is not None
+        (segment.role, segment.region.partition("/")[0]) for segment in path if segment.region is not None
     )
     found = [rows[key] for key in outermost if key in rows and rows[key].share >= WORTH_SAYING]
     shown = sorted(found, key=lambda time: -time.seconds)[:MOST_PARTS]
-    return [time for time in found if time in shown] or roles or report.roles
+    return [time for time in found if time in shown]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
+from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING, in_no_role
 from stepprof.analysis.report.schema import (
     Allocator,
     Finding,
@@ -32,10 +32,6 @@ __all__ = ["sentences"]
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
-LEAST_REST = 0.2
-"""Share of the step from which on its critical path in no role is stated too."""
-WORKS = ("work", "communication", "waiting", "unmatched", "handover")
-"""What processes do on the critical path."""
 
 
 def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Finding] = ()) -> list[Finding]:
@@ -88,16 +84,15 @@ def _where(report: Report) -> list[Finding]:
         by_region = _by_region(report)
         if by_region or not roles:
             return by_region
-    outside = [each for each in report.path if each.role is None and each.kind in WORKS]
+    outside = in_no_role(report)
     rest = sum(each.seconds for each in outside)
-    has_rest = rest >= LEAST_REST * report.seconds
-    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or ([] if has_rest else roles[:1])
+    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or ([] if outside else roles[:1])
     parts = ", ".join(
         [
             *(f"{time.role} {time.share:.0%}" for time in worth),
             *(
                 [f"no role {rest / report.seconds:.0%}{_regions_in(outside, report.seconds)}"]
-                if has_rest
+                if outside
                 else []
             ),
         ]

@@ -39,7 +39,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
         yield from ("", f"Among the steps of the run: {_plain(report.neighbourhood.text)}.")
     parts = parts_of(report)
     if parts and parts[0].region is None:
-        yield from _times("role", parts[:top])
+        yield from _times("role", [each for each in parts if each.region is None][:top])
     yield from _tree(report.tree, 2 * top) if report.tree else _times("region", report.regions[:top])
     yield from _table(*sample_rows(report.rollout[:top]))
     yield from _table(*token_rows(report.engines[:top]))

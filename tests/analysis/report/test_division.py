@@ -32,8 +32,18 @@ def report(roles: list[TimeOf], **more: object) -> Report:
 def test_roles_divide_it() -> None:
     """Without the windows that have no role: the whole step is no part of itself."""
     roles = [TimeOf(role, None, 5.0, 0.5, []) for role in ("rollout", "actor")]
-    assert parts_of(report([WHOLE, *roles])) == roles
-    assert parts_of(report([WHOLE, roles[0]])) == roles[:1]
+    assert parts_of(report([WHOLE, *roles], path=[])) == roles
+    assert parts_of(report([WHOLE, roles[0]], path=[])) == roles[:1]
+    little = [segment(0, 8.1, None, "actor"), segment(8.1, 1.9, "train")]
+    assert parts_of(report([WHOLE, roles[0]], path=little)) == roles[:1]
+
+
+def test_regions_divide_the_time_in_no_role() -> None:
+    """Where it is a fifth of the step or more: the outermost ones of that time, behind the roles."""
+    rollout = TimeOf("rollout", None, 1.0, 0.1, [])
+    inside = TimeOf("rollout", "load", 1.0, 0.1, [])
+    path = [*PATH[:3], segment(9.05, 0.95, "load", "rollout")]
+    assert parts_of(report([WHOLE, rollout], regions=[*REGIONS, inside], path=path)) == [rollout, LOAD, TRAIN]
 
 
 def test_regions_take_their_place() -> None:

@@ -32,6 +32,7 @@ from stepprof.analysis.report.schema import (
     Op,
     Overhead,
     Overlap,
+    PathSegment,
     PhaseSkew,
     Problem,
     ProcessTime,
@@ -318,6 +319,25 @@ class TestPage:
         assert widths == pytest.approx([100 * row.share for row in report.tree], abs=0.1)
         tops = "[...document.querySelectorAll('#tree tbody tr')].map(row => new Set([...row.cells[1].querySelectorAll('b')].map(bar => bar.offsetTop)).size)"
         assert set(page.evaluate(tops)) == {1}  # both parts of a bar of 100% are on one line
+
+    def test_regions_divide_the_time_in_no_role(self, page: Chromium, tmp_path: Path) -> None:
+        """The bar of the step has them next to the roles; what the profiler took inside one is the profiler's, and short regions are one part."""
+        path = [
+            PathSegment("rank 0", 0.0, 3.0, "work", None, "train/forward"),
+            PathSegment("rank 0", 3.0, 0.5, "recording", None, "train"),
+            PathSegment("rank 0", 3.5, 0.05, "work", None, "log"),
+            PathSegment("rank 0", 3.55, 1.45, "work", "eval", "train"),
+            PathSegment("rank 0", 5.0, 5.0, "work", None, None),
+        ]
+        roles = [TimeOf(None, None, 10.0, 1.0, []), TimeOf("eval", None, 1.45, 0.145, [])]
+        regions = [TimeOf(None, "train", 3.5, 0.35, []), TimeOf(None, "log", 0.05, 0.005, [])]
+        show(page, tmp_path, Report("r", 1, 0, 10.0, "", None, roles=roles, regions=regions, path=path))
+        bar = page.evaluate("document.querySelector('.step-bar').getAttribute('aria-label')")
+        assert bar == (
+            "The step: train 3.00 s, held up by the profiler 500 ms, other regions 50.0 ms, eval 1.45 s, no role or region 5.00 s"
+        )
+        names = "[...document.querySelectorAll('.tile')].map(tile => tile.innerText)"
+        assert any("Longest region" in each and "train" in each for each in page.evaluate(names))
 
     def test_calls_of_a_region_with_regions_are_apart(self, page: Chromium, tmp_path: Path) -> None:
         """Under a row of their own with their sum, which is closed while regions alone are shown."""

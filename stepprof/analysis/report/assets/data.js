@@ -41,16 +41,16 @@ function roleColour(role) {
 
 // The colour of the part that a role or a region belongs to.
 function partColour(role, region) {
-  if (!division || !division.byRegion) return roleColour(role);
+  if (!division) return roleColour(role);
   const part = division.parts[division.partOf(role, region)];
-  return part ? part.colour : "--ink3";
+  return part ? part.colour : roleColour(role);
 }
 
-// What divides the step: its roles, or its outermost regions. Each has a name, a colour and intervals; bars of no part come last.
+// What divides the step: its roles, with the outermost regions of the time in no role; or those regions alone. Each has a name, a colour and intervals; bars of no part come last.
 function divide(report, gantt) {
-  const byRegion = report.parts.some(time => time.region !== null);
-  const times = byRegion ? report.parts : rolesInOrder(report, gantt).map(role => report.parts.find(time => time.role === role) || { role, region: null });
-  const parts = times.map((time, at) => ({ role: time.role, region: time.region, name: time.region || time.role, time: time.seconds === undefined ? null : time, colour: byRegion ? `--c${at % PALETTE}` : roleColour(time.role) }));
+  const regions = report.parts.filter(time => time.region !== null), byRegion = regions.length > 0 && regions.length === report.parts.length;
+  const roles = byRegion ? [] : rolesInOrder(report, gantt).map(role => report.parts.find(time => time.role === role && time.region === null) || { role, region: null });
+  const parts = [...roles, ...regions].map((time, at) => ({ role: time.role, region: time.region, name: time.region || time.role, time: time.seconds === undefined ? null : time, colour: time.region === null ? roleColour(time.role) : `--c${at % PALETTE}` }));
   const partOf = (role, region) => { const at = parts.findIndex(part => part.role === role && (part.region === null || part.region === region)); return at < 0 ? parts.length : at; };
   division = { byRegion, parts, partOf };
   gantt.parts = parts;
@@ -78,9 +78,10 @@ function markParts(gantt) {
     let around = outer.from;
     for (let i = lane.from; i < lane.to; i++) {
       marks[i] = division.partOf(gantt.roles[role[i]], gantt.names[name[i]]);
-      if (marks[i] !== none || !division.byRegion) continue;
+      if (marks[i] !== none) continue;
       while (around < outer.to && start[around] + length[around] <= start[i]) around++;
-      if (around < outer.to && start[around] <= start[i]) marks[i] = marks[around];
+      const its = around < outer.to && start[around] <= start[i] ? division.parts[marks[around]] : undefined;
+      if (its && its.region !== null) marks[i] = marks[around];
     }
   });
   return marks;

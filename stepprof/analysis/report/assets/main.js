@@ -40,7 +40,7 @@ function tile(name, value, unit, text) {
 function tiles(report) {
   const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
   const longest = most(division.parts.filter(part => part.time), part => part.time.seconds);
-  if (longest) list.push(tile(division.byRegion ? "Longest region" : "Longest role", ...split(seconds(longest.time.seconds)), `${longest.name}, ${share(longest.time.share)} of the step`));
+  if (longest) list.push(tile(longest.region === null ? "Longest role" : "Longest region", ...split(seconds(longest.time.seconds)), `${longest.name}, ${share(longest.time.share)} of the step`));
   const tail = most(report.rollout, rollout => rollout.tail);
   if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
   const skew = most(report.skew.filter(phase => phase.significant), ownDelay);

@@ -7,10 +7,11 @@ const outermost = segment => (segment.region || "").split("/")[0];
 
 // The name and the colour of the part of a segment.
 function partOfSegment(segment) {
-  const part = division.parts[division.partOf(segment.role, division.byRegion ? outermost(segment) : null)];
+  const noWork = segment.kind === "recording" || segment.kind === "outside";
+  const part = noWork && segment.role === null && !division.byRegion ? undefined : division.parts[division.partOf(segment.role, outermost(segment))];
   if (part) return part;
-  if (segment.kind === "recording" || segment.kind === "outside") return { name: PATH_KINDS[segment.kind], colour: PATH_COLOURS[segment.kind] };
-  return { name: segment.role || (division.byRegion ? "no region" : "no role"), colour: "--unknown" };
+  if (noWork) return { name: PATH_KINDS[segment.kind], colour: PATH_COLOURS[segment.kind] };
+  return { name: segment.role || (!division.parts.some(each => each.region !== null) ? "no role" : outermost(segment) ? "other regions" : division.byRegion ? "no region" : "no role or region"), colour: "--unknown" };
 }
 
 // Consecutive pieces of one key, each cell of the width with what fills most of it.

@@ -4,7 +4,8 @@ const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--coll
 
 function rolesPart(report, gantt) {
   if (!division.parts.length) return null;
-  return part("roles", division.byRegion ? "Time" : "Roles", "Where the time went", `The ${division.byRegion ? "outermost regions" : "roles"} of the step over time. Seconds count the time in which any process was in one; they can overlap.`,
+  const what = division.byRegion ? "outermost regions of the step" : division.parts.some(each => each.region !== null) ? "roles of the step, and the outermost regions of its time in no role," : "roles of the step";
+  return part("roles", division.byRegion ? "Time" : "Roles", "Where the time went", `The ${what} over time. Seconds count the time in which any process was in one; they can overlap.`,
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
