@@ -7,8 +7,9 @@ epoch, as of all spans. A damaged line is left out and counted.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -184,13 +185,8 @@ def _cut(item: C, begin_ns: int, end_ns: int) -> C:
     return replace(item, **kept)
 
 
-@dataclass(slots=True)
-class _Found:
-    collections: list[Collection] = field(default_factory=list)
-    stretches: list[StackStretch] = field(default_factory=list)
-    regions: list[RegionCpu] = field(default_factory=list)
-    threads: list[ThreadUse] = field(default_factory=list)
-    captures: list[CaptureUse] = field(default_factory=list)
+_Found = defaultdict[str, list[Any]]
+"""The evidence of one process, by the field of `Evidence`."""
 
 
 def read_evidence(path: Path, step: int, *, findings: list[dict[str, Any]] | None = None) -> list[Evidence]:
@@ -206,7 +202,7 @@ def read_evidence(path: Path, step: int, *, findings: list[dict[str, Any]] | Non
     for span in read_spans(path, step=step, findings=findings, evidence=True):
         kind = span.get("kind")
         if kind in EVIDENCE or (kind == "region" and "cpu" in span):
-            found = processes.setdefault((span["rank"], span["host"], span["pid"]), _Found())
+            found = processes.setdefault((span["rank"], span["host"], span["pid"]), defaultdict(list))
             try:
                 _take(found, kind, span)
             except (KeyError, TypeError, ValueError, OverflowError):
@@ -214,17 +210,11 @@ def read_evidence(path: Path, step: int, *, findings: list[dict[str, Any]] | Non
     if damaged and findings is not None:
         problem = f"{damaged} damaged line{'s' * (damaged > 1)} of evidence ignored"
         findings.append({"file": SPANS, "problem": problem})
-    return [
-        Evidence(
-            *process,
-            tuple(found.collections),
-            tuple(found.stretches),
-            tuple(found.regions),
-            tuple(found.threads),
-            tuple(found.captures),
-        )
-        for process, found in processes.items()
-    ]
+    made = []
+    for process, found in processes.items():
+        items: dict[str, Any] = {name: tuple(of_kind) for name, of_kind in found.items()}
+        made.append(Evidence(*process, **items))
+    return made
 
 
 def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
@@ -232,11 +222,11 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
     start, attributes = span["start"], _Attributes(span["attrs"] if kind in EVIDENCE else {})
     where = (_integer(span["thread"]), span.get("step"), span.get("role"), start, start + span["dur"])
     if kind == "region":
-        _add(found.regions, RegionCpu(*where, span["name"], span["cpu"] / 1e9))
+        _add(found["regions"], RegionCpu(*where, span["name"], span["cpu"] / 1e9))
     elif kind == "gc":
         seconds, count = attributes.seconds("busy"), attributes.count("count")
         generation, collected = attributes.count("generation"), attributes.count("collected")
-        _add(found.collections, Collection(*where, seconds, count, generation, collected))
+        _add(found["collections"], Collection(*where, seconds, count, generation, collected))
     elif kind == "stack":
         samples, frames, call = attributes.count("samples"), attributes["frames"], attributes["call"]
         stack = tuple(map(_frame, frames[:DEEPEST]))
@@ -244,13 +234,13 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
             raise ValueError("no frame")
         call = None if call is None else _text(call)
         recorder = attributes.get("recorder") is True
-        _add(found.stretches, StackStretch(*where, samples, stack, call, *attributes.times(), recorder))
+        _add(found["stretches"], StackStretch(*where, samples, stack, call, *attributes.times(), recorder))
     elif span["name"] == "thread":
         samples, dropped = attributes.count("samples"), attributes.count("dropped")
-        _add(found.threads, ThreadUse(*where, *attributes.times(), samples, dropped))
+        _add(found["threads"], ThreadUse(*where, *attributes.times(), samples, dropped))
     else:
         stored = (attributes.known("read_bytes"), attributes.known("write_bytes"))
-        _add(found.captures, CaptureUse(*where, *stored, attributes.count("collections_dropped")))
+        _add(found["captures"], CaptureUse(*where, *stored, attributes.count("collections_dropped")))
 
 
 def _add(items: list[Any], item: object) -> None:

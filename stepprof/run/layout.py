@@ -21,7 +21,9 @@ step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. Files are c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -236,15 +238,12 @@ class RunDir:
         folder = self.path / step_folder(step)
         above = folder / _artifacts_folder(role)
         make_folder(self.path, above)
-        number = 1
-        while True:
+        for number in itertools.count(1):
             name = f"replica-{replica}" if number == 1 else f"replica-{replica}.{number}"
-            try:
+            with contextlib.suppress(FileExistsError):
                 (above / name).mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return folder, f"{above.name}/{name}"
+                break
+        return folder, f"{above.name}/{name}"
 
     def take_engine(self, step: int, role: str, key: str, occurrence: int) -> Mapping[str, object] | None:
         """Claim an engine for this window. Return None if this process drives it, else the process
@@ -289,15 +288,12 @@ class RunDir:
         """
         folder = self.path / SPANS
         make_folder(self.path, folder)
-        number = 1
-        while True:
+        for number in itertools.count(1):
             path = folder / f"rank-{_part(rank)}.{number:06d}.jsonl"
-            try:
+            with contextlib.suppress(FileExistsError):
                 path.touch(exist_ok=False)
-            except FileExistsError:
-                number += 1
-            else:
-                return path
+                break
+        return path
 
 
 class Claim:

@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 _RAY_TASK = "ray.exceptions.RayTaskError"
-"""Escape sequences of terminals, and every control character but line feed and tab."""
 
 LOST = "the process ended before the capture was stopped"
 EXPORTING = "the process ended before the capture was exported"

@@ -20,10 +20,10 @@ from stepprof.errors import ConfigError
 from stepprof.host.own_files import own_uid
 from stepprof.instrument.context import cell
 from stepprof.run.reachable_steps import reachable_step
-from stepprof.run.requests import Request, place_request, withdraw_request
+from stepprof.run.requests import Request, place_request
 from stepprof.run.status import LIVE, read_statuses
 
-__all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers", "withdraw"]
+__all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers"]
 
 NEXT = "next"
 
@@ -99,13 +99,6 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
             )  # fmt: skip
     place_request(path, drafted)
     return drafted
-
-
-def withdraw(path: Path, name: str) -> bool:
-    """Withdraw a request; what was recorded stays. Return False if it was withdrawn before. Raise
-    ConfigError and OSError.
-    """
-    return withdraw_request(path, name)
 
 
 def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:

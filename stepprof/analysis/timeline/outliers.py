@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.timeline.model import Args, Counters, Flows, Instants, Slices, Source, Times
+from stepprof.analysis.timeline.model import Flows, Source, Times
 
 __all__ = ["FARTHEST_NS", "without_strays"]
 
@@ -41,42 +41,15 @@ def without_strays(source: Source) -> Source:
     kept = near(slices.start) & ~long, near(instants.time), near(counters.time)
     left = sum(int(np.count_nonzero(~each)) for each in kept)
     finding = f"{left} events lie more than a day from the others or last longer than a day: they are omitted"
+    arrows = near(flows.start) & near(flows.end)
     return replace(
-        source,
-        slices=_slices(slices, kept[0]),
-        instants=Instants(
-            instants.time[kept[1]],
-            instants.name[kept[1]],
-            instants.category[kept[1]],
-            instants.track[kept[1]],
-            _args(instants.args, kept[1]),
+        source.parts(*kept),
+        flows=Flows(
+            flows.start[arrows],
+            flows.start_track[arrows],
+            flows.end[arrows],
+            flows.end_track[arrows],
+            flows.category[arrows],
         ),
-        counters=Counters(counters.time[kept[2]], counters.value[kept[2]], counters.track[kept[2]]),
-        flows=_flows(flows, near(flows.start) & near(flows.end)),
         findings=[*source.findings, finding],
     )
-
-
-def _slices(slices: Slices, kept: Flags) -> Slices:
-    return Slices(
-        slices.start[kept],
-        slices.duration[kept],
-        slices.name[kept],
-        slices.category[kept],
-        slices.track[kept],
-        _args(slices.args, kept),
-    )
-
-
-def _flows(flows: Flows, kept: Flags) -> Flows:
-    return Flows(
-        flows.start[kept],
-        flows.start_track[kept],
-        flows.end[kept],
-        flows.end_track[kept],
-        flows.category[kept],
-    )
-
-
-def _args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
-    return None if args is None else [args[at] for at in np.flatnonzero(kept).tolist()]

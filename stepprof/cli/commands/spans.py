@@ -5,9 +5,9 @@ timeline.
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from stepprof.analysis.span_stats import SpanTable, SpanTime, Wanted, span_times
 from stepprof.cli.common import add_json, add_occurrence, add_run, chosen_run, print_json
@@ -23,9 +23,7 @@ from stepprof.run.runs import run_id_of, steps
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.manifest_sources import Input
-    from stepprof.analysis.timeline.model import Counters, Instants, Slices, Source
-
-    _Columns = TypeVar("_Columns", Slices, Instants, Counters)
+    from stepprof.analysis.timeline.model import Source
 
 __all__ = ["add", "run"]
 
@@ -188,21 +186,8 @@ def _of_name(source: Source, name: str | None) -> Source:
 
     names = [index for index, each in enumerate(source.names) if each == name]
     tracks = [index for index, track in enumerate(source.tracks) if track.name == name]
-    return replace(
-        source,
-        slices=_picked(source.slices, np.isin(source.slices.name, names)),
-        instants=_picked(source.instants, np.isin(source.instants.name, names)),
-        counters=_picked(source.counters, np.isin(source.counters.track, tracks)),
+    return source.parts(
+        np.isin(source.slices.name, names),
+        np.isin(source.instants.name, names),
+        np.isin(source.counters.track, tracks),
     )
-
-
-def _picked(columns: _Columns, mask: Any) -> _Columns:
-    """Return the rows of columns where the mask is true."""
-    picked: dict[str, Any] = {}
-    for field in fields(columns):
-        column = getattr(columns, field.name)
-        if isinstance(column, list):
-            picked[field.name] = [column[index] for index in mask.nonzero()[0].tolist()]
-        elif column is not None:
-            picked[field.name] = column[mask]
-    return replace(columns, **picked)

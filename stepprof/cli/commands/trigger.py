@@ -13,8 +13,8 @@ from stepprof.cli.common import add_json, add_run, chosen_run, print_json, secon
 from stepprof.cli.output import say, say_text
 from stepprof.errors import ConfigError
 from stepprof.formatting import printable
-from stepprof.run.requests import Request
-from stepprof.run.trigger import NEXT, ask, wait_for_answers, withdraw
+from stepprof.run.requests import Request, withdraw_request
+from stepprof.run.trigger import NEXT, ask, wait_for_answers
 
 __all__ = ["add", "run"]
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     path = chosen_run(args)
     try:
         if args.withdraw is not None:
-            fresh = withdraw(path, args.withdraw)
+            fresh = withdraw_request(path, args.withdraw)
             say(f"request {args.withdraw}: {'withdrawn' if fresh else 'was withdrawn before'}")
             return 0
         step = int(args.step[:20]) if args.step.isdecimal() else args.step  # 20 digits are too large already
