@@ -8,6 +8,7 @@ common clock of the timeline: that of the process that compared the others with 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -289,4 +290,4 @@ def _kept(column: npt.NDArray[Kind], kept: Flags) -> npt.NDArray[Kind]:
 
 
 def _kept_args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
-    return None if args is None else [args[at] for at in np.flatnonzero(kept).tolist()]
+    return None if args is None else list(compress(args, kept.tolist()))
