@@ -11,7 +11,7 @@ from typing import Any
 
 from stepprof.instrument.context import cell
 
-__all__ = ["mark_request"]
+__all__ = ["mark_request", "stated_by_vllm"]
 
 FIRST_OUTPUT_VERSION = "0.5.21"
 """The version of SGLang whose answers state the time to the first output, of 50 tokens if it is not streamed. Older
@@ -34,12 +34,14 @@ def mark_request(answer: object, /) -> None:
     if recorder is None or recorder.is_compiling():
         return
     for each in answer if isinstance(answer, list | tuple) else (answer,):
-        if stated := _of_sglang(each) if isinstance(each, Mapping) else _of_vllm(each):
+        if stated := _of_sglang(each) if isinstance(each, Mapping) else stated_by_vllm(each):
             recorder.instant("request", "mark", stated)
 
 
-def _of_vllm(answer: Any) -> dict[str, object]:
-    """Return what a ``RequestOutput`` states of its request."""
+def stated_by_vllm(answer: Any) -> dict[str, object]:
+    """Return the times in the last ``RequestOutput`` of a request, as attributes of a mark; {} if
+    there are none.
+    """
     times = getattr(answer, "metrics", None)
     tokens = getattr(times, "num_generation_tokens", 0)
     outputs = getattr(answer, "outputs", None)

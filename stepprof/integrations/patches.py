@@ -89,7 +89,7 @@ class Patches:
         self._replace(target, make)
 
     def result(self, target: str, change: Change) -> None:
-        """Pass what a function returns through `change`.
+        """Pass what a function or a coroutine returns through `change`.
 
         Args:
             target: ``module:Class.method`` or ``module:function``.
@@ -97,12 +97,17 @@ class Patches:
         """
 
         def make(function: Any, bound: int) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                result = function(*args, **kwargs)
-                changed = self.guarded(target, change, result, args[bound:], kwargs)
-                return result if changed is None else changed
+            def changed(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                new = self.guarded(target, change, result, args[bound:], kwargs)
+                return result if new is None else new
 
-            return call
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return changed(function(*args, **kwargs), args, kwargs)
+
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                return changed(await function(*args, **kwargs), args, kwargs)
+
+            return call_async if inspect.iscoroutinefunction(function) else call
 
         self._replace(target, make)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
-from stepprof.integrations import own_profiler, verl_processes, verl_profiler
+from stepprof.integrations import own_profiler, verl_processes, verl_profiler, verl_requests
 from stepprof.integrations.activation import note_model
 from stepprof.integrations.training_loop import (
     EVAL,
@@ -201,6 +201,7 @@ TRAINERS = {
 
 ADAPTERS = (
     *verl_processes.ADAPTERS,
+    *verl_requests.ADAPTERS,
     adapter("verl.timers", TIMER, _attach_timers, {TIMER: ("name", "timing_raw")}),
     adapter(
         "verl",

@@ -289,3 +289,9 @@ class TestResult:
         """The caller gets the result of the function, now and later."""
         patches.result(f"{__name__}:environment", lambda *_: 1 / 0)
         assert environment() == environment() == {"A": "1"}
+
+    def test_of_a_coroutine_function_which_stays_one(self, patches) -> None:
+        """The change gets what the coroutine returns."""
+        patches.result(f"{__name__}:Worker.sync", lambda result, args, kwargs: (result, args))
+        assert inspect.iscoroutinefunction(Worker.sync)
+        assert asyncio.run(Worker().sync(3)) == (3, (3,))

@@ -349,7 +349,7 @@ class Rollout(msgspec.Struct, frozen=True):
     sample_seconds: SampleSeconds | None = None
     """The durations of all bound samples, each from its first region to its last; None for an engine."""
     first_token: SampleSeconds | None = None
-    """Seconds from each request of the bound samples to its first token, as the engines stated them; None: not recorded."""
+    """Seconds from each request of the bound samples to its first token, as the engines stated them or an adapter measured them; None: not recorded."""
     per_token: SampleSeconds | None = None
     """Mean seconds between two tokens of each such request; None: not recorded."""
     whole: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -84,6 +85,21 @@ class TestRecordedJob:
         """Nothing that the manifest names is missing."""
         assert verify_run(run).problems == []
 
+    def test_samples_have_the_times_of_their_requests(self, recorded, run) -> None:
+        """Each of the 16 samples is one request: vLLM's tokens are those that verl counts, and their times are in the sample's own."""
+        command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True)
+        (found,) = [each for each in json.loads(done.stdout)["rollout"] if each["sample_seconds"]]
+        assert found["first_token"]["count"] == 16
+        mean = recorded.metrics[2]["response_length/mean"]
+        assert {each["requests"] for each in found["samples"]} == {1}
+        assert len(found["samples"]) == 16
+        assert sum(each["generated_tokens"] for each in found["samples"]) == pytest.approx(16 * mean)
+        for each in found["samples"]:
+            assert each["first_token"] > 0
+            generating = each["first_token"] + (each["per_token"] or 0) * (each["generated_tokens"] - 1)
+            assert 0 < generating < each["seconds"]["generate_sequences"]
+
     def test_report(self, run) -> None:
         """The report covers the ranks and the engines."""
         command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
@@ -96,7 +112,7 @@ class TestRecordedJob:
         """`run.json` says which adapters attached."""
         noted = read_run(run)["adapters"]
         assert {name: entry["status"] for name, entry in noted.items() if name.startswith("verl")} == dict.fromkeys(
-            ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm"), "attached"
+            ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm", "verl.requests", "verl.answers"), "attached"
         )  # fmt: skip
 
     def test_one_line_says_what_was_recorded(self, recorded) -> None:

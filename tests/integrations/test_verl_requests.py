@@ -1,0 +1,94 @@
+"""When a request's tokens came, as the process of verl's server received vLLM's outputs. tests/real/verl has verl's own classes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import stepprof
+from stepprof.integrations import verl_requests
+from stepprof.integrations.verl_requests import Times
+from stepprof.run.runs import list_runs
+from stepprof.run.spans import read_spans
+
+
+def output(tokens, *, finished=False, sequences=1, metrics=None):
+    """Return an output in the form of vLLM's."""
+    sequence = SimpleNamespace(token_ids=[1] * tokens)
+    return SimpleNamespace(outputs=[sequence] * sequences, finished=finished, metrics=metrics)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the clock, which goes on by a second at each look."""
+    seconds = iter(range(100))
+    monkeypatch.setattr(verl_requests, "perf_counter", lambda: float(next(seconds)))
+
+
+def stated(*outputs):
+    """Return what is stated of a request with these outputs."""
+    times = Times()
+    for each in outputs:
+        times.receive(each)
+    return times.stated()
+
+
+@pytest.mark.usefixtures("clock")
+class TestTimes:
+    def test_are_measured_between_outputs(self) -> None:
+        """The first token comes with the first output, the last one with the last."""
+        assert stated(output(1), output(2), output(4, finished=True)) == {
+            "generated_tokens": 4,
+            "first_token_seconds": 1.0,
+            "decode_seconds": 2.0,
+        }
+
+    def test_an_output_without_a_new_token_is_not_the_last_token(self) -> None:
+        """An aborted request ends with one."""
+        assert stated(output(1), output(2), output(2, finished=True))["decode_seconds"] == 1.0
+
+    def test_several_tokens_at_once(self) -> None:
+        """It is not known when the first of them came."""
+        assert stated(output(3), output(4, finished=True)) == {"generated_tokens": 4}
+
+    @pytest.mark.parametrize(
+        "outputs",
+        [
+            (),
+            (output(1), output(2)),
+            (output(0, sequences=0, finished=True),),
+            (output(1, sequences=2, finished=True),),
+        ],
+    )
+    def test_a_request_without_a_whole_answer(self, outputs) -> None:
+        """Nothing is stated of it."""
+        assert stated(*outputs) == {}
+
+    def test_statistics_of_the_engine_come_first(self) -> None:
+        """vLLM keeps them with `disable_log_stats=False`."""
+        metrics = SimpleNamespace(
+            num_generation_tokens=4, first_token_latency=0.25, first_token_ts=7.0, last_token_ts=7.5
+        )
+        assert stated(output(4, finished=True, metrics=metrics)) == {
+            "generated_tokens": 4,
+            "first_token_seconds": 0.25,
+            "decode_seconds": 0.5,
+        }
+
+
+class TestMark:
+    @pytest.mark.parametrize(("sampling", "marks"), [({}, 1), ({"prompt_logprobs": 0}, 0)])
+    def test_is_of_the_sample_and_leaves_the_reply_as_it_was(self, tmp_path, sampling, marks) -> None:
+        """A teacher scores the text of a sample by a request that is none of it."""
+        stepprof.init({"steps": "9", "backend": "null", "output_dir": str(tmp_path)})
+        reply = SimpleNamespace(token_ids=[1])
+        vars(reply)[verl_requests.ATTRIBUTE] = {"generated_tokens": 1}
+        with stepprof.profile_step(2), stepprof.bind(sample="5.1"):
+            verl_requests._mark(reply, (), {"sampling_params": sampling})
+            verl_requests._mark(reply, (), {"sampling_params": sampling})  # one without times
+        stepprof.shutdown()
+        (run,) = list_runs(tmp_path)
+        found = [each["attrs"] for each in read_spans(run, step=2) if each["kind"] == "mark"]
+        assert found == [{"sample": "5.1", "generated_tokens": 1}] * marks
+        assert vars(reply) == {"token_ids": [1]}
