@@ -11,8 +11,8 @@ from pathlib import Path
 
 __all__ = ["ThreadTimes", "storage_bytes"]
 
-_TASKS = Path("/proc/self/task")
-_IO = Path("/proc/self/io")
+_TASKS = "/proc/self/task"
+_IO = "/proc/self/io"
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
 
@@ -30,9 +30,10 @@ class ThreadTimes:
         """The thread has ended."""
         self._file: int | None = None
         try:
-            self._file = os.open(_TASKS / str(thread) / "schedstat", os.O_RDONLY | _CLOEXEC)
+            # joined as strings, here and below: each recorded window waits for it
+            self._file = os.open(f"{_TASKS}/{thread}/schedstat", os.O_RDONLY | _CLOEXEC)
         except OSError:
-            self.ended = _TASKS.is_dir() and not (_TASKS / str(thread)).is_dir()
+            self.ended = Path(_TASKS).is_dir() and not Path(_TASKS, str(thread)).is_dir()
 
     def read(self) -> tuple[int, int] | None:
         """Return the nanoseconds on a CPU and in the run queue; None: the kernel does not count them, or
@@ -62,7 +63,12 @@ def storage_bytes() -> tuple[int, int] | None:
     What the page cache answers is not counted.
     """
     try:
-        found = dict(line.split(b": ") for line in _IO.read_bytes().splitlines())
-        return int(found[b"read_bytes"]), int(found[b"write_bytes"])
+        file = os.open(_IO, os.O_RDONLY | _CLOEXEC)
+        try:
+            words = os.read(file, 4096).split()
+        finally:
+            os.close(file)
+        found = dict(zip(words[::2], words[1::2], strict=True))
+        return int(found[b"read_bytes:"]), int(found[b"write_bytes:"])
     except (OSError, ValueError, KeyError):
         return None
