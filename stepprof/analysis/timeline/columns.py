@@ -78,8 +78,7 @@ class _Columns:
         if self._args is None:
             return
         self._args.extend([None] * count if args is None else args)
-        distinct = set(args or ())
-        distinct.discard(None)
+        distinct = {each for each in set(args or ()) if each is not None}
         self._kept += self._each * len(distinct) + self._byte * sum(map(len, distinct))
 
     def _joined(self, column: int, dtype: type[Number]) -> npt.NDArray[Number]:
