@@ -33,6 +33,9 @@ _UNITS = {
     "end": "s, point in time",
     "at": "s, point in time",
     "Overhead.start": "s",
+    **dict.fromkeys(
+        (f"SampleSeconds.{each}" for each in ("mean", "median", "p95", "longest")), "s, or tokens"
+    ),
 }
 """Units that do not follow from a field's name and type."""
 

@@ -107,6 +107,7 @@ def test_all_requests(recorded: tuple[Path, dict[int, Samples]], step: int) -> N
     row = row_of(folder, step)
     same(row.first_token, [each["first_token_seconds"] for each in requests if "first_token_seconds" in each])
     same(row.per_token, [took for took in map(per_token, requests) if took is not None])
+    same(row.generated_tokens, [each["generated_tokens"] for each in requests if "generated_tokens" in each])
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))

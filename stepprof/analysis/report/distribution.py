@@ -38,9 +38,13 @@ def distribution_of(nanoseconds: Sequence[float | None]) -> Distribution:
     return Distribution(len(known), packed(known))
 
 
-def seconds_of(parts: Sequence[Distribution]) -> SampleSeconds | None:
+def seconds_of(parts: Sequence[Distribution], unit: float = 1e9) -> SampleSeconds | None:
     """Return the distribution of several parts together; None: a part has things whose durations are not known, or
     there are none.
+
+    Args:
+        parts: what the digests hold.
+        unit: what the packed values are divided by: 1 if they are no nanoseconds.
     """
     parts = [part for part in parts if part.count]
     lengths = [np.frombuffer(part.values, "<i8") for part in parts]
@@ -51,7 +55,7 @@ def seconds_of(parts: Sequence[Distribution]) -> SampleSeconds | None:
     )
     every = np.concatenate(lengths)
     order = np.argsort(every, kind="stable")
-    below, every = np.cumsum(weights[order]), every[order] / 1e9
+    below, every = np.cumsum(weights[order]), every[order] / unit
 
     def at(part: float) -> float:
         return float(every[min(int(np.searchsorted(below, part * below[-1])), len(every) - 1)])

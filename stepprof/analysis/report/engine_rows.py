@@ -54,21 +54,22 @@ def stage_rows(engines: Sequence[EngineWork]) -> Rows:
 
 def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
     """Return the headings, and the rows for the bound samples of each process: their time, and the times of their
-    requests to the first token and between two tokens.
+    requests to the first token and between two tokens, and their tokens.
     """
-    headers = ["", "time of", "number", "mean", "median", "95th percentile", "longest"]
+    headers = ["", "of each", "number", "mean", "median", "95th percentile", "longest"]
     rows = [
         [
             each.label,
             what,
             number(told.count),
-            *map(seconds, (told.mean, told.median, told.p95, told.longest)),
+            *map(shown, (told.mean, told.median, told.p95, told.longest)),
         ]
         for each in rollouts
-        for what, told in (
-            ("sample", each.sample_seconds),
-            ("first token", each.first_token),
-            ("per token", each.per_token),
+        for what, told, shown in (
+            ("sample", each.sample_seconds, seconds),
+            ("first token", each.first_token, seconds),
+            ("per token", each.per_token, seconds),
+            ("tokens", each.generated_tokens, _count),
         )
         if told is not None
     ]

@@ -99,6 +99,7 @@ def _samples_row(
         times=seconds_of([each.times for each in parts]),
         first_token=seconds_of([each.first_tokens for each in parts]),
         per_token=seconds_of([each.per_token for each in parts]),
+        generated=seconds_of([each.generated for each in parts], unit=1.0),
     )
 
 

@@ -114,6 +114,8 @@ class Samples(msgspec.Struct, frozen=True):
     """Nanoseconds from each request to its first token."""
     per_token: Distribution = Distribution()
     """Nanoseconds between two tokens of each request."""
+    generated: Distribution = Distribution()
+    """Generated tokens of each request."""
 
     @property
     def times(self) -> Distribution:
@@ -200,6 +202,7 @@ def collect_samples(
         packed(last - first),
         distribution_of([each.first_token for each in made]),
         distribution_of([each.per_token for each in made]),
+        distribution_of([each.generated for each in made]),
     )
 
 
@@ -234,6 +237,7 @@ def rollout(
     times: SampleSeconds | None = None,
     first_token: SampleSeconds | None = None,
     per_token: SampleSeconds | None = None,
+    generated: SampleSeconds | None = None,
     whole: bool = True,
 ) -> Rollout | None:
     """Return the figures of the curve of a generation phase; None if it has no length.
@@ -248,6 +252,7 @@ def rollout(
         times: the durations of all of them.
         first_token: the times of their requests to the first token.
         per_token: the times of their requests between two tokens.
+        generated: the tokens of their requests.
         whole: whether the curve covers all of the phase.
     """
     lengths = curve.lengths
@@ -276,6 +281,7 @@ def rollout(
         sample_seconds=times,
         first_token=first_token,
         per_token=per_token,
+        generated_tokens=generated,
         whole=whole,
     )
 

@@ -311,7 +311,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SampleSeconds(msgspec.Struct, frozen=True):
-    """How some seconds are distributed over bound samples, or over their requests."""
+    """How some seconds, or tokens, are distributed over bound samples, or over their requests."""
 
     count: int
     """The number of samples, or of requests that state it."""
@@ -354,6 +354,8 @@ class Rollout(msgspec.Struct, frozen=True):
     """Mean seconds between two tokens of each such request; None: not recorded."""
     whole: bool = True
     """Whether the capture covers all of the phase. False: it was capped, or is incomplete."""
+    generated_tokens: SampleSeconds | None = None
+    """The tokens that each such request generated; None: not recorded."""
 
 
 class Stage(msgspec.Struct, frozen=True):

@@ -203,8 +203,22 @@ class TestRows:
 class TestSamples:
     def test_a_row(self):
         times, first = SampleSeconds(1200, 1, 2, 3, 4), SampleSeconds(9, 1, 1, 1, 1)
-        row = Rollout("samples of rank 0", 0, 1.0, 1, 1, 0, 0, [], sample_seconds=times, first_token=first)
+        tokens = SampleSeconds(9, 1500.4, 1500, 1600, 1700)
+        row = Rollout(
+            "samples of rank 0",
+            0,
+            1.0,
+            1,
+            1,
+            0,
+            0,
+            [],
+            sample_seconds=times,
+            first_token=first,
+            generated_tokens=tokens,
+        )
         assert sample_rows([row])[1] == [
             ["samples of rank 0", "sample", "1,200", "1.00 s", "2.00 s", "3.00 s", "4.00 s"],
             ["samples of rank 0", "first token", "9", *["1.00 s"] * 4],
+            ["samples of rank 0", "tokens", "9", "1,500", "1,500", "1,600", "1,700"],
         ]

@@ -90,7 +90,7 @@ class TestRecordedJob:
         command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
         done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True)
         (found,) = [each for each in json.loads(done.stdout)["rollout"] if each["sample_seconds"]]
-        assert found["first_token"]["count"] == 16
+        assert found["first_token"]["count"] == found["generated_tokens"]["count"] == 16
         mean = recorded.metrics[2]["response_length/mean"]
         assert {each["requests"] for each in found["samples"]} == {1}
         assert len(found["samples"]) == 16
@@ -105,8 +105,17 @@ class TestRecordedJob:
         command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         assert "the step took" in done.stdout
-        for process in ("rank 0", "rank 1", "rollout/0", "rollout/1", "driver", "agent-loop"):
-            assert process in done.stdout
+        for told in (
+            "rank 0",
+            "rank 1",
+            "rollout/0",
+            "rollout/1",
+            "driver",
+            "agent-loop",
+            "first token",
+            "per token",
+        ):
+            assert told in done.stdout
 
     def test_versions_are_noted(self, run) -> None:
         """`run.json` says which adapters attached."""

@@ -9,8 +9,8 @@ function rolesPart(report, gantt) {
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
-function spreadOf(told, what) {
-  return told ? el("p", { class: "sub" }, `${what(told)}: median ${seconds(told.median)}, 95th percentile ${seconds(told.p95)}, longest ${seconds(told.longest)}`) : null;
+function spreadOf(told, what, shown = seconds) {
+  return told ? el("p", { class: "sub" }, `${what(told)}: median ${shown(told.median)}, 95th percentile ${shown(told.p95)}, longest ${shown(told.longest)}`) : null;
 }
 
 function rolloutPart(report) {
@@ -21,7 +21,7 @@ function rolloutPart(report) {
     el("p", { class: "sub" }, `${seconds(rollout.seconds)} of generation · peak batch ${count(rollout.peak_batch)}, mean ${count(rollout.mean_batch)} · `,
       el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · tail ${seconds(rollout.tail)}`),
     tailCurve(rollout),
-    rollout.samples.length ? [spreadOf(rollout.sample_seconds, told => plural(told.count, "sample")), spreadOf(rollout.first_token, told => `first token of ${plural(told.count, "request")}`), spreadOf(rollout.per_token, told => `between tokens of ${plural(told.count, "request")}`), el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
+    rollout.samples.length ? [spreadOf(rollout.sample_seconds, told => plural(told.count, "sample")), spreadOf(rollout.first_token, told => `first token of ${plural(told.count, "request")}`), spreadOf(rollout.per_token, told => `between tokens of ${plural(told.count, "request")}`), spreadOf(rollout.generated_tokens, told => `tokens of ${plural(told.count, "request")}`, count), el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
   const shown = 4, rest = cards.slice(shown);
   const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
   const grid = el("div", { class: "cards" }, cards.slice(0, shown));
