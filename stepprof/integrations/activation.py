@@ -46,7 +46,7 @@ def register(adapter: Adapter) -> None:
         if adapter.name in _registered:
             return
         _registered.add(adapter.name)
-    wrapt.register_post_import_hook(_when_imported(adapter), adapter.trigger)
+    wrapt.register_post_import_hook(_when_imported(adapter), adapter.module)
 
 
 def deactivate_all() -> None:

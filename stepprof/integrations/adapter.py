@@ -27,19 +27,24 @@ class Adapter:
 
     Args:
         name: what tables and logs call it.
+        trigger: the module whose import attaches the adapter, or ``module:dotted.name`` in it.
+        attach: makes the patches; called once, when every name was found.
+        needs: maps ``module:dotted.name`` to the parameters that it must accept.
         distributions: the names of the package on PyPI; the first one that is installed gives the version.
         tested: the versions that the tests run, as a specifier of `packaging`.
-        trigger: the module whose import attaches the adapter.
-        needs: maps ``module:dotted.name`` to the parameters that it must accept.
-        attach: makes the patches; called once, when every name was found.
     """
 
     name: str
+    trigger: str
+    attach: Callable[[Patches], None]
+    needs: Mapping[str, tuple[str, ...]]
     distributions: tuple[str, ...]
     tested: str
-    trigger: str
-    needs: Mapping[str, tuple[str, ...]]
-    attach: Callable[[Patches], None]
+
+    @property
+    def module(self) -> str:
+        """Return the module whose import attaches the adapter."""
+        return self.trigger.partition(":")[0]
 
     def version(self) -> str | None:
         """Return the installed version; None: the framework is not installed."""

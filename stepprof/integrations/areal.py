@@ -212,16 +212,16 @@ _adapter = partial(Adapter, distributions=("areal",), tested=">=1.0.4,<1.0.5")
 
 ADAPTERS = (
     _adapter(
-        name="areal.scopes",
-        trigger=TRACER,
-        attach=_attach_scopes,
-        needs={**dict.fromkeys(SCOPES, ("name", "args")), OWN_PROFILER: ("requested", "global_step")},
+        "areal.scopes",
+        TRACER,
+        _attach_scopes,
+        {**dict.fromkeys(SCOPES, ("name", "args")), OWN_PROFILER: ("requested", "global_step")},
     ),
     _adapter(
-        name="areal",
-        trigger="areal.trainer",
-        attach=_attach_trainers,
-        needs={
+        "areal",
+        "areal.trainer",
+        _attach_trainers,
+        {
             **{f"{trainer}.train": () for trainer in TRAINERS},
             **{f"{trainer}._save_perf_tracer": ("step",) for trainer in TRAINERS},
             **{f"{trainer}._evaluate_fn": () for trainer in TRAINERS},

@@ -19,7 +19,7 @@ from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetimi
 from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from stepprof.integrations.patches import Patches
 
@@ -127,21 +127,18 @@ def _attach_timers(patches: Patches) -> None:
     patches.around(f"{GROUP}.__init__", _own.group_begins)
 
 
-def _attach_trainer(target: str) -> Callable[[Patches], None]:
-    def attach(patches: Patches) -> None:
-        patches.around(f"{target}.fit", _fit_begins, _fit_ends)
-
-    return attach
+def _attach_trainer(target: str, patches: Patches) -> None:
+    patches.around(f"{target}.fit", _fit_begins, _fit_ends)
 
 
 _adapter = partial(Adapter, distributions=("mindspeed_rl",), tested=">=2.1.0,<2.1.1")
 
 ADAPTERS = (
     _adapter(
-        name="mindspeed_rl.timers",
-        trigger=GROUP.partition(":")[0],
-        attach=_attach_timers,
-        needs={
+        "mindspeed_rl.timers",
+        GROUP,
+        _attach_timers,
+        {
             **CODETIMING,
             **{f"{GROUP}.{method}": () for method in PHASES},
             f"{GROUP}.get_iteration": (),
@@ -150,10 +147,10 @@ ADAPTERS = (
     ),
     *(
         _adapter(
-            name=f"mindspeed_rl.{target.partition(':')[2]}",
-            trigger=target.partition(":")[0],
-            attach=_attach_trainer(target),
-            needs={
+            f"mindspeed_rl.{target.partition(':')[2]}",
+            target,
+            partial(_attach_trainer, target),
+            {
                 f"{target}.fit": ("data_iters",),
                 f"{BASE}.__init__": ("train_iters", "reward_list", *GROUPS),
             },

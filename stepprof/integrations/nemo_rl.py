@@ -26,7 +26,7 @@ from stepprof.integrations.training_loop import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from stepprof.integrations.patches import Patches
 
@@ -199,17 +199,7 @@ def _attach_trainers(targets: list[str], patches: Patches) -> None:
         patches.around(target, partial(_training_begins, target), _training_ends)
 
 
-def _adapter(
-    name: str, trigger: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
-) -> Adapter:
-    return Adapter(
-        name=f"{NAME}.{name}",
-        distributions=("nemo-rl",),
-        tested=">=0.6.0,<0.6.1",
-        trigger=trigger,
-        needs=needs,
-        attach=attach,
-    )
+_adapter = partial(Adapter, distributions=("nemo-rl",), tested=">=0.6.0,<0.6.1")
 
 
 def _of_module(module: str) -> Adapter:
@@ -222,18 +212,15 @@ def _of_module(module: str) -> Adapter:
     group = {f"{WORKERS}.{each}": () for each in ("workers", "dp_size")}
     owners = {f"{WORKERS}.get_dp_leader_worker_idx": ("dp_shard_idx",)}
     attach = partial(_attach_trainers, list(needs))
-    return _adapter(module, f"nemo_rl.algorithms.{module}", attach, {**needs, **group, **owners})
+    return _adapter(f"{NAME}.{module}", f"nemo_rl.algorithms.{module}", attach, {**needs, **group, **owners})
 
 
 ADAPTERS = (
     _adapter(
-        "timer",
-        TIMER.partition(":")[0],
-        _attach_timer,
-        {f"{TIMER}.{each}": ("label",) for each in ("start", "stop")},
+        f"{NAME}.timer", TIMER, _attach_timer, {f"{TIMER}.{each}": ("label",) for each in ("start", "stop")}
     ),
     _adapter(
-        "nsys",
+        f"{NAME}.nsys",
         NSYS,
         _attach_nsys,
         {

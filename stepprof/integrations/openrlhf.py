@@ -16,8 +16,6 @@ from stepprof.integrations.groups import is_ray_worker
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer, start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
 
@@ -183,27 +181,13 @@ def _phase_begins(name: str, role: str | None, *_: object) -> Any:
 # -- ranks
 
 
-def _attach_rank(owner: str) -> Callable[[Patches], None]:
-    def attach(patches: Patches) -> None:
-        for method, name in STAGES.items():
-            if method.startswith(owner):
-                patches.around(method, partial(_phase_begins, name, None), close_timer)
-
-    return attach
+def _attach_rank(owner: str, patches: Patches) -> None:
+    for method, name in STAGES.items():
+        if method.startswith(owner):
+            patches.around(method, partial(_phase_begins, name, None), close_timer)
 
 
-def _adapter(
-    name: str, target: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
-) -> Adapter:
-    return Adapter(
-        name=name,
-        distributions=("openrlhf",),
-        tested=">=0.11.2,<0.11.3",
-        trigger=target.partition(":")[0],
-        needs=needs,
-        attach=attach,
-    )
-
+_adapter = partial(Adapter, distributions=("openrlhf",), tested=">=0.11.2,<0.11.3")
 
 ADAPTERS = (
     _adapter(
@@ -224,7 +208,12 @@ ADAPTERS = (
     ),
     _adapter("openrlhf.samples", TRAINER, _attach_samples, {f"{GENERATOR}.generate_samples": ()}),
     *(
-        _adapter(name, target, _attach_rank(target), {each: () for each in STAGES if each.startswith(target)})
+        _adapter(
+            name,
+            target,
+            partial(_attach_rank, target),
+            {each: () for each in STAGES if each.startswith(target)},
+        )
         for name, target in (("openrlhf.actor", ACTOR), ("openrlhf.critic", CRITIC))
     ),
 )

@@ -6,7 +6,6 @@ them are timed; and RLinf imports the module that ``RLINF_EXT_MODULE`` names in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -130,34 +129,21 @@ def _attach_range(patches: Patches) -> None:
     patches.block(RANGE, _range_begins, close_timer, timer=True)
 
 
-def _attach_runner(target: str) -> Callable[[Patches], None]:
-    def attach(patches: Patches) -> None:
-        patches.around(f"{target}.run", partial(_run_begins, *RUNNERS[target]), _run_ends)
-
-    return attach
+def _attach_runner(target: str, patches: Patches) -> None:
+    patches.around(f"{target}.run", partial(_run_begins, *RUNNERS[target]), _run_ends)
 
 
 _adapter = partial(Adapter, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter(
-        name="rlinf.timers",
-        trigger="rlinf.utils.distributed",
-        attach=_attach_timer,
-        needs={TIMER: ("name",)},
-    ),
-    _adapter(
-        name="rlinf.workers",
-        trigger="rlinf.scheduler.worker.worker",
-        attach=_attach_range,
-        needs={RANGE: ("label",)},
-    ),
+    _adapter("rlinf.timers", TIMER, _attach_timer, {TIMER: ("name",)}),
+    _adapter("rlinf.workers", "rlinf.scheduler.worker.worker", _attach_range, {RANGE: ("label",)}),
     *(
         _adapter(
-            name=f"rlinf.{target.partition(':')[2]}",
-            trigger=target.partition(":")[0],
-            attach=_attach_runner(target),
-            needs={
+            f"rlinf.{target.partition(':')[2]}",
+            target,
+            partial(_attach_runner, target),
+            {
                 f"{target}.run": (),
                 f"{target}.__init__": ("actor",),
                 "rlinf.scheduler.worker.worker_group:WorkerGroup.worker_info_list": (),

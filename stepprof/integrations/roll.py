@@ -17,7 +17,7 @@ from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetimi
 from stepprof.integrations.training_loop import end_jobs, is_incomplete, start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from stepprof.integrations.patches import Patches
 
@@ -96,23 +96,20 @@ def _attach_timers(patches: Patches) -> None:
     patch_codetiming(patches, lambda: _jobs[0] if _jobs else None)
 
 
-def _attach_pipeline(target: str) -> Callable[[Patches], None]:
-    def attach(patches: Patches) -> None:
-        patches.around(f"{target}.run", _run_begins, _run_ends)
-
-    return attach
+def _attach_pipeline(target: str, patches: Patches) -> None:
+    patches.around(f"{target}.run", _run_begins, _run_ends)
 
 
 _adapter = partial(Adapter, distributions=("roll",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter(name="roll.timers", trigger="roll.pipeline", attach=_attach_timers, needs=CODETIMING),
+    _adapter("roll.timers", "roll.pipeline", _attach_timers, CODETIMING),
     *(
         _adapter(
-            name=f"roll.{target.partition(':')[2]}",
-            trigger=target.partition(":")[0],
-            attach=_attach_pipeline(target),
-            needs={
+            f"roll.{target.partition(':')[2]}",
+            target,
+            partial(_attach_pipeline, target),
+            {
                 f"{target}.run": (),
                 STATE: ("step",),
                 f"{CLUSTER}.__init__": ("worker_config",),

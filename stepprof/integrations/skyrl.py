@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.integrations import own_profiler, skyrl_profiler
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.timed_job import KEPT, Close, TimedJob
+from stepprof.integrations.timed_job import KEPT, Close, TimedJob, close_kept
 from stepprof.integrations.training_loop import end_jobs, start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepprof.integrations.patches import Patches
 
 __all__ = ["ADAPTERS", "GROUPS", "ROLES"]
@@ -106,35 +104,18 @@ def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         timer.__dict__[KEPT] = job.begin(timer.message)
 
 
-def _timer_ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
-    close: Close | None = timer.__dict__.pop(KEPT, None)
-    if close is not None:
-        close(arguments[1] if len(arguments) > 1 else None)
-
-
 def _attach_trainer(patches: Patches) -> None:
     patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
     for kind in ("", "a"):
         patches.around(f"{TIMER}.__{kind}enter__", _timer_begins)
-        patches.around(f"{TIMER}.__{kind}exit__", _timer_ends)
+        patches.around(f"{TIMER}.__{kind}exit__", close_kept)
 
 
 def _attach_async_trainer(patches: Patches) -> None:
     patches.around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends)
 
 
-def _adapter(
-    name: str, target: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
-) -> Adapter:
-    return Adapter(
-        name=name,
-        distributions=("skyrl",),
-        tested=">=0.3.0,<0.4.1",
-        trigger=target.partition(":")[0],
-        needs=needs,
-        attach=attach,
-    )
-
+_adapter = partial(Adapter, distributions=("skyrl",), tested=">=0.3.0,<0.4.1")
 
 ADAPTERS = (
     _adapter(

@@ -204,19 +204,6 @@ def _attach_timer(package: Package, patches: Patches) -> None:
     patches.around(f"{package.timer}.end", _timer_ends, timer=True)
 
 
-def _adapter(
-    package: Package, name: str, trigger: str, attach: Callable[[Package, Patches], None], needs: Needs
-) -> Adapter:
-    return Adapter(
-        name=name,
-        distributions=(package.distribution,),
-        tested=package.tested,
-        trigger=trigger.partition(":")[0],
-        needs=needs,
-        attach=partial(attach, package),
-    )
-
-
 def _adapters(package: Package) -> tuple[Adapter, Adapter]:
     driver: Needs = {
         package.manager: ("args", "pg"),
@@ -226,9 +213,10 @@ def _adapters(package: Package) -> tuple[Adapter, Adapter]:
         **({} if package.waits is None else {package.waits: ()}),
     }
     timers: Needs = {f"{package.timer}.{name}": ("name",) for name in ("start", "end")}
+    made = partial(Adapter, distributions=(package.distribution,), tested=package.tested)
     return (
-        _adapter(package, package.name, package.manager, _attach_driver, driver),
-        _adapter(package, f"{package.name}.timer", package.timer, _attach_timer, timers),
+        made(package.name, package.manager, partial(_attach_driver, package), driver),
+        made(f"{package.name}.timer", package.timer, partial(_attach_timer, package), timers),
     )
 
 

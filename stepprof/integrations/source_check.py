@@ -38,7 +38,7 @@ class AdapterLine(NamedTuple):
 def check(adapter: Adapter) -> AdapterLine:
     """Return what an adapter would do with the framework that is installed here."""
     version = adapter.version()
-    if version is None or _source(adapter.trigger) is None:
+    if version is None or _source(adapter.module) is None:
         return AdapterLine(adapter.name, version, "not_installed", None)
     missing = missing_in_source(adapter)
     if missing:

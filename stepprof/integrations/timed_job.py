@@ -11,7 +11,7 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["CODETIMING", "KEPT", "Close", "TimedJob", "patch_codetiming"]
+__all__ = ["CODETIMING", "KEPT", "Close", "TimedJob", "close_kept", "patch_codetiming"]
 
 Close = Callable[[BaseException | None], None]
 """Closes what a timer has opened; the argument is what ended the timer."""
@@ -76,11 +76,13 @@ def patch_codetiming(patches: Patches, job: Callable[[], TimedJob | None]) -> No
             opened = None if running else open_timer(timer.name)
             timer.__dict__[KEPT] = running.begin(timer.name) if running else partial(close_timer, opened)
 
-    def ends(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
-        close: Close | None = timer.__dict__.pop(KEPT, None)
-        if close is not None:
-            close(arguments[1] if len(arguments) > 1 else None)
-
     enter, leave = CODETIMING
     patches.around(enter, begins)
-    patches.around(leave, ends)
+    patches.around(leave, close_kept)
+
+
+def close_kept(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
+    """Close what a timer keeps, before its ``__exit__`` with these arguments."""
+    close: Close | None = timer.__dict__.pop(KEPT, None)
+    if close is not None:
+        close(arguments[1] if len(arguments) > 1 else None)

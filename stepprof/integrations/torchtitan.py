@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.timed_job import KEPT, Close, TimedJob
+from stepprof.integrations.timed_job import KEPT, TimedJob, close_kept
 from stepprof.integrations.training_loop import close_timer, end_jobs, ensure_session, open_timer
 
 if TYPE_CHECKING:
@@ -76,16 +76,10 @@ def _span_begins(span: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
             span.__dict__[KEPT] = lambda error: close_timer(timer, error)
 
 
-def _span_ends(span: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
-    close: Close | None = span.__dict__.pop(KEPT, None)
-    if close is not None:
-        close(arguments[1] if len(arguments) > 1 else None)
-
-
 def _attach(patches: Patches) -> None:
     patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
     patches.around(f"{SPAN}.__enter__", _span_begins)
-    patches.around(f"{SPAN}.__exit__", _span_ends)
+    patches.around(f"{SPAN}.__exit__", close_kept)
 
 
 ADAPTERS = (

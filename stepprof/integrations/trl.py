@@ -147,7 +147,7 @@ ADAPTERS = (
         name="trl.vllm",
         distributions=("trl",),
         tested=">=1.16,<1.17",
-        trigger=GENERATION.partition(":")[0],
+        trigger=GENERATION,
         needs={
             f"{GENERATION}.__init__": ("mode", "server_base_url"),
             f"{GENERATION}._init_vllm": (),
@@ -160,7 +160,7 @@ ADAPTERS = (
         name="trl.async_grpo",
         distributions=("trl",),
         tested=">=1.16,<1.17",
-        trigger=ASYNC_TRAINER.partition(":")[0],
+        trigger=ASYNC_TRAINER,
         needs={f"{ASYNC_TRAINER}.{method}": () for method in ASYNC_PHASES},
         attach=_attach_async,
     ),

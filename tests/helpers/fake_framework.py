@@ -60,7 +60,7 @@ def attach(patches):
     patches.around("framework:Timer.__exit__", timer_ends, timer=True)
 
 NEEDS = {"framework:Trainer.step": ("fail_at",), "framework:Trainer.fit": (), "framework:Timer.__enter__": (), "framework:Timer.__exit__": ()}
-FAKE = Adapter("fake", ("structlog",), ">=1", "framework", NEEDS, attach)
+FAKE = Adapter("fake", "framework", attach, NEEDS, ("structlog",), ">=1")
 """
 
 

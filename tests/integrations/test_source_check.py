@@ -46,7 +46,7 @@ def adapter(tmp_path, monkeypatch):
         "unimportable:Clock.start": ("name",),
         "unimportable.inner:Timer": (),
     }
-    return Adapter("fake", ("structlog",), ">=1", "unimportable.inner", needs, lambda _: None)
+    return Adapter("fake", "unimportable.inner", lambda _: None, needs, ("structlog",), ">=1")
 
 
 class TestCheck:

@@ -64,7 +64,7 @@ class TestSpans:
         span = SimpleNamespace(base_name="step")
         torchtitan._span_begins(span, (), {})
         assert torchtitan._jobs[0].loop.step == 1
-        torchtitan._span_ends(span, (RuntimeError, RuntimeError("the loss is not finite"), None), {})
+        torchtitan.close_kept(span, (RuntimeError, RuntimeError("the loss is not finite"), None), {})
         assert torchtitan._jobs[0].loop.step is None
         torchtitan._training_ends(begun, None)
         assert cell.session is None
@@ -73,5 +73,5 @@ class TestSpans:
         """A span of a process without a session leaves nothing behind."""
         span = SimpleNamespace(base_name="optim")
         torchtitan._span_begins(span, (), {})
-        torchtitan._span_ends(span, (None, None, None), {})
+        torchtitan.close_kept(span, (None, None, None), {})
         assert vars(span) == {"base_name": "optim"}

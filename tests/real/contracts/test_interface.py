@@ -116,7 +116,7 @@ def test_missing(found) -> None:
         "frame.work.loop:Timer.stop": (),
         "frame.other:train": (),
     }
-    adapter = Adapter("frame", ("frame",), ">=1", "frame", needs, lambda _: None)
+    adapter = Adapter("frame", "frame", lambda _: None, needs, ("frame",), ">=1")
     assert missing_in_interface(adapter, found) == [
         "frame.work.loop:train(model)",
         "frame.work.loop:Timer.stop",
