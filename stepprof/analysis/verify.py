@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepprof.analysis.artifact_check import Checked, check_artifact
+from stepprof.analysis.artifact_check import Checked, Kept, check_artifact, foreign_files, never_kept
 from stepprof.analysis.post_step_notes import after_notes, pruned_paths
-from stepprof.analysis.retention_check import Kept, foreign_files, never_kept
 from stepprof.analysis.timeline.workers import each_in_worker
 from stepprof.host.plain_files import readable
 from stepprof.run.conflicts import sentences

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from stepprof.analysis.data.schema import FINDINGS, ITERATIONS, SLICES, SPANS, STEPS
 from stepprof.analysis.data.spans import span_rows, step_rows
-from stepprof.analysis.data.table import Batch, Table, Tell, require_arrow
+from stepprof.analysis.data.table import BATCH_ROWS, Batch, Table, Tell, require_arrow
+from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.filters import Filters
+from stepprof.analysis.timeline.find import Found, Input
+from stepprof.analysis.timeline.iterations import batch_size
+from stepprof.analysis.timeline.load import load
+from stepprof.analysis.timeline.model import Slices, Source
+from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
 from stepprof.run.runs import find_run, find_step, read_run, run_id_of, steps
 from stepprof.run.same_run import parts_of_one_run
-
-if TYPE_CHECKING:
-    from stepprof.analysis.timeline.find import Found
 
 __all__ = ["RecordedStep", "Run"]
 
@@ -125,14 +132,14 @@ class RecordedStep:
     @property
     def slices(self) -> Table:
         """The table of slices: every interval in its traces and spans, on the common clock."""
-        from stepprof.analysis.data.slices import slice_rows
+        from stepprof.analysis.data.run import slice_rows
 
         return Table(SLICES, lambda wanted: slice_rows(self._placed, wanted, self._tell))
 
     @property
     def iterations(self) -> Table:
         """The table of its engines' forward steps."""
-        from stepprof.analysis.data.slices import iteration_rows
+        from stepprof.analysis.data.run import iteration_rows
 
         return Table(ITERATIONS, lambda _: iteration_rows(self._placed, self._tell))
 
@@ -177,3 +184,90 @@ class RecordedStep:
         for source, problem in found.findings:
             self._tell(source or f"step {self.number}", problem)
         return found
+
+
+def slice_rows(found: Found, wanted: frozenset[str], tell: Tell) -> Iterator[tuple[int, Batch]]:
+    """Yield the slices of each source. One source is in memory at a time.
+
+    Args:
+        found: the step, its sources on the common clock.
+        wanted: the columns to fill; without `arguments` the files are read faster.
+        tell: receives the problems of each source.
+    """
+    for each in found.inputs:
+        source = _read(each, arguments="arguments" in wanted, tell=tell)
+        common = _common(source, found)
+        for at in range(0, len(source.slices), BATCH_ROWS):
+            part = _part(source.slices, at)
+            yield len(part), {**common, **_columns(source, part)}
+
+
+def iteration_rows(found: Found, tell: Tell) -> Iterator[tuple[int, Batch]]:
+    """Yield the forward steps of each worker, as `slice_rows` yields slices."""
+    for each in found.inputs:
+        if each.origin.kind == "spans":
+            continue
+        source = _read(each, arguments=False, tell=tell)
+        kinds = np.array([track.kind == "iterations" for track in source.tracks], np.bool_)
+        steps = source.slices.where(kinds[source.slices.track])
+        sizes = np.array([batch_size(name) or 0 for name in source.names], np.int64)
+        columns = {**_common(source, found), **_columns(source, steps)}
+        yield len(steps), {**columns, "batch_size": sizes[steps.name]}
+
+
+def _read(wanted: Input, *, arguments: bool, tell: Tell) -> Source:
+    """Read a source, cut to the step as `stepprof merge` cuts it."""
+    source = load(wanted, args=arguments, flows=False)
+    if wanted.piece is not None:
+        source = without_held_slices(source)
+    source = cut(source, wanted.window).source
+    if wanted.within is not None:
+        start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
+        source = replace(Filters(from_ns=start, to_ns=end).apply(source), findings=source.findings)
+    for problem in source.findings:
+        tell(wanted.origin.path, problem)
+    return source
+
+
+def _part(slices: Slices, at: int) -> Slices:
+    where = slice(at, at + BATCH_ROWS)
+    return Slices(
+        slices.start[where],
+        slices.duration[where],
+        slices.name[where],
+        slices.category[where],
+        slices.track[where],
+        None if slices.args is None else slices.args[where],
+    )
+
+
+def _common(source: Source, found: Found) -> dict[str, Any]:
+    """Return the columns that are the same for all slices of a source."""
+    origin = source.origin
+    number = origin.rank if isinstance(origin.rank, int) else None
+    is_engine = origin.kind == "engine"
+    return {
+        "step": found.step,
+        "occurrence": found.occurrence,
+        "process": origin.label,
+        "source_kind": origin.kind,
+        "role": origin.role,
+        "rank": None if is_engine else number,
+        "replica": origin.replica,
+        "worker": number if is_engine else None,
+        "host": origin.host,
+        "source": origin.path,
+        "clock": source.alignment.island or None,
+    }
+
+
+def _columns(source: Source, slices: Slices) -> dict[str, Any]:
+    return {
+        "track": (slices.track, [track.name for track in source.tracks]),
+        "track_kind": (slices.track, [track.kind for track in source.tracks]),
+        "name": (slices.name, source.names),
+        "category": (slices.category, source.categories),
+        "start_unix_ns": slices.start,
+        "duration_ns": slices.duration,
+        "arguments": slices.args,
+    }

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from stepprof.analysis.findings.blocked import blocked
-from stepprof.analysis.findings.communication import exposed_communication
+from stepprof.analysis.findings.device_time import exposed_communication, host_bound
 from stepprof.analysis.findings.facts import Facts, Ledger
-from stepprof.analysis.findings.garbage import garbage
 from stepprof.analysis.findings.half_batch import half_batch
-from stepprof.analysis.findings.host_bound import host_bound
-from stepprof.analysis.findings.memory_pressure import memory_pressure
 from stepprof.analysis.findings.named_work import named_work
+from stepprof.analysis.findings.overhead import garbage, memory_pressure, preemption, recording
 from stepprof.analysis.findings.poll import poll
-from stepprof.analysis.findings.preemption import preemption
-from stepprof.analysis.findings.recording import recording
 from stepprof.analysis.findings.serial import serial
 from stepprof.analysis.findings.straggler import straggler
 from stepprof.analysis.findings.tail import long_tail

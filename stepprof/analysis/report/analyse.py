@@ -6,9 +6,10 @@ digests are returned.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,11 +19,10 @@ from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.clock_placement import place
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
-from stepprof.analysis.report.job import job_of
 from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.schema import Problem, Report
+from stepprof.analysis.report.schema import Job, Problem, Report
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
@@ -32,11 +32,13 @@ from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.run.evidence import Evidence, read_evidence
+from stepprof.run.fields import LONGEST_NAME
+from stepprof.run.runs import read_run
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["Progress", "Task", "analyse", "digest_input", "report_of", "tasks_of"]
+__all__ = ["Progress", "Task", "analyse", "digest_input", "job_of", "report_of", "tasks_of"]
 
 Progress = Callable[[int, int], None]
 Bounds = tuple[int, int]
@@ -176,3 +178,55 @@ def _without(wanted: Input, reason: str) -> Digest:
         status=wanted.status,
         whole=False,
     )
+
+
+MOST_ARGUMENTS = 400
+MOST_ENTRIES = 64
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+def job_of(runs: Sequence[Path]) -> Job | None:
+    """Return the job of a run, by the first of its folders that describes it; None: none does."""
+    for run in runs:
+        content = read_run(run)
+        if content:
+            return _job(content)
+    return None
+
+
+def _job(content: dict[str, Any]) -> Job:
+    commit, versions, adapters = (
+        content.get("commit"),
+        _table(content, "versions"),
+        _table(content, "adapters"),
+    )
+    attached = {name: state for name, state in adapters.items() if isinstance(state, dict)}
+    models = [model for state in attached.values() if (model := _text(state.get("model")))]
+    return Job(
+        command=_texts(content.get("command")),
+        commit=commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None,
+        world_size=content.get("world_size"),
+        model=models[0] if models else None,
+        versions={name: text for name, text in versions.items() if _text(text)},
+        platform=_text(content.get("platform")),
+        adapters=[
+            name for name, state in attached.items() if state.get("status") in ("attached", "untested")
+        ],
+    )
+
+
+def _table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return an object of the file, its first entries that have proper names."""
+    value = content.get(key)
+    entries = list(value.items())[:MOST_ENTRIES] if isinstance(value, dict) else []
+    return {name: each for name, each in entries if _text(name)}
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list):
+        return []
+    return [each for each in value[:MOST_ARGUMENTS] if isinstance(each, str)]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= LONGEST_NAME else None

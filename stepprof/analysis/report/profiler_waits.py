@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.collective_order import order_of
 from stepprof.analysis.report.collectives import synchronises
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.matching import Matching
 from stepprof.analysis.report.wait_attribution import UNKNOWN, Settled
 
-__all__ = ["take_out_profiler"]
+__all__ = ["order_of", "take_out_profiler"]
 
 _LONG_AGO = -(2**62)
 
@@ -165,3 +164,57 @@ def _take_out(each: Settled, column: int, members: npt.NDArray[np.int64], early:
     kept = np.clip(without, 0, wait)
     each.wait[:, column], each.profiler[:, column] = kept, wait - kept
     early[members] = needed - needed_then
+
+
+MOST_PASSES = 100
+"""Each pass corrects one process. Only the calls of damaged traces contradict each other forever."""
+
+
+def order_of(settled: Sequence[Settled]) -> npt.NDArray[np.intp]:
+    """Return the numbers of all collectives in order; they are numbered by `Settled`, then by column.
+
+    A process makes one call after another, and its own clock shows their order. The clocks of several
+    hosts may differ by more than the time between two collectives, and threads leave a collective at
+    different times. Then the ends of two collectives appear in the wrong order. So collectives are
+    ordered by their ends, unless the calls of a process show another order.
+    """
+    end = np.concatenate([np.zeros(0, np.int64), *(each.end.max(axis=0) for each in settled)])
+    processes = _calls_by_process(settled)
+    key = end.copy()
+    place = np.empty(len(end), np.intp)
+    for _ in range(MOST_PASSES):
+        order = np.lexsort((end, key))
+        place[order] = np.arange(len(order))
+        changed = False
+        for number, ended in processes:
+            latest = np.maximum.accumulate(place[number])[ended - 1]
+            wrong = (ended > 0) & (latest > place[number])
+            if wrong.any():
+                key[number[wrong]] = np.maximum(key[number[wrong]], key[order[latest[wrong]]] + 1)
+                changed = True
+        if not changed:
+            break
+    return order
+
+
+def _calls_by_process(
+    settled: Sequence[Settled],
+) -> list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+    """Return the collectives of each process by their ends on its clock.
+
+    The second array states how many of these had ended before each one began.
+    """
+    parts: dict[int, list[tuple[npt.NDArray[np.intp], Times, Times]]] = defaultdict(list)
+    first = 0
+    for each in settled:
+        number = np.arange(first, first + each.start.shape[1])
+        first += len(number)
+        for row, at in enumerate(each.matched.members):
+            parts[at].append((number, each.start[row], each.end[row]))
+    found = []
+    for columns in parts.values():
+        number, start, end = (np.concatenate(column) for column in zip(*columns, strict=True))
+        by_end = np.lexsort((start, end))
+        ended = np.searchsorted(end[by_end], start[by_end], side="right")
+        found.append((number[by_end], np.minimum(ended, np.arange(len(ended)))))
+    return found

@@ -12,7 +12,6 @@ from itertools import compress
 
 import numpy as np
 
-from stepprof.analysis.timeline.anchor import anchor_of
 from stepprof.analysis.timeline.columns import (
     CounterColumns,
     FlowColumns,
@@ -24,6 +23,7 @@ from stepprof.analysis.timeline.counters import MEMORY, Counted
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.event_kinds import COMPLETE, OTHER, Kinds
 from stepprof.analysis.timeline.event_pairs import PAIRED, Pairs
+from stepprof.analysis.timeline.header import anchor_of
 from stepprof.analysis.timeline.iterations import Iterations
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import BinaryIO, Literal
 
 from isal import isal_zlib
@@ -22,7 +23,7 @@ from stepprof.analysis.timeline.own_metadata import StatedSource
 from stepprof.analysis.timeline.placement import Place, process_name
 from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
-__all__ = ["FORMATS", "Format", "Job", "Part", "write_part", "write_source"]
+__all__ = ["FORMATS", "Format", "Job", "Part", "estimate", "too_large", "write_part", "write_source"]
 
 Format = Literal["perfetto", "json", "archive"]
 FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz", "archive": ".zip"}
@@ -129,3 +130,30 @@ def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
     """One member of gzip."""
     member = isal_zlib.compressobj(1, wbits=_MEMBER)
     return sum(file.write(member.compress(piece)) for piece in pieces) + file.write(member.flush())
+
+
+_INFLATE = {".gz": 11, ".db": 2}
+"""The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip
+(docs/performance.md).
+"""
+_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1, "archive": 0.11}
+"""Bytes of a timeline per byte of uncompressed JSON."""
+_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20, "archive": 100 << 20}
+"""The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all JSON."""
+
+
+def estimate(inputs: Iterable[Input], format_: Format) -> int:
+    """Return a rough upper bound of the bytes of a timeline of these inputs. Filters make it
+    smaller.
+    """
+    text = sum(each.bytes * _INFLATE.get(PurePath(each.paths[0]).suffix, 1) for each in inputs)
+    return int(text * _OF_TEXT[format_])
+
+
+def too_large(bytes_: int, format_: Format) -> str | None:
+    """Return a sentence about a timeline that is too large for a browser; None if it is not."""
+    if bytes_ <= _BROWSER[format_]:
+        return None
+    other = "" if format_ == "perfetto" else "--format perfetto, "
+    filters = "" if format_ == "archive" else ", --from and --to, --min-us or --no-cpu-ops"
+    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks or --roles{filters}"

@@ -1,22 +1,29 @@
 """What is left to do after torch_npu's stop: its folder under the artifact's name, and a look whether it holds what was recorded.
 
 torch_npu reports nothing of what CANN did: that the device recorded is seen by the folder that CANN made, and by nothing else.
+
+torch_npu gets one time wrong: at the end of a recording it writes down CLOCK_MONOTONIC, and later reads it as CLOCK_MONOTONIC_RAW, by which its operations are timed (2.1 to 2.14).
+Between the two lies what the clock has been slewed by since the machine was started: 0.2 s after nine hours, seconds after a month. By so much the operations of a recording without a device would lie
+beside everything else; with one, CANN's own start time is taken. So the number is put right before anybody analyses.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
+import time
 from pathlib import Path
 
 from stepprof.backends.base import Export, ExportError, Incomplete
-from stepprof.backends.npu.clock import correct_end
 from stepprof.backends.npu.session import NpuSession, tree_bytes
 from stepprof.config.options.npu import NpuOptions
 from stepprof.formats.npu_folder import KIND, SUFFIX, missing_parts
+from stepprof.host.atomic_files import write_atomically
 from stepprof.log import logger
 from stepprof.run.model import Artifact, Capture
 
-__all__ = ["NpuExport"]
+__all__ = ["NpuExport", "correct_end"]
 
 
 class NpuExport(Export):
@@ -76,3 +83,22 @@ class NpuExport(Export):
         problem = analyse(folder, timeout_seconds=self._options.analyse_timeout_seconds)
         if problem is not None:
             raise Incomplete(f"{problem}; the capture itself is whole", self._artifact(folder))
+
+
+_RAW = getattr(time, "CLOCK_MONOTONIC_RAW", None)
+
+
+def correct_end(folder: Path) -> None:
+    """Put it right in a folder that was just recorded on this machine; a file that is not as expected is left as it is."""
+    if _RAW is None:
+        return
+    raw, plain, wall = time.clock_gettime_ns(_RAW), time.monotonic_ns(), time.time_ns()
+    for file in folder.glob("profiler_info*.json"):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            end = told["end_info"]
+            since = wall - end["collectionTimeEnd"]
+            was = end["MonotonicTimeEnd"]
+            if abs(was - (plain - since)) < abs(was - (raw - since)):
+                end["MonotonicTimeEnd"] = was - (plain - raw)
+                write_atomically(file, json.dumps(told, indent=4, ensure_ascii=False).encode())

@@ -6,6 +6,7 @@ its reports, and that it names them after the process that it started, which may
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.log import logger
 
-__all__ = ["SUFFIX", "VARIABLE", "Launch", "launch_of", "under_nsys"]
+__all__ = ["SUFFIX", "VARIABLE", "Launch", "is_being_written", "launch_of", "under_nsys"]
 
 VARIABLE = "STEPPROF_NSYS"
 SUFFIX = ".nsys-rep"
@@ -157,3 +158,34 @@ def _ray_folder() -> Path | None:
     except Exception as error:  # noqa: BLE001 - Ray's internals, of whatever version
         logger.warning("nsys.ray_folder_missing", reason=f"{type(error).__name__}: {error}")
         return None
+
+
+_NAMES = re.compile(r"nsys|nsight|qdstrm|quadd", re.IGNORECASE)
+"""What nsys's own processes are called: `nsys`, `nsys-launcher`, `QdstrmImporter`."""
+
+
+def is_being_written(path: Path) -> bool:
+    """Return whether a process of nsys has the file open: it may pause for longer than a size can be watched.
+
+    That works only for processes of this host and user; elsewhere the size decides.
+    """
+    wanted = os.path.realpath(path)
+    return any(wanted in _open_files(process) for process in _processes())
+
+
+def _processes() -> list[Path]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if _NAMES.search((process / "comm").read_text()):
+                found.append(process)
+    return found
+
+
+def _open_files(process: Path) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):  # another user's, or gone
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(str(link.readlink()))
+    return found

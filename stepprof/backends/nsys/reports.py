@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from stepprof.backends.base import Export, ExportError
-from stepprof.backends.nsys.open_files import is_being_written
-from stepprof.backends.nsys.process import SUFFIX, Launch
+from stepprof.backends.nsys.process import SUFFIX, Launch, is_being_written
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.host.atomic_files import publish
 from stepprof.host.plain_files import open_plain

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge
-    from stepprof.analysis.timeline.timeline_size import estimate
+    from stepprof.analysis.timeline.parts import estimate
 
     with chosen_cluster(args) as cluster:
         found = find(
@@ -235,8 +235,8 @@ def _title(found: Found) -> str:
 def _warning(merged: Merged) -> str | None:
     """Return what is to know before the file is opened."""
     from stepprof.analysis.timeline.archive_manifest import PERFETTO
+    from stepprof.analysis.timeline.parts import too_large
     from stepprof.analysis.timeline.serve import viewer_folder, viewer_version
-    from stepprof.analysis.timeline.timeline_size import too_large
 
     warnings = [too_large(merged.bytes, merged.format)]
     if merged.format == "archive":

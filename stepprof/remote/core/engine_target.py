@@ -15,13 +15,12 @@ from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.closing import close
 from stepprof.remote.core.constants import LOST, RANKS
-from stepprof.remote.core.coverage import lacking
 from stepprof.remote.core.device_leases import Turn
 from stepprof.remote.core.engine_state import EngineState
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.inherited_captures import naming
 from stepprof.remote.core.late_reports import Awaiting
-from stepprof.remote.core.stop_cost import LATE_SECONDS, overrun_seconds, write_seconds
+from stepprof.remote.core.trace_times import LATE_SECONDS, lacking, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
 

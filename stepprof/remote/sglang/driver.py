@@ -21,9 +21,8 @@ from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import NsysPart
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
-from stepprof.remote.sglang.first_tokens import credible
 from stepprof.remote.sglang.object_link import ObjectLink
-from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, outcome, wait_for_files
+from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, credible, outcome, wait_for_files
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.remote.sglang.server_link import ServerLink
 from stepprof.run.manifest_writer import describe_error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepprof.remote.sglang.request import Facts, Request
     from stepprof.run.model import Artifact
 
-__all__ = ["STAGES_SECONDS", "STOPPED_BY_OTHERS", "outcome", "wait_for_files"]
+__all__ = ["STAGES_SECONDS", "STOPPED_BY_OTHERS", "credible", "outcome", "wait_for_files"]
 
 UNANSWERED_SECONDS = 120.0
 """Time limit for the files of 0.4.6, which does not answer a stop."""
@@ -90,3 +90,26 @@ async def _until_whole(folder: Path, facts: Facts, seconds: float) -> None:
             return
         await asyncio.sleep(LOOK_SECONDS)
         waited += LOOK_SECONDS
+
+
+RIGHT_SINCE = (0, 5, 22)
+
+
+def credible(counted: Mapping[str, Any] | None, facts: Facts | None) -> Mapping[str, Any] | None:
+    """Return what an engine counted, without the sum of the times to the first token where it may be wrong.
+
+    Before 0.5.22, the time of a request that is not streamed ends with its first output: after 50 tokens, or with its end.
+
+    It is right in newer versions, and if each later token was counted with a time of its own: then all requests were
+    streamed token by token.
+
+    Args:
+        counted: the difference of two samples; None: not known.
+        facts: the properties of the engine; None: not known.
+    """
+    if counted is None or (facts is not None and facts.is_since(RIGHT_SINCE)):
+        return counted
+    gaps, tokens, first = (counted.get(key) for key in ("token_gaps", "generated_tokens", "first_tokens"))
+    if None not in (gaps, tokens, first) and gaps == tokens - first:  # type: ignore[operator]
+        return counted
+    return {key: value for key, value in counted.items() if key != "first_token_seconds"}

@@ -263,7 +263,7 @@ class TestStep:
 
     def test_columns_that_are_not_selected_are_not_read(self, run, mocker):
         """Arguments cost the most."""
-        import stepprof.analysis.data.slices as module
+        import stepprof.analysis.data.run as module
 
         read = mocker.spy(module, "load")
         table = run.step().slices.select("name", "duration_ns")

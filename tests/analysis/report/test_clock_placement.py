@@ -6,7 +6,10 @@ import gzip
 import json
 import shutil
 
+import msgspec
 import pytest
+from digested import MS
+from digested import source as digested_source
 from gloojob import record, shift
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +18,11 @@ from runs import record as record_window
 from timelines import sources
 
 from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.report.clock_placement import moved
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.report.merge_placement import placed
-from stepprof.analysis.report.shift import moved
 from stepprof.analysis.timeline.find import find
-from stepprof.analysis.timeline.model import Alignment
+from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.cli.main import main
 
 HOUR = 3600 * 10**9
@@ -271,3 +274,26 @@ class TestNumbered:
             assert each.alignment == ("unmeasured" if several else "collectives")
             if not several:
                 assert abs(each.offset_ns - HOUR) <= each.error_ns < 2_000_000
+
+
+SPANS = Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100)
+CLOCK = Alignment("collectives", 7 * MS, 10)
+
+
+def at(later: int):
+    """A source whose times are later by so many milliseconds."""
+    return digested_source(
+        SPANS,
+        ("thread", "window", "actor", 10 + later, 50, "actor"),
+        ("thread", "region", "load", 20 + later, 30, "actor"),
+        (("sample", "3"), "region", "generate", 25 + later, 5, "actor"),
+        (("thread", "other"), "region", "reward", 22 + later, 6, "actor"),
+        counters=[("memory allocated GPU 0", 30 + later, 5.0), ("memory allocated GPU 0", 40 + later, 2.0)],
+    )
+
+
+def test_every_time_is_moved():
+    there = moved(digest(at(0)), 7 * MS, CLOCK)
+    assert there == msgspec.structs.replace(digest(at(-7)), alignment=CLOCK)
+    assert there.nest is not None
+    assert len(there.nest.beside) > 0

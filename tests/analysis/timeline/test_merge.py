@@ -18,7 +18,7 @@ from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input, find
 from stepprof.analysis.timeline.merge import default_output, merge, places
 from stepprof.analysis.timeline.model import Origin
-from stepprof.analysis.timeline.timeline_size import estimate, too_large
+from stepprof.analysis.timeline.parts import estimate, too_large
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
 

@@ -145,7 +145,7 @@ def test_several_files_that_are_no_run(tmp_path, capsys):
 
 def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatch):
     """With what would make it smaller."""
-    monkeypatch.setattr("stepprof.analysis.timeline.timeline_size._BROWSER", {"perfetto": 10})
+    monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", {"perfetto": 10})
     assert main(["merge", str(folder)]) == 0
     assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
 

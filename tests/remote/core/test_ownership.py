@@ -20,10 +20,10 @@ from runs import ended_writer
 from stepprof.host.process_identity import writer_identity
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core import owner_slots, ownership
-from stepprof.remote.core.coverage import shortfall
 from stepprof.remote.core.inherited_captures import keep, kept_there, left_there
 from stepprof.remote.core.owner_slots import SILENT_SECONDS, FileSlot, Held, MemorySlot, beside_runs
 from stepprof.remote.core.ownership import Hold
+from stepprof.remote.core.trace_times import shortfall
 from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import Artifact, Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from digested import MS, T0, engine, engine_entry, manifest, spans
 
-from stepprof.analysis.findings.preemption import preemption
+from stepprof.analysis.findings.overhead import preemption
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 

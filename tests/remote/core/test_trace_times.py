@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepprof.remote.base import Clock
-from stepprof.remote.core.stop_cost import overrun_seconds, write_seconds
+from stepprof.remote.core.trace_times import overrun_seconds, write_seconds
 from stepprof.run.model import Artifact
 
 HERE = Clock("here", 0, 0, "same-host")

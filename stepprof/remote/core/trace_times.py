@@ -1,16 +1,20 @@
-"""Check that the traces of an engine cover their window: they may come from a capture that another process started or stopped."""
+"""Compare the times of an engine's traces with its window: what they lack, how long it recorded on, and how long it wrote.
+
+Traces may lack a part because another process started or stopped the capture that they come from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from stepprof.run.model import Artifact
 
 if TYPE_CHECKING:
     from stepprof.remote.base import Clock, EngineWindow, Stopped
-    from stepprof.run.model import Artifact
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["lacking", "shortfall"]
+__all__ = ["LATE_SECONDS", "lacking", "overrun_seconds", "shortfall", "write_seconds"]
 
 SLACK_NS = 200_000_000
 """What a trace's own times may differ from the wall clock, and a clock may drift within a step."""
@@ -53,3 +57,40 @@ def shortfall(
     if early > slack:
         return f"another process ended the capture {early / 1e9:.3g} s before the stop was sent"
     return None
+
+
+LATE_SECONDS = 1.0
+"""An engine that records for longer than this after its window is logged."""
+_ONE_CLOCK = ("local", "same-host")
+
+
+def overrun_seconds(
+    sent_unix_ns: int | None, artifacts: Iterable[Artifact], clock: Clock | None
+) -> float | None:
+    """Return how long an engine recorded on after its stop had been sent; None: it did not, or its traces or its clock do not tell.
+
+    Args:
+        sent_unix_ns: when its stop was sent; None: it was not.
+        artifacts: what the stop brought.
+        clock: the engine's against this process's.
+    """
+    ends = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
+    if clock is None or not ends or sent_unix_ns is None:
+        return None
+    beyond = max(ends) - clock.offset_ns - sent_unix_ns
+    return round(beyond / 1e9, 6) if beyond > clock.error_ns else None
+
+
+def write_seconds(artifacts: Iterable[Artifact], clock: Clock | None) -> float | None:
+    """Return how long an engine took from the end of its recording until its trace was written; None: not known.
+
+    The time of a file is that of its file system: it is compared with the engine's only where both are of this host.
+    """
+    if clock is None or clock.method not in _ONE_CLOCK:
+        return None
+    took = [
+        artifact.written_ns - artifact.ended_ns
+        for artifact in artifacts
+        if artifact.written_ns is not None and artifact.ended_ns is not None
+    ]
+    return round(max(took) / 1e9, 6) if took and max(took) > 0 else None

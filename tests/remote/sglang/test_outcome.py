@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepprof.remote.sglang.first_tokens import credible
+from stepprof.remote.sglang.outcome import credible
 from stepprof.remote.sglang.request import Facts
 
 COUNTED = {"generated_tokens": 120, "first_tokens": 3, "first_token_seconds": 0.6, "token_gaps": 70}

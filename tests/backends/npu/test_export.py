@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from stepprof.backends.npu import clock
-from stepprof.backends.npu.clock import correct_end
+from stepprof.backends.npu import export
+from stepprof.backends.npu.export import correct_end
 
 SLEWED = 250_000_000
 
@@ -17,7 +17,7 @@ SLEWED = 250_000_000
 def now(monkeypatch):
     """A machine whose clock was slewed by a quarter of a second since it was started: its three clocks at this moment."""
     clocks = {"raw": 10**12, "plain": 10**12 + SLEWED, "wall": 1_795_000_000 * 10**9}
-    monkeypatch.setattr(clock, "_RAW", 4)
+    monkeypatch.setattr(export, "_RAW", 4)
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _: clocks["raw"])
     monkeypatch.setattr(time, "monotonic_ns", lambda: clocks["plain"])
     monkeypatch.setattr(time, "time_ns", lambda: clocks["wall"])
@@ -54,5 +54,5 @@ def test_not_as_expected(tmp_path, text):
 
 
 def test_a_system_without_that_clock(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "_RAW", None)
+    monkeypatch.setattr(export, "_RAW", None)
     assert told(tmp_path, collectionTimeEnd=1, MonotonicTimeEnd=2)["end_info"]["MonotonicTimeEnd"] == 2

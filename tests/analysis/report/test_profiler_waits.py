@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from digested import MS, T0, numbered, peer
 
-from stepprof.analysis.report.collective_order import order_of
 from stepprof.analysis.report.matching import match
+from stepprof.analysis.report.profiler_waits import order_of
 from stepprof.analysis.report.wait_attribution import settle
 
 

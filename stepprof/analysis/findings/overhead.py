@@ -1,0 +1,92 @@
+"""Find what the runtimes cost: the recording, Python's garbage collector, the allocator of a device, preempted sequences."""
+
+from __future__ import annotations
+
+from stepprof.analysis.findings.facts import Ledger
+from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.wording import seconds_text
+
+__all__ = ["garbage", "memory_pressure", "preemption", "recording"]
+
+
+def garbage(ledger: Ledger) -> None:
+    """Claim the collections of processes while these are on the path."""
+    for part in ledger.parts("work", "communication"):
+        signs = ledger.facts.signs.get(part.process)
+        if signs is not None:
+            ledger.claim(
+                part,
+                part.when & signs.collecting,
+                "gc",
+                f"Python's garbage collector stopped {part.process} for {{seconds}} in {inside(part)}",
+                why="the begin and end of collections were recorded",
+                advice="call gc.freeze() after start-up, raise gc.set_threshold, or collect between steps",
+                assumption="the step has no collection",
+                without={
+                    each.process: each.when & ledger.facts.signs[each.process].collecting
+                    for each in ledger.facts.alike(part)
+                    if each.process in ledger.facts.signs
+                },
+            )
+
+
+TOO_MUCH = 0.5
+"""Share of the step from which on nothing else can be judged."""
+SHORT = 0.1
+"""A step of more seconds is judged although its recording took longer."""
+
+
+def recording(ledger: Ledger) -> None:
+    """Book the time in which the profiler held the path up; say if the step is short next to it."""
+    facts = ledger.facts
+    those = [segment for segment in facts.path if segment.kind == "recording"]
+    inside = Intervals.union([each.start for each in those], [each.end for each in those])
+    own = facts.seconds - inside.total / 1e9
+    held = {label: each.held.total / 1e9 for label, each in facts.timelines.items()}
+    longest = max(held, key=lambda label: held[label], default="")
+    if longest and own < SHORT and own < TOO_MUCH * (own + held[longest]):
+        ledger.short(
+            longest,
+            f"the step is too short to be judged: recording it held {longest} up for {seconds_text(held[longest])}, the step itself took {seconds_text(own)}",
+            advice="record several steps as one capture (`join_steps = true`), or a longer step",
+        )
+    ledger.book(inside)
+
+
+def memory_pressure(ledger: Ledger) -> None:
+    """Claim the driver's calls for memory while these are on the path."""
+    facts = ledger.facts
+    allocating = {label: each.process.allocating() for label, each in facts.timelines.items()}
+    for part in ledger.parts("work"):
+        if not len(allocating[part.process]):
+            continue
+        ledger.claim(
+            part,
+            part.when & allocating[part.process],
+            "memory",
+            f"{part.process} took memory from its device's driver, or gave it back, for {{seconds}} in {inside(part)}",
+            why="the trace has the driver's calls: the cache of the allocator had no block that fits",
+            advice="leave more memory free (smaller micro-batches, a smaller KV cache), avoid sizes that vary (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), and do not empty the cache in the step",
+            assumption="the cache has all blocks",
+            without={each.process: each.when & allocating[each.process] for each in facts.alike(part)},
+        )
+
+
+def preemption(ledger: Ledger) -> None:
+    """Claim by how much the forward steps that computed again took longer than the median decode step."""
+    recomputing = ledger.facts.recomputing
+    for part in ledger.parts("engine"):
+        found = recomputing.get(part.process)
+        if found is not None:
+            ledger.claim(
+                part,
+                part.when & found.when,
+                "preemption",
+                f"{part.process} computed preempted sequences again for {{seconds}}",
+                why=f"it counted {found.preemptions:,} preemption{'s' if found.preemptions > 1 else ''}, and the forward steps that worked on "
+                "more than one token of a continued sequence took longer than the median decode step",
+                advice="give its cache more memory (gpu_memory_utilization, kv_cache_memory_bytes), or let it work on fewer sequences at a time (max_num_seqs)",
+                assumption="these forward steps take as long as the median decode step",
+                without={label: each.when for label, each in recomputing.items()},
+            )
