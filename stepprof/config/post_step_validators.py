@@ -92,7 +92,7 @@ def upload_url(value: object, key: str) -> str:
 def _check_scheme(scheme: str, value: str, key: str) -> None:
     protocols = _protocols()
     if scheme in _NOT_WRITABLE:
-        problem = f'nothing can be written by "{scheme}" (one of: {", ".join(_USUAL)}, …)'
+        problem = f"cannot be written to; must be a writable scheme (one of: {', '.join(_USUAL)}, …)"
         raise ConfigError.at(key, value, problem)
     if scheme not in protocols:
         writable = [name for name in protocols if name not in _NOT_WRITABLE]

@@ -232,7 +232,7 @@ def replica_of(global_rank: int, gpus_per_replica: int) -> int:
 def _parts(value: object, key: str, *, example: str) -> list[str]:
     """Split a selection into its items, in lower case and with single spaces."""
     if isinstance(value, bool) or not isinstance(value, int | str | list | tuple | range | set | frozenset):
-        raise ConfigError.at(key, value, f"expected text or a list of numbers, such as {example}")
+        raise ConfigError.at(key, value, f"expected a string or a list of numbers, such as {example}")
     if isinstance(value, int):
         return [str(value)]
     if isinstance(value, str):

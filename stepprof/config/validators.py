@@ -96,7 +96,7 @@ def whole(minimum: int) -> Check:
                 if re.fullmatch(r"\d{1,18}", str(value).strip(), re.ASCII)
                 else ""
             )
-            raise ConfigError.at(key, value, f"expected a whole number{hint}")
+            raise ConfigError.at(key, value, f"expected an integer{hint}")
         if value < minimum:
             raise ConfigError.at(key, value, f"too small; did you mean {minimum}?")
         return value

@@ -77,7 +77,7 @@ def read_pickle(data: bytes) -> Any:
     _look_at(data)
     # bytes inside a number or string are counted as well, so this is an upper bound
     if sum(map(data.count, (b"]", b"}", b"\x86"))) > MAX_CONTAINERS:
-        raise PickleRefused(f"more than {MAX_CONTAINERS} lists and tables")
+        raise PickleRefused(f"more than {MAX_CONTAINERS} lists and mappings")
     collects = gc.isenabled()
     gc.disable()  # it would check the millions of values again and again, which takes longer than making them
     try:
@@ -114,7 +114,7 @@ def _after_text(data: bytes, at: int, width: struct.Struct) -> int:
     begin = at + 1 + width.size
     end = begin if begin > len(data) else begin + width.unpack_from(data, at + 1)[0]
     if end > len(data):
-        raise PickleRefused(f"damaged: it is cut off in a text at byte {at}")
+        raise PickleRefused(f"damaged: it is cut off in a string at byte {at}")
     return end
 
 

@@ -2,9 +2,10 @@
 
 What JSON allows and Python or other readers stumble over is bounded here:
 
-* Lists and tables deeper than 64 are refused: a deeper one ends whatever walks it.
-* A number that is not finite (`NaN`, `Infinity`, `1e999`), or an integer of 20 digits or more, becomes its text. Where a number is expected, a text is reported.
-* Half of a surrogate pair becomes U+FFFD: no such text can be printed, written or named.
+* Lists and objects deeper than 64 are refused: a deeper one crashes recursive readers.
+* A number that is not finite (`NaN`, `Infinity`, `1e999`), or an integer of 20 digits or more,
+  becomes a string. A string in place of a number is reported.
+* Half of a surrogate pair becomes U+FFFD: no such string can be printed, written or named.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def is_number(value: object) -> bool:
     return type(value) is float and math.isfinite(value)
 
 
-_TOO_DEEP = f"lists and tables are nested deeper than {DEPTH}"
+_TOO_DEEP = f"lists and objects are nested deeper than {DEPTH}"
 
 
 def _whole_number(text: str) -> int | str:

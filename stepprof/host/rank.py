@@ -18,7 +18,7 @@ from stepprof.errors import ConfigError
 __all__ = ["SHORT_ID", "Identity", "find_identity"]
 
 SHORT_ID = 8
-"""So many digits of an actor's id tell the actors of one job apart."""
+"""The number of digits of an actor's id that distinguish the actors of one job."""
 
 _VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
@@ -42,10 +42,10 @@ def find_identity(
     rank: int | None, world_size: int | None, environ: Mapping[str, str], name: str | None = None
 ) -> Identity:
     """Return rank and world size: given, else from torch.distributed, the launcher's variables,
-    Ray, else 0 of 1. A process without a rank has its name in place of it.
+    Ray, else 0 of 1. A process without a rank has a name instead.
 
     Raises:
-        ConfigError: a rank or a world size is no whole number, or a rank lies beyond its world.
+        ConfigError: a rank or a world size is not an integer, or a rank lies beyond its world.
 
     >>> find_identity(None, None, {"RANK": "3", "WORLD_SIZE": "8"})
     Identity(rank=3, world_size=8, source='$RANK', final=True, records=True)
@@ -102,22 +102,20 @@ def _checked(identity: Identity) -> Identity:
 
 
 def _whole(name: str, value: object) -> int:
-    """Return a given number as a plain one; numpy's integers are accepted, too."""
+    """Return a given number as a plain integer; numpy's integers are accepted too."""
     if not isinstance(value, (bool, str)):
         try:
             return operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
-    raise ConfigError.at(name, value, "expected a whole number")
+    raise ConfigError.at(name, value, "expected an integer")
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise ConfigError.at(
-            f"${name}", environ[name], "expected a whole number, as launchers set it"
-        ) from None
+        raise ConfigError.at(f"${name}", environ[name], "expected an integer, as launchers set it") from None
 
 
 def _distributed() -> tuple[int, int] | None:

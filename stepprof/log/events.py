@@ -38,9 +38,9 @@ EVENTS: dict[str, Event] = {
         "info", "step {step} is recorded: {files}, {size}; read it with: {next}", "files size next"
     ),
     "step.not_reached": Event("warning", "selected steps were never entered", "steps"),
-    "step.reused": Event("warning", "a step number came again"),
+    "step.reused": Event("warning", "a step number was used again"),
     "step.not_announced": Event(
-        "debug", "a session in another process was not told which step runs", "name reason"
+        "debug", "a session in another process does not know which step runs", "name reason"
     ),
     "window.not_recorded": Event("warning", "a selected window was not recorded"),
     "arm.refused": Event("debug", "a target was not armed for the next step", "target reason"),
@@ -68,7 +68,7 @@ EVENTS: dict[str, Event] = {
         "name version reason",
     ),
     "adapter.refused": Event(
-        "warning", "the adapter of {name} stays out; the job runs as without it", "name version reason"
+        "warning", "the adapter of {name} is not attached; the job runs unchanged", "name version reason"
     ),
     "adapter.failed": Event(
         "warning",
@@ -83,11 +83,13 @@ EVENTS: dict[str, Event] = {
         "warning", "the adapter of {name} does not record a part of this job: {part}", "name part"
     ),
     "adapter.yielded": Event(
-        "info", "the job has a session of its own: {name} opens no windows, its timers are regions", "name"
+        "info",
+        "the job called init itself: the adapter of {name} opens no windows, its timers are regions",
+        "name",
     ),
     "step.without_rollout": Event(
         "info",
-        "step {step} generated nothing, it trained on earlier samples; one that generates: {next}",
+        "step {step} generated nothing: it trained on earlier samples; to record a rollout: {next}",
         "next",
     ),
     # exports and files
@@ -180,7 +182,7 @@ EVENTS: dict[str, Event] = {
     "memory.oom_unwatched": Event("warning", "out-of-memory errors are not watched"),
     "memory.snapshot_failed": Event("warning", "no snapshot was taken when CUDA ran out of memory"),
     "npu.abort_refused": Event("warning", "only thread {owner} can abort this NPU capture", "owner thread"),
-    "npu.close_failed": Event("debug", "the NPU profiler did not end in order", "call reason"),
+    "npu.close_failed": Event("debug", "the NPU profiler did not stop cleanly", "call reason"),
     "npu.complained": Event("warning", "CANN logged errors while the NPU recorded", "folder reason"),
     "npu.message": Event("debug", "torch_npu printed a message", "call text"),
     "npu.option_ignored": Event("warning", "an option of the NPU profiler has no effect"),
@@ -213,7 +215,7 @@ EVENTS: dict[str, Event] = {
         "info", "{target} can be recorded again", "target name before health count reason"
     ),
     "engine.unknown": Event("warning", "the engines of a role could not be listed"),
-    "engine.limited": Event("warning", "an engine records less or other than was asked for", "name reason"),
+    "engine.limited": Event("warning", "an engine cannot record everything as requested", "name reason"),
     "engine.idle_polling": Event(
         "warning", "an idle engine fills its capture with polling", "name reason cure"
     ),
@@ -225,7 +227,7 @@ EVENTS: dict[str, Event] = {
     "engine.not_closed": Event("warning", "{target} was not closed", "target name reason"),
     "engine.stop_unanswered": Event("warning", "{target} did not answer its stop", "target name seconds"),
     "engine.stop_not_awaited": Event("warning", "the stop of {target} was not awaited", "target reason"),
-    "engine.stopped_late": Event("warning", "{target} recorded on after its window", "target seconds"),
+    "engine.stopped_late": Event("warning", "{target} kept recording after its window", "target seconds"),
     "engine.cleanup_failed": Event(
         "warning", "{target} could not be stopped after a failed start", "target name reason"
     ),
@@ -236,8 +238,8 @@ EVENTS: dict[str, Event] = {
     "capture.recovered": Event(
         "warning", "a capture that a dead process left is stopped", "name left_by reason"
     ),
-    "lease.unknown": Event("debug", "it is not known whether the driver process lives"),
-    "lease.ended": Event("warning", "the driver process is gone; the actor ends its session", "driver"),
+    "lease.unknown": Event("debug", "it is unknown whether the driver process is alive"),
+    "lease.ended": Event("warning", "the driver process has ended; the actor ends its session", "driver"),
     "lease.not_ended": Event("warning", "the actor could not end the session of a dead driver process"),
     "remote.interrupted": Event("warning", "the thread that talks to engines was interrupted; it goes on"),
     "sglang.stage_left": Event("warning", "an armed profiler stage of SGLang stays armed", "name reason"),
@@ -252,6 +254,6 @@ EVENTS: dict[str, Event] = {
     "actor.files_not_collected": Event(
         "warning", "files of an actor stay on its host", "name actor_host reason"
     ),
-    "agent.lost": Event("warning", "stepprof's agent on a node is gone", "node reason"),
+    "agent.lost": Event("warning", "stepprof's agent on a node has ended", "node reason"),
 }
 """The events by name, ``area.verb``."""

@@ -1,7 +1,9 @@
-"""Making captures in this process: the machine, the backends, and what goes wrong with them.
+"""Run captures in this process: the state machine, the backends, and their failures.
 
-The thread that changes the state has exclusive access to the target; the backend's calls are callbacks of the transitions. What a backend throws leaves the machine idle, the
-reason in the manifest and in the log, and the training loop untouched. When to capture is `stepprof.recording.local_target`'s to say.
+The thread that changes the state has exclusive access to the target; the backend's calls are
+callbacks of the transitions. An exception of a backend leaves the machine idle, the reason in the
+manifest and the log, and the training loop untouched. `stepprof.recording.local_target` decides
+when to capture.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Capturer:
         origin: who writes the manifests.
         exporter: runs the export jobs.
         background: writes the manifests.
-        changed: called after each change that ``stepprof.state`` or the region hook has to see.
+        changed: called after each change that concerns ``stepprof.state`` or the region hook.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class Capturer:
         self.health = "ok"
         self.last_error: str | None = None
         self.backend: Backend | None = None
-        """The backend that is armed or records."""
+        """The backend that is armed or recording."""
         self._armed_step: int | None = None
         self._armed_ns: tuple[int, int] | None = None
-        """From when to when the backend was armed."""
+        """When the backend was armed: start and end."""
         self._spent: set[Ticket] = set()
         self.post = background.post
         self.changed = changed
@@ -82,7 +84,7 @@ class Capturer:
         self.last_error = redacted(reason)
 
     def note(self, reason: str, window: Window | None = None) -> None:
-        """Something was not recorded: the log and ``state()`` say so."""
+        """Report in the log and in ``state()`` that something was not recorded."""
         self._set_error(reason)
         where = {} if window is None else {"step": window.step, "role": window.role}
         logger.warning("window.not_recorded", **where, rank=self.origin.rank, reason=reason)
@@ -90,11 +92,13 @@ class Capturer:
 
     @property
     def armed_step(self) -> int | None:
-        """The step that the target is armed for, if it is armed."""
+        """Return the step that the target is armed for, if it is armed."""
         return self.machine.step if self.machine.state == "armed" else None
 
     def is_spent(self, step: int) -> bool:
-        """Whether the capture of this step has ended (by a cap, by its region) while windows of it were open that still are."""
+        """Return whether the capture of this step ended (by a cap, by its region) before its
+        windows, some of which are still open.
+        """
         if self._spent:
             self._spent = {ticket for ticket in self._spent if not ticket.closed}
         return bool(self._spent) and any(ticket.window.step == step for ticket in self._spent)
@@ -102,10 +106,13 @@ class Capturer:
     # -- by the thread that has access
 
     def arm(self, step: int, role: str | None, policy: Policy, backend: Backend) -> bool:
-        """Be armed for this step and backend, whatever was before; return whether the state shows something new. Raises what the backend raises, and is idle then."""
+        """Arm this step and backend, from any state. Return whether the state has changed. Passes
+        on the backend's exceptions, and is idle then.
+        """
         if self.machine.state == "armed":
             if backend is self.backend:
-                # a backend is armed for whatever step; of two windows of this one the whole step's comes first
+                # a backend is armed for any step; of two windows of this step, that of the whole
+                # step comes first
                 if self._armed_step == step and (role is not None or policy.capture_per == "role"):
                     return False
                 self._armed_step = step
@@ -117,7 +124,7 @@ class Capturer:
         began_ns = perf_counter_ns()
         try:
             self.machine.arm(act=backend.arm, **self._fields(step, role))
-        except BaseException as error:  # KeyboardInterrupt too must not leave it half prepared
+        except BaseException as error:  # KeyboardInterrupt must not leave it half prepared either
             self.to_idle(describe_error(error))
             raise
         self._armed_step = step
@@ -125,7 +132,7 @@ class Capturer:
         return True
 
     def to_idle(self, reason: str) -> None:
-        """Leave whatever state there is; the backend releases what it holds."""
+        """Go to idle from any state; the backend releases its resources."""
         backend, self._armed_step, self._armed_ns = self.backend, None, None
         if backend is not None:
             try:
@@ -138,7 +145,9 @@ class Capturer:
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
-        """Open a capture for a window; a failure is written into the manifest and returned. The caller shows the new state."""
+        """Open a capture for a window. A failure is written into the manifest and returned. The
+        caller publishes the new state.
+        """
         policy, window = ticket.policy, ticket.window
         try:
             backend = self.backends.find(policy)
@@ -191,7 +200,9 @@ class Capturer:
             capture.fail(ReasonCode.BACKEND_FAILED, reason)
 
     def finish(self, capture: LocalCapture, ending: Ending) -> tuple[Later | None, BaseException | None]:
-        """End the running capture: stop it now. Return what submits its export once the access has been released, and what went wrong."""
+        """Stop the running capture now. Return a callable that submits its export once the access
+        is released, and the error, if any.
+        """
         began = time.perf_counter()
         window = capture.window
         if not self.machine.on_owning_thread():
@@ -227,13 +238,13 @@ class Capturer:
         return lambda: self.exports.submit(capture), None
 
     def _release(self, ended_ns: int) -> None:
-        """No capture runs any more."""
+        """Note that no capture runs any more."""
         capture, self.capture = self.capture, None
         if self.evidence is not None:
             self.evidence.end(None if capture is None else capture.timing.began_ns, ended_ns)
 
     def _post_stop(self, capture: LocalCapture, ending: Ending) -> None:
-        """A stop from a thread that may not: the thread that may finds the request."""
+        """Leave the stop to the thread that owns the capture: it finds the request."""
         if capture.request is None:
             capture.request = ending
             logger.warning(
@@ -246,30 +257,34 @@ class Capturer:
             )
 
     def finish_and_post(self, capture: LocalCapture, ending: Ending) -> None:
-        """End the running capture to make room for the window that comes in, which its export does not hold up."""
+        """Stop the running capture to make room for a window. Its export does not delay the window."""
         later, _ = self.finish(capture, ending)
         if later is not None:
             self.post(later)
 
     def settle(self) -> None:
-        """At a window's edge: end the capture where another thread asked for it, and leave a state that an interrupt left behind."""
+        """At a window's edge, apply a stop that another thread requested, and leave any state that
+        an interrupt left behind.
+        """
         capture = self.capture
         if capture is None:
             if self.machine.state in ("recording", "flushing"):
-                self.to_idle("an interrupt came between two states")
+                self.to_idle("an interrupt arrived between two states")
         elif capture.request is not None:
             self.finish_and_post(capture, capture.request)
 
     # -- from anywhere
 
     def apply_here(self) -> None:
-        """At a region, a tick or the edge of a window: end the capture where that was asked for, and this thread may."""
+        """At a region, a tick or a window's edge, apply a requested stop if this thread may."""
         capture = self.capture
         if capture is not None and capture.request is not None and self.machine.on_owning_thread():
             self.cut(capture, capture.request)
 
     def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
-        """End the capture from wherever this is called, if the access can be had soon; else the request waits for its owner."""
+        """Stop the capture from any thread, if the access is available soon; otherwise leave a
+        request for its owner.
+        """
         try:
             if not self.access.acquire(wait_seconds):
                 capture.request = capture.request or ending
@@ -287,7 +302,7 @@ class Capturer:
             later()
 
     def look_at_caps(self) -> None:
-        """Has the running capture reached one of its bounds? Called from the background thread."""
+        """Stop the running capture if it has reached a limit. The background thread calls this."""
         capture = self.capture
         if capture is None:
             return
@@ -303,17 +318,21 @@ class Capturer:
 
     @property
     def holds(self) -> bool:
-        """Whether there is something that a sudden end would lose: a capture, or one that is not yet with the export."""
+        """Return whether a sudden end would lose something: a running capture, or one whose export
+        is not submitted.
+        """
         return self.machine.state in ("recording", "flushing") or self.exports.unsubmitted
 
     def _fields(self, step: int | None, role: str | None) -> dict[str, object]:
-        """Return what a transition gets: the window that holds the target, and the fields of its log line."""
+        """Return the arguments of a transition: the window that holds the target, and the fields of
+        its log line.
+        """
         name = None if self.backend is None else self.backend.name
         where = {"step": step, "role": role, "rank": self.origin.rank, "backend": name}
         return {"holder": self._holder(step, role), **where}
 
     def _expect(self, step: int, role: str | None) -> bool:
-        """Armed as before, but for another window. Return whether it is another."""
+        """Stay armed, but for another window. Return whether it is another one."""
         if (self.machine.step, self.machine.role) == (step, role):
             return False
         self.machine.hold(self._holder(step, role), step, role)
@@ -326,7 +345,7 @@ class Capturer:
         return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"
 
     def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
-        """A capture that cannot be stopped from here: let go of it, and say so."""
+        """Abandon a capture that cannot be stopped from here, and log that."""
         self._release(perf_counter_ns())
         capture.leave_marks()
         self.to_idle(reason)

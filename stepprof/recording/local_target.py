@@ -1,7 +1,7 @@
-"""The local target: what becomes of the windows of this process.
+"""The local target: decide what each window of this process does.
 
-The outermost selected window opens the capture, those that come in while it runs join it, and it ends with its opener. Who comes
-at the wrong time is refused with a reason and touches nothing.
+The outermost selected window opens the capture. Windows entered while it runs join it, and it ends
+with its opener. A window at the wrong time is refused with a reason and changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalTarget:
         origin: who writes the manifests.
         recorder: gets the hook by which regions reach a running capture.
         exporter: runs the export jobs.
-        background: writes the manifests and looks at the caps.
+        background: writes the manifests and checks the caps.
         strict: raise what would otherwise be logged.
         changed: called after each change that ``stepprof.state`` shows.
     """
@@ -59,24 +59,28 @@ class LocalTarget:
         self._background = background
         self._strict = strict
         self._tell_changed = changed
-        # an export that ends elsewhere must not take from the next capture what it has just been given; reentrant: a signal handler
+        # an export that ends on another thread must not unhook the next capture; reentrant: a signal handler
         self._changing = threading.RLock()
         self.capturer = Capturer(origin, exporter, background, self._changed)
         self.watch = RegionWatch(self.capturer)
         self._hook = RegionHook(self.capturer, self.watch)
         recorder.late = self._hook.late
         self.over = False
-        """The run has ended: nothing is opened any more. Set before `abort`, which leaves no capture behind then."""
+        """The run has ended: nothing is opened any more. Set before `abort`, so that no capture is
+        left behind.
+        """
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is armed, recorded or watched: a window that is not selected has nothing to look at."""
+        """Return whether nothing is armed, recorded or watched, so that an unselected window has
+        nothing to check.
+        """
         return self.capturer.machine.state == "idle" and not self.watch.tickets
 
     # -- windows
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
-        """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        """Prepare for an upcoming step. This is a hint: it never waits and never fails the caller."""
         machine, backends = self.capturer.machine, self.capturer.backends
         if not self._take(0):
             logger.debug(
@@ -103,11 +107,11 @@ class LocalTarget:
             self.capturer.access.release()
 
     def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
-        """A selected window comes in. The caller shows the new state.
+        """Enter a selected window. The caller publishes the new state.
 
         Args:
-            ticket: what it holds from now on.
-            wait_seconds: how long to wait for a stop on another thread; past it the window is skipped.
+            ticket: the ticket of the window.
+            wait_seconds: how long to wait for a stop on another thread; after that, the window is skipped.
         """
         access, timing = self.capturer.access, ticket.timing
         try:
@@ -134,10 +138,12 @@ class LocalTarget:
         self._raise_if_strict(failure)
 
     def _opens(self, ticket: Ticket) -> bool:
-        """Whether a window opens a capture. If not, it joins one, is watched for its regions, or is skipped. By the thread that has access."""
+        """Return whether a window opens a capture. If not, it joins one, is watched for its
+        regions, or is skipped. Requires access.
+        """
         capture, window, policy = self.capturer.capture, ticket.window, ticket.policy
         if self.over:
-            self._skip(ticket, ReasonCode.CAPTURE_ENDED, "the run ended while the window came in")
+            self._skip(ticket, ReasonCode.CAPTURE_ENDED, "the run ended while the window was entered")
             return False
         if capture is not None and capture.held and not capture.awaits(window.step):
             self.capturer.finish_and_post(capture, Ending("complete"))
@@ -157,12 +163,12 @@ class LocalTarget:
         return False
 
     def _skip(self, ticket: Ticket, code: ReasonCode, reason: str) -> None:
-        """It is not captured: a ticket that holds nothing, and the reason in the manifest."""
+        """Skip the window: its ticket holds nothing, and the manifest has the reason."""
         self.capturer.note(reason, ticket.window)
         tell(ticket, self._origin, self._background.post, status="skipped", code=code, reason=reason)
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
-        """A selected window goes out; the last of the opener's step takes the capture with it."""
+        """Exit a selected window. The last one of the opener's step ends the capture."""
         if ticket.closed:
             reason = "this window is closed already"
             logger.warning("stop.refused", step=ticket.window.step, role=ticket.window.role, reason=reason)
@@ -175,7 +181,7 @@ class LocalTarget:
                 later, failure = self._leave_watch(ticket)
             elif isinstance(ticket.capture, LocalCapture):
                 later, failure = self._leave(ticket.capture, ticket, error)
-            elif ticket.fragment is not None:  # it was not captured: what is new are its times
+            elif ticket.fragment is not None:  # it was not captured: only its times are new
                 ticket.fragment.save()
         except BaseException as interrupt:
             self.abandon(ticket, interrupt)
@@ -189,17 +195,17 @@ class LocalTarget:
             self._raise_if_strict(failure)
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
-        """An interrupt (Ctrl-C, `ray.cancel`) came while this window was entered or left, and nothing else will close it.
-
-        What ends with it is only asked to end: the background thread does that, or the thread that alone may.
+        """Close a window whose entry or exit was interrupted (Ctrl-C, `ray.cancel`); nothing else
+        will. A capture that ends with it is only asked to end: the background thread, or the thread
+        that owns it, stops it.
         """
         ticket.closed = True
         ticket.end(perf_counter_ns())
-        if ticket.fragment is not None:  # what a failed start has written has no end yet
+        if ticket.fragment is not None:  # a failed start has written an entry without an end
             ticket.fragment.save()
         if ticket in self.watch.tickets:
             self.watch.tickets.remove(ticket)
-        reason = f"interrupted while the window went in or out: {describe_error(interrupt)}"
+        reason = f"interrupted while the window was entered or left: {describe_error(interrupt)}"
         running, capture = self.capturer.capture, ticket.capture
         if running is not None and (running is capture or running.opener is ticket or ticket in running.open):
             running.leave(ticket)
@@ -218,7 +224,7 @@ class LocalTarget:
     def _leave(
         self, capture: LocalCapture, ticket: Ticket, error: BaseException | None
     ) -> tuple[Later | None, BaseException | None]:
-        """A window goes out of a capture; of one that is over it has nothing to wait for."""
+        """Take a window out of its capture. If the capture is over, there is nothing to wait for."""
         ending = (
             Ending("partial", ReasonCode.ENDED_EARLY, str(error))
             if isinstance(error, LeftOpen)
@@ -240,7 +246,7 @@ class LocalTarget:
         return None, None
 
     def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
-        """A window of which regions are captured goes out."""
+        """Exit a window whose regions are captured."""
         taken = self._take(ticket.policy.engine_stop_timeout_seconds)
         try:
             return self.watch.remove(ticket, "its window ended", may_stop=taken)
@@ -250,7 +256,7 @@ class LocalTarget:
 
     @staticmethod
     def _ends_with(capture: LocalCapture, ticket: Ticket) -> bool:
-        """Whether the capture ends now that this window has gone."""
+        """Return whether the capture ends with the exit of this window."""
         step = ticket.window.step
         if capture.region is not None or any(
             other.window.step in (step, capture.window.step) for other in list(capture.open)
@@ -260,11 +266,11 @@ class LocalTarget:
             return step == capture.window.step
         if capture.open or step + 1 in ticket.policy.steps:
             return False
-        # the last step of the run: over when it has had the windows that the one before had
+        # the last step of the run: it is over when it has had as many windows as the step before
         return capture.seen.get(step - 1, set()) <= capture.seen[step]
 
     def pass_by(self, step: int) -> None:
-        """A window that is not selected comes in: what was kept open or armed for a step before it, ends."""
+        """Enter a window that is not selected: end what was kept open or armed for an earlier step."""
         capture = self.capturer.capture
         armed = self.capturer.armed_step
         if capture is not None:
@@ -274,18 +280,20 @@ class LocalTarget:
         elif armed is not None and step > armed and self._take(0):
             try:
                 if self.capturer.machine.state == "armed":
-                    self.capturer.to_idle(f"step {armed} never came")
+                    self.capturer.to_idle(f"step {armed} was never entered")
             finally:
                 self.capturer.access.release()
 
     # -- caps, requests, the end
 
     def tick(self) -> None:
-        """Apply what was requested from another thread, if this is the thread that can."""
+        """Apply requests of other threads, if this thread can."""
         self.capturer.apply_here()
 
     def ask_owner(self, reason: str, timeout: float) -> None:
-        """Before the end: a capture that only its own thread can stop is asked to end there, at the next region, tick or window."""
+        """Before the end, ask the thread that alone can stop the capture to do so at its next
+        region, tick or window.
+        """
         capture = self.capturer.capture
         if capture is None or self.capturer.machine.on_owning_thread():
             return
@@ -295,7 +303,7 @@ class LocalTarget:
             time.sleep(0.01)
 
     def abort(self, reason: str, timeout: float) -> None:
-        """Leave every state, keeping what was captured so far as partial."""
+        """Leave every state. Keep what was captured so far as partial."""
         if not self._take(timeout):
             return
         later: Later | None = None
@@ -329,7 +337,7 @@ class LocalTarget:
         self._tell_changed()
 
     def _hook_regions(self) -> None:
-        """Have regions reach a capture, and its caps looked at, as long as there is one to come or to end."""
+        """Have regions reach a capture, and its caps checked, while there is one or a window is watched."""
         with self._changing:
             on = self.capturer.capture is not None or bool(self.watch.tickets)
             self._recorder.hook = self._hook if on else None

@@ -56,25 +56,27 @@ class Refusals:
             self.refuse_once(f"role = {role!r}: expected a name or None")
 
     def step_number(self, step: object, last: int | None, what: str = "window") -> int | None:
-        """Return a step as a plain number, also of numpy's and torch's integers. Return None for what
-        is no step, and log it once.
+        """Return a step as a plain number, also of numpy's and torch's integers. Return None if it
+        is not a step number, and log that once.
 
         Args:
             step: the caller's value; None: the step that was last entered.
             last: that step.
-            what: gets the step, for the log.
+            what: formats the step for the log.
         """
         try:
             number = last if step is None else int(operator.index(step))  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - a text, a tensor of two elements, what a step callable raised
             mistake = (
-                f"what finds it raised {describe_error(step)}" if isinstance(step, Exception) else f"{error}"
+                f"the callable that returns it raised {describe_error(step)}"
+                if isinstance(step, Exception)
+                else f"{error}"
             )
-            self.refuse_once(f"step: expected a whole number: {mistake}", what)
+            self.refuse_once(f"step: expected an integer: {mistake}", what)
             return None
         if number is None:
             self.refuse_once("step = None: no step was entered in this process before", what)
-        elif number >> 63:  # what reads the span files holds it in 64 bits
+        elif number >> 63:  # readers of the span files hold it in 64 bits
             mistake = "a negative number" if number < 0 else "a number of more than 63 bits"
             self.refuse_once(f"step: {mistake}; expected one from 0 to 2**63 - 1", what)
             return None

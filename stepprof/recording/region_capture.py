@@ -1,5 +1,5 @@
-"""What regions do during a selected window: they are marked in the capture, have captures of their
-own, or are counted.
+"""Handle regions during a selected window: mark them in the capture, capture them one by one, or
+count them.
 
 The recorder calls the hook at each region only while there is something to do. Otherwise there is
 no hook, and a region costs no more than a span.
@@ -61,7 +61,7 @@ class RegionWatch:
                 return capturer.finish(capture, ending)
             capture.request = capture.request or ending
         elif may_stop and capturer.machine.state == "armed" and capturer.armed_step == ticket.window.step:
-            capturer.to_idle(f"no further region came before {reason}")
+            capturer.to_idle(f"no further region was entered before {reason}")
         if not ticket.captured and not ticket.refused:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)

@@ -1,7 +1,9 @@
-"""The session: one per process. Turns windows into requests on the local target, and shows its state.
+"""The session, one per process: turn windows into requests on the local target, and publish its
+state.
 
-It knows which steps are selected on this rank, so that a window that is not costs a comparison; everything else of a selected
-one is the target's. `init` makes it, `shutdown` ends it, and between the two nothing but these two raises (unless ``strict``).
+The session knows which steps are selected on this rank, so that an unselected window costs a
+comparison; the target handles selected ones. `init` creates it, `shutdown` ends it, and nothing in
+between raises (unless ``strict``).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ EXPORT_SECONDS = 120.0
 """How long the end of a run waits for its export jobs, unless `shutdown` gets a timeout."""
 
 ANNOUNCE_SECONDS = 0.2
-"""How long a recorded window waits until sessions elsewhere know its step: work that is sent to them next must not overtake it."""
+"""How long a recorded window waits until other sessions know its step: work that is sent to them
+afterwards must not overtake the announcement.
+"""
 
 OWNER_SECONDS = 2.0
 """How long the end of a run waits for the thread that alone can stop a capture."""
@@ -67,7 +71,8 @@ LEFTOVER_SECONDS = 1.0
 
 
 class Session:
-    """What `init` returns. Public attributes: ``run_id``, ``path`` (the run directory; None if everything is off) and ``rank``."""
+    """The session that `init` returns. Public attributes: ``run_id``, ``path`` (the run directory;
+    None if everything is off) and ``rank``."""
 
     def __init__(
         self, config: Config, identity: Identity, run: RunDir | None, store: JobStore | None = None
@@ -77,21 +82,25 @@ class Session:
         self.run_id = None if run is None else run.run_id
         self.path = None if run is None else run.path
         self.lent = False
-        """Made on behalf of another process that this one follows: what the code here asks of `init` afterwards is settled already."""
+        """Whether it was made for a driver process that this one follows: a later `init` of the
+        job's code returns it.
+        """
         self.by_adapter = False
-        """Started by an adapter of a framework: the user is shown a line after a recorded step, and the job's own `init` takes its place."""
+        """Whether an adapter of a framework started it: it prints a line after a recorded step, and
+        the job's own `init` replaces it.
+        """
         self._closed = run is None
         if run is None:
             return
         self.last_step: int | None = None
         self.fleet: EngineRegistry | None = None
-        """What is attached in this process; None: nothing was."""
+        """The attached engines; None: none were attached."""
         self.selector = Selector(config, identity, self._rank_found, self._attached)
         self.quiet = self.selector.quiet
         self.calm = True
         self._stops = PendingStops()
         self.refusals = Refusals(lambda: self.rank, strict=config.strict)
-        # reentrant: a signal handler may come in between
+        # reentrant: a signal handler may interrupt
         self._publishing = threading.RLock()
         self.recorder = Recorder(keep=config.spans)
         self.exporter = Exporter()
@@ -114,7 +123,7 @@ class Session:
         self._engine_host = EngineHost(origin, self.selector, self.background.post, self.publish)
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
-        """What comes after a recording; None: nothing was asked for."""
+        """The work after a recording; None: none is configured."""
         self._notice = StepNotice(str(run.path), self._speaks, lambda: self.by_adapter)
         origin.observers.append(self._notice.take)
         self.live = Live(self, run)
@@ -131,11 +140,11 @@ class Session:
 
     @property
     def job(self) -> str | None:
-        """The job that this process is of; the same text in each of its processes. None: not known."""
+        """Return the id of the job of this process, the same in each of its processes. None: unknown."""
         return self._origin.job
 
     def follow_job(self, job: str | None) -> None:
-        """Record as a process of the job that this one follows."""
+        """Record as a process of the job that the driver belongs to."""
         self._origin.job = job
 
     def __repr__(self) -> str:
@@ -147,7 +156,7 @@ class Session:
             if self.selector.selects_rank(policy) and not policy.steps.is_none:
                 self.local.capturer.backends.probe(policy)
         self.out_of_memory.begin(self.selector)
-        self._guard(self.live.look)  # what was asked for before this process came
+        self._guard(self.live.look)  # requests from before this process started
         self.background.start()
         if self.after is not None:
             self.after.start()
@@ -163,7 +172,7 @@ class Session:
     # -- what is attached
 
     def attach(self, join: Join) -> None:
-        """Add an engine: from the next arm or window on it takes part.
+        """Add an engine: it takes part from the next arm or window on.
 
         Args:
             join: adds it to the registry of engines.
@@ -183,7 +192,7 @@ class Session:
     def enter(
         self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
     ) -> Ticket | None:
-        """A window that may be selected comes in; its ticket, if it is."""
+        """Enter a window that may be selected; return its ticket if it is."""
         ticket: Ticket | None = None
         try:
             try:
@@ -204,14 +213,16 @@ class Session:
                 return None
             finally:
                 self._act_over()
-        except BaseException as interrupt:  # the window will not hear of its ticket
+        except BaseException as interrupt:  # the window will not get its ticket
             if ticket is not None:
                 self.abandon(ticket, interrupt)
             raise
         return ticket
 
     def _announced(self, step: int, role: str | None) -> Policy | None:
-        """The policy of a selected window, once sessions elsewhere know its step; None: it is not selected."""
+        """Return the policy of a selected window, once other sessions know its step; None: it is
+        not selected.
+        """
         policy = self._select(step, role)
         told = () if self.fleet is None else self.fleet.pass_by(step, role, is_recorded=policy is not None)
         if told and policy is not None:
@@ -223,7 +234,7 @@ class Session:
     def _ticket(
         self, step: int, role: str | None, version: int | str | None, policy: Policy, ahead: Ahead | None
     ) -> Ticket:
-        """The ticket of a selected window, with the engines that follow it: they have been started."""
+        """Return the ticket of a selected window, with its engines, which have been started."""
         ahead = Ahead() if ahead is None else ahead
         bracket, window = ahead.take(), ahead.window
         if window is None:
@@ -237,7 +248,7 @@ class Session:
         return Ticket(window, policy, Timing(time.perf_counter_ns(), ahead.waited_seconds), bracket=bracket)
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
-        """An interrupt came while a window went in or out, which nothing else will close: what it holds open is ended soon."""
+        """Close a window whose entry or exit was interrupted, because nothing else will."""
         self.background.post(self.local.capturer.exports.submit_all)
         if ticket.closed:
             return
@@ -247,12 +258,13 @@ class Session:
             ticket.bracket.send_stops(None, partial=describe_error(interrupt))
 
     async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
-        """Before a selected window of a coroutine: start its engines, and wait until no other thread hands a capture over.
+        """Before a coroutine enters a selected window, start its engines and wait for a stop on
+        another thread, without blocking the event loop.
 
-        Neither blocks the event loop. A coroutine that is cancelled here gets no exit, so that the engines are stopped at once.
+        A coroutine that is cancelled here has no exit, so its engines are stopped at once.
         """
         if self.recorder.running_loop() is None:
-            return None  # another library's event loop: what waits is the enter itself
+            return None  # the event loop of another library: the enter itself waits
         if self.local.calm and self.fleet is None:
             return None
         number = self.refusals.step_number(step, self.last_step)
@@ -281,17 +293,19 @@ class Session:
                 await asyncio.sleep(0.005)
             ahead.waited_seconds = time.perf_counter() - began
         except BaseException:
-            ahead.give_up("the coroutine was cancelled while its window came in")
+            ahead.give_up("the coroutine was cancelled while its window was entered")
             raise
         return ahead
 
     def is_quiet(self, step: object, role: object) -> bool:
-        """Whether a window surely has nothing to wait for."""
+        """Return whether a window certainly has nothing to wait for."""
         quiet = self.quiet.get(role) if role is None or role.__class__ is str else None
         return quiet is not None and isinstance(step, int) and quiet[0] <= step < quiet[1] and self.calm
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
-        """A selected window goes out: the stops of its engines are sent, ours is done, then theirs are waited for, unless a coroutine does."""
+        """Exit a selected window: send the stops of its engines, stop the own capture, then wait
+        for the engines, unless a coroutine does.
+        """
         bracket = ticket.bracket
         try:
             with bound(ticket.window.fields):
@@ -317,7 +331,9 @@ class Session:
         )
 
     def left(self) -> None:
-        """A window has ended: processes that follow this one hear of it, before anything is stopped."""
+        """Note that a window has ended: announce it to the processes that follow this one, before
+        anything is stopped.
+        """
         fleet = self.fleet
         if fleet is not None:
             self._guard(fleet.left)
@@ -327,7 +343,7 @@ class Session:
         self.local.tick()
 
     def approach(self, step: int, role: str | None) -> None:
-        """The step before a selected one is over in this role: arm for it."""
+        """Arm for a selected step when the step before it is over in this role."""
         policy = self.selector.policy_at(step, role)
         if policy is None:
             return
@@ -337,7 +353,7 @@ class Session:
             self._guard(lambda: self.local.arm(step, role, policy))
 
     def _guard(self, act: Callable[[], T]) -> T | None:
-        """What goes wrong in here is logged; it reaches the training loop only if ``strict``."""
+        """Log errors inside the block; raise them into the training loop only if ``strict``."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - raised again only if strict
@@ -347,10 +363,12 @@ class Session:
         return None
 
     acts = frozenset({enter.__code__, exit.__code__, _guard.__code__})  # noqa: A003
-    """The code that calls `after_act` at its end: a signal handler that finds it on the stack leaves the rest to that."""
+    """The code objects that call `after_act` at their end. A signal handler that finds one on the
+    stack leaves the rest to that call.
+    """
 
     def _failed(self, error: Exception) -> None:
-        """Log what went wrong in an act, whatever it is: the training loop has nothing to do with it. Raises it if ``strict``."""
+        """Log an error of an act of the session. Raise it only if ``strict``."""
         if self.config.strict:
             raise error
         if isinstance(error, StepprofError):
@@ -363,7 +381,7 @@ class Session:
             exit_handlers.after_act()
 
     def _select(self, step: int, role: str | None) -> Policy | None:
-        """The policy of a selected window, or None; a role that is no name is logged once."""
+        """Return the policy of a selected window, or None. An invalid role name is logged once."""
         try:
             return self.selector.select(step, role)
         except ConfigError as error:
@@ -382,7 +400,7 @@ class Session:
         self.publish()
 
     def note_adapters(self) -> None:
-        """Show and write what became of the framework adapters."""
+        """Publish and write the status of the framework adapters."""
         self.publish()
         self.background.post(lambda: self._run.restate(adapters=dict(cell.adapters)))
 
@@ -398,7 +416,7 @@ class Session:
         return not any(lower in ranks for ranks in wanted for lower in range(rank))
 
     def _place(self) -> tuple[int, str | None]:
-        """The step and role of this thread, or of the window that came in last."""
+        """Return the step and role of this thread, or of the window that was entered last."""
         where = self.recorder.where()
         if where is not None and where.number is not None:
             return where.number, where.role
@@ -412,7 +430,7 @@ class Session:
     # -- what shows
 
     def publish(self) -> None:
-        """Make `stepprof.state` show what is."""
+        """Publish the current state for `stepprof.state`."""
         with self._publishing:
             capturer = self.local.capturer
             machine = capturer.machine
@@ -447,7 +465,7 @@ class Session:
     # -- the end
 
     def disown(self) -> None:
-        """In a forked child: this is the parent's session."""
+        """Leave the session to the parent, in a forked child."""
         self._closed = True
         evidence = self.local.capturer.evidence
         if evidence is not None:

@@ -35,22 +35,23 @@ KIND = "trace"
 SUFFIX = ".trace.json.gz"
 
 MOST_BYTES = 64 << 30
-"""Uncompressed bytes of one trace: a compressed file of some megabytes can hold any number."""
+"""Maximum uncompressed bytes of one trace: a compressed file of some megabytes can expand without limit."""
 
 _BLOCK = 1 << 22
 _HEAD_LIMIT = 1 << 24
 _TAIL = 1 << 16
 _LINE = 1 << 8
 _LISTS = 32
-"""So many lists may come behind the events."""
-_PARSED = 1 << 20  # json.loads lets no other thread run: a file that may hold training up is not parsed
+"""Maximum number of lists after the events."""
+_PARSED = 1 << 20  # json.loads lets no other thread run: a file that may delay training is not parsed
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
-# behind the events nothing but plain values and flat tables
+# after the events, nothing but plain values and flat tables
 _ENDING = re.compile(
     rb'\]\s*(?:,\s*"\w+"\s*:\s*(?:"(?:[^"\\\n]|\\.)*"|-?[\d.]+|\[[^\[\]]*\]|\{[^{}]*\}|true|false|null)\s*)*\}\s*\Z'
 )
 _LIST_ENDING = re.compile(rb"\]\s*\Z")
-# here and below no part without a limit: an engine that means harm would have this process search on and on, while training waits
+# every part has a limit, here and below: a malicious engine could make this process search without
+# end while training waits
 _TS = rb'[^{}]{0,1000}?"ts"\s{0,9}:\s{0,9}"?(\d{1,16})(?:\.(\d+)|(?!\d))'
 _RECORD_END = re.compile(rb'"Record Window End"' + _TS)
 _WHOLE = re.compile(rb'"cat"\s{0,9}:\s{0,9}"Trace"' + _TS)
@@ -62,7 +63,7 @@ _TRACE_NAME = re.compile(
 
 
 class _DamagedError(Exception):
-    """What is wrong with a file, as the rest of a sentence."""
+    """What is wrong with a file, to complete a sentence."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class _Rewriting:
     events: int = 0
     total: int = 0
     base_ns: int = 0
-    """What the times of the file are relative to."""
+    """The reference of the file's times."""
     began_ns: int | None = None
     """When the recording began."""
     ended_ns: int | None = None
@@ -83,7 +84,7 @@ class _Rewriting:
     last_line: bytes = b""
 
     def run(self, source: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the new text. Raises _DamagedError as soon as it is seen, at the end at the latest."""
+        """Yield the new text. Raises _DamagedError as soon as damage is seen, at the end at the latest."""
         small = bytearray()
         for block in self._rewritten(source):
             self.total += len(block)
@@ -110,7 +111,7 @@ class _Rewriting:
             block = with_sound_names(lines)
             self.events += block.count(EVENT)
             self._count_steps(block)
-            if len(block) < _TAIL:  # the end has to be seen in one piece
+            if len(block) < _TAIL:  # the end must be checked in one piece
                 held += block
                 continue
             yield held
@@ -125,7 +126,9 @@ class _Rewriting:
         yield held[:cut] + tail + (b"}" if is_list else b"")
 
     def _head(self, source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
-        """Return the text before the events, the rest from their key on, and whether the file is nothing but a list of events."""
+        """Return the text before the events, the rest from their key on, and whether the file is
+        only a list of events.
+        """
         head = b""
         for block in source:
             head += block
@@ -133,7 +136,7 @@ class _Rewriting:
             if first == b"[":
                 return b"", itertools.chain([head], source), True
             if first not in (b"{", b""):
-                raise _DamagedError("is no trace: it begins neither with { nor with [")
+                raise _DamagedError("is not a trace: it begins neither with { nor with [")
             opening = _OPENING.search(head)
             if opening is not None:
                 at = opening.start()
@@ -145,7 +148,7 @@ class _Rewriting:
         raise _DamagedError(f"has no traceEvents in its {len(head)} bytes")
 
     def _count_steps(self, lines: bytes) -> None:
-        """Count forward steps; the keys of one may lie on both sides of the edge of a block."""
+        """Count forward steps; the keys of one may be split between two blocks."""
         self.forward_steps += len(_FORWARD_STEP.findall(self.last_line + lines))
         self.last_line = lines[lines.rfind(b"\n", 0, -1) + 1 :][-_LINE:]
 
@@ -155,7 +158,7 @@ class _Rewriting:
             self.base_ns = int(base[1])
 
     def _find_ends(self, tail: bytes) -> None:
-        """Find when the recording began and ended, which torch writes as the last of its events."""
+        """Find when the recording began and ended; torch writes both as the last of its events."""
         self.began_ns, self.ended_ns = self._time(_WHOLE.search(tail)), self._time(_RECORD_END.search(tail))
 
     def _time(self, found: re.Match[bytes] | None) -> int | None:
@@ -167,7 +170,7 @@ class _Rewriting:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _DamagedError(f"is no whole JSON: {error}") from error
+            raise _DamagedError(f"is not complete JSON: {error}") from error
         events = content.get("traceEvents")
         self.events = len(events) if isinstance(events, list) else 0
 
@@ -222,13 +225,13 @@ def adopt(
     except FileNotFoundError as error:
         gone = str(error.filename) if error.filename else str(source)
         raise EngineFailure(
-            f"the engine's stop has returned, and {gone} is not there: the engine's own log may say why"
+            f"the engine's stop has returned, but {gone} does not exist: see the engine's own log"
         ) from error
     except damages() as error:
-        raise EngineFailure(f"the engine's trace {source} {_what(error)}; it is kept as it is") from error
+        raise EngineFailure(f"the engine's trace {source} {_what(error)}; it is kept unchanged") from error
     except OSError as error:
         raise EngineFailure(
-            f"the engine's trace {source} cannot be brought to {final}: {error.strerror or error}"
+            f"the engine's trace {source} cannot be moved to {final}: {error.strerror or error}"
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -252,7 +255,9 @@ def adopt(
 
 @contextlib.contextmanager
 def opened(source: Path, users: frozenset[int] | None = None) -> Iterator[IO[bytes]]:
-    """Give the uncompressed bytes of an engine's file; engines are not exact about its name. Raises OSError as `open_engine_file` does."""
+    """Yield the uncompressed bytes of an engine's file; its name does not show the compression.
+    Raises OSError as `open_engine_file` does.
+    """
     with open_engine_file(source, users) as file:
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -272,7 +277,9 @@ def _decompressing(file: IO[bytes]) -> IO[bytes]:
 
 
 def blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield what is in an engine's file, block by block. Raises one of `damages()` where it is more than any engine writes."""
+    """Yield the content of an engine's file, block by block. Raises one of `damages()` if it is
+    larger than any engine writes.
+    """
     read = 0
     while block := stream.read(_BLOCK):
         read += len(block)
@@ -282,7 +289,7 @@ def blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def damages() -> tuple[type[Exception], ...]:
-    """Return what reading a damaged file raises."""
+    """Return the exceptions that reading a damaged file may raise."""
     errors: tuple[Any, ...] = (_DamagedError, EOFError, gzip.BadGzipFile, zlib.error)
     with contextlib.suppress(ImportError):
         from isal import igzip, isal_zlib

@@ -1,6 +1,7 @@
 """Find the kind of engine that a target is, and connect a driver to it.
 
-A target is recognised by the names of its type: a library is never imported to ask. Only what the user wrote wrongly raises.
+A target is recognised by the names of its type: a library is never imported to ask. Only mistakes
+of the user raise.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ObjectKind(ABC):
 
     @abstractmethod
     def driver(self, target: object, name: str | None) -> EngineDriver:
-        """Return a driver for an engine; ``name`` None: it is called after its type."""
+        """Return a driver for an engine; ``name`` defaults to its type."""
 
 
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:
@@ -82,13 +83,15 @@ def recognise(target: object, **options: object) -> EngineDriver:
             return _checked(kind.connect(target, **options), kind)
     what = type(target)
     raise ConfigError(
-        f"attach({what.__module__}.{what.__qualname__}): not an engine that anybody knows; expected a vLLM or SGLang engine, a URL, a "
+        f"attach({what.__module__}.{what.__qualname__}): not a known kind of engine; expected a vLLM or SGLang engine, a URL, a "
         f"Ray actor's handle, a list of those, or a callable that returns them. Other packages add kinds in the entry-point group {GROUP}"
     )
 
 
 def _checked(driver: object, kind: EngineKind) -> EngineDriver:
-    """Return a driver that keeps the contract. Raises ConfigError: one of another package may break it."""
+    """Return a driver that keeps the contract. Raises ConfigError: a driver of another package may
+    break it.
+    """
     made = f"{type(kind).__module__}.{type(kind).__qualname__}.connect() returned {type(driver).__qualname__}"
     if not isinstance(driver, EngineDriver):
         raise ConfigError(f"{made}: must derive from stepprof.remote.base.EngineDriver")
@@ -104,7 +107,7 @@ def check_options(given: Mapping[str, object], known: Iterable[str], what: str) 
     for key, value in given.items():
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it knows: {', '.join(names) or 'none'}"
+            hint = f"; did you mean {near[0]}?" if near else f"; its options: {', '.join(names) or 'none'}"
             raise ConfigError.at(key, value, f"{what} has no such option{hint}")
 
 

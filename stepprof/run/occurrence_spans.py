@@ -315,7 +315,7 @@ def unclear(step: int, visits: int, recorded: int) -> str:
     often = "once" if visits == 1 else f"{visits} times"
     return (
         f"spans of step {step} left out: the process visited it {often}, {counted(recorded, 'occurrence')} of it were recorded, "
-        "and no comparison of clocks says which of them a visit is"
+        "and no clock comparison shows which visit belongs to which"
     )
 
 

@@ -109,20 +109,20 @@ class Request:
     def read(cls, table: object) -> Request:
         """Return the request of a mapping that `to_dict` made. Raise ConfigError."""
         if not isinstance(table, Mapping):
-            raise ConfigError.at("request", table, "expected a table")
+            raise ConfigError.at("request", table, "expected an object")
         known = {key: value for key, value in table.items() if key != "schema_version"}
         texts = ("reason", "by")
         for key, value in known.items():
             if key not in keys_of(cls):
                 raise ConfigError.at(str(key), value, f"unknown key{nearest(key, keys_of(cls))}")
             if key in texts and not isinstance(value, str):
-                raise ConfigError.at(key, value, "expected a text")
+                raise ConfigError.at(key, value, "expected a string")
         for key in ("name", "step"):
             if key not in known:
                 raise ConfigError.at(key, None, "missing in the request")
         whole(0)(known.get("made_unix_ns", 0), "made_unix_ns")
         if not isinstance(known.get("changes", {}), Mapping):
-            raise ConfigError.at("changes", known["changes"], "expected a table of what is different")
+            raise ConfigError.at("changes", known["changes"], "expected an object of the changed keys")
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def read_request(path: Path, uid: int | None) -> Request:
         raise ConfigError(f"{path.name}: not JSON: {error}") from None
     request = Request.read(table)
     if request.name != path.stem:
-        raise ConfigError.at("name", request.name, f'expected that of its file, "{path.stem}"')
+        raise ConfigError.at("name", request.name, f'must be that of its file, "{path.stem}"')
     return request
 
 

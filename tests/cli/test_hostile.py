@@ -131,7 +131,7 @@ def test_deep_lines(run, reader):
     (run / "step-000002/manifest/actor-rank-1.json").write_bytes(deep)
     (run / "step-000002/rollout/replica-0/rank-0.trace.json").write_bytes(b'{"traceEvents":[' + deep + b"]}")
     check, spans, *_ = carried_out(reader, run, "check", "spans", "report", "merge", "show")
-    assert "actor-rank-1.json: damaged: lists and tables are nested deeper than 64" in check
+    assert "actor-rank-1.json: damaged: lists and objects are nested deeper than 64" in check
     assert "spans/rank-0.000001.jsonl: 1 damaged line ignored" in check
     assert "forward" in spans
 

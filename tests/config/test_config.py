@@ -62,10 +62,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": {"active": 2}}, 'schedule.region = None: missing; write region = "…" in this table'),
     (
         {"schedule": {"region": "x", "wait": "3"}},
-        'schedule.wait = "3": expected a whole number; did you mean 3?',
+        'schedule.wait = "3": expected an integer; did you mean 3?',
     ),
-    ({"schedule": {"region": "x", "wait": 1.5}}, "schedule.wait = 1.5: expected a whole number"),
-    ({"schedule": {"region": "x", "wait": True}}, "schedule.wait = true: expected a whole number"),
+    ({"schedule": {"region": "x", "wait": 1.5}}, "schedule.wait = 1.5: expected an integer"),
+    ({"schedule": {"region": "x", "wait": True}}, "schedule.wait = true: expected an integer"),
     ({"regions": "a,b"}, 'regions = ["a,b"]: has no effect without capture_per = "region"'),
     ({"regions": [1]}, 'regions = [1]: expected a list of names, such as ["a", "b"]'),
     ({"regions": ["a", "a"]}, 'regions = ["a", "a"]: "a" is named twice; once is enough'),
@@ -156,15 +156,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"npu": {"level": "Level1"}}, 'npu.level = "Level1": not known; did you mean "level1"?'),
     ({"npu": {"activities": ["gpu"]}}, '"gpu" is not known; did you mean "npu"? (one of: cpu, npu)'),
     ({"memory": {"max_entries": 0}}, "memory.max_entries = 0: too small; did you mean 1?"),
-    ({"engine": {"max_iterations": 0}}, 'engine.max_iterations = 0: did you mean "none", for no bound?'),
+    ({"engine": {"max_iterations": 0}}, 'engine.max_iterations = 0: did you mean "none", for no limit?'),
     (
         {"engine": {"max_iterations": "all"}},
-        'engine.max_iterations = "all": did you mean "none", for no bound?',
+        'engine.max_iterations = "all": did you mean "none", for no limit?',
     ),
     ({"engine": {"max_iterations": -3}}, "engine.max_iterations = -3: too small; did you mean 1?"),
     (
         {"engine": {"max_iterations": "8"}},
-        'engine.max_iterations = "8": expected a whole number; did you mean 8?',
+        'engine.max_iterations = "8": expected an integer; did you mean 8?',
     ),
     # names of roles
     (

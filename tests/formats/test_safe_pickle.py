@@ -88,9 +88,9 @@ class TestHostile:
             (b"\x80\x04N", "it is cut off at byte 3"),
             (b"\x80\x04J\x01", "instruction 0x4a at byte 2"),
             (b"\x80\x04\x8c\x05abcd", "instruction 0x8c at byte 2"),
-            (b"\x80\x04X\xff\xff\xff\xffabc", "it is cut off in a text at byte 2"),
-            (b"\x80\x04X\x01", "it is cut off in a text at byte 2"),
-            (b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"abc", "it is cut off in a text at byte 2"),
+            (b"\x80\x04X\xff\xff\xff\xffabc", "it is cut off in a string at byte 2"),
+            (b"\x80\x04X\x01", "it is cut off in a string at byte 2"),
+            (b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"abc", "it is cut off in a string at byte 2"),
             (b"\x80\x04.", "damaged: UnpicklingError"),
             (b"\x80\x04a.", "damaged: UnpicklingError"),
             (b"\x80\x04h\x05.", "damaged: UnpicklingError"),
@@ -126,7 +126,7 @@ class TestHostile:
         """One byte asks for seventy."""
         monkeypatch.setattr(safe_pickle, "MAX_CONTAINERS", 100)
         assert len(read_pickle(b"\x80\x04](" + made * 99 + b"e.")) == 99
-        with pytest.raises(PickleRefused, match="more than 100 lists and tables"):
+        with pytest.raises(PickleRefused, match="more than 100 lists and mappings"):
             read_pickle(b"\x80\x04](" + made * 100 + b"e.")
 
     def test_a_long_program_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:

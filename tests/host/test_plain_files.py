@@ -120,7 +120,7 @@ class TestReadTable:
             (b"[]", "damaged: not a JSON object"),
             (b'{"a"', "damaged: "),
             (b'{"a": "\xff"}', "damaged: 'utf-8'"),
-            (b'{"a":' * 100 + b"1" + b"}" * 100, "damaged: lists and tables are nested deeper than 64"),
+            (b'{"a":' * 100 + b"1" + b"}" * 100, "damaged: lists and objects are nested deeper than 64"),
         ],
     )
     def test_damaged(self, tmp_path, data, problem):

@@ -58,7 +58,7 @@ class TestGiven:
     def test_what_is_no_number(self, name, value) -> None:
         """Is refused by its name."""
         arguments = {"rank": 0, "world_size": 8, name: value}
-        with pytest.raises(ConfigError, match=f"^{name} = .*: expected a whole number"):
+        with pytest.raises(ConfigError, match=f"^{name} = .*: expected an integer"):
             find_identity(arguments["rank"], arguments["world_size"], {})
 
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestLaunchers:
 
     def test_a_variable_that_is_no_number(self) -> None:
         """Is refused by its name."""
-        with pytest.raises(ConfigError, match=r'\$RANK = "one": expected a whole number'):
+        with pytest.raises(ConfigError, match=r'\$RANK = "one": expected an integer'):
             find_identity(None, None, {"RANK": "one"})
 
 

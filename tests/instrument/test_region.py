@@ -477,8 +477,8 @@ class TestBind:
         [
             (-1, "step: a negative number"),
             (2**63, "step: a number of more than 63 bits"),
-            ("six", "step: expected a whole number"),
-            (2.5, "step: expected a whole number"),
+            ("six", "step: expected an integer"),
+            (2.5, "step: expected an integer"),
         ],
     )
     def test_what_is_no_step(self, session, log, step, reason) -> None:

@@ -142,8 +142,8 @@ class TestSteps:
             (None, "no step was entered in this process before"),
             (-1, "a negative number"),
             (2**63, "a number of more than 63 bits; expected one from 0 to 2**63 - 1"),
-            ("three", "expected a whole number"),
-            (2.5, "expected a whole number"),
+            ("three", "expected an integer"),
+            (2.5, "expected an integer"),
         ],
     )
     def test_what_is_no_step(self, session, log, step, told) -> None:

@@ -467,7 +467,9 @@ class TestArming:
         loop([3])
         assert stepprof.state().status == "idle"
         assert control.calls == ["arm", "abort"]
-        assert [line for line in log if line["event"] == "state.changed"][-1]["reason"] == "step 2 never came"
+        assert [line for line in log if line["event"] == "state.changed"][-1][
+            "reason"
+        ] == "step 2 was never entered"
 
     def test_the_end_of_the_run_lets_go(self, start) -> None:
         """Of what was armed for a step that never came."""

@@ -238,8 +238,8 @@ class TestSteps:
     @pytest.mark.parametrize(
         ("step", "reason"),
         [
-            ("2", "step: expected a whole number: 'str' object cannot be interpreted as an integer"),
-            (2.0, "step: expected a whole number: 'float' object cannot be interpreted as an integer"),
+            ("2", "step: expected an integer: 'str' object cannot be interpreted as an integer"),
+            (2.0, "step: expected an integer: 'float' object cannot be interpreted as an integer"),
             (-1, "step: a negative number; expected one from 0 to 2**63 - 1"),
             (None, "step = None: no step was entered in this process before"),
         ],
@@ -298,7 +298,7 @@ class TestSteps:
         """Each time."""
         start(steps="2", strict=True)
         for _ in range(2):
-            with pytest.raises(StateError, match="expected a whole number"):
+            with pytest.raises(StateError, match="expected an integer"):
                 profile_step("2").__enter__()
             with pytest.raises(StateError, match="role"):
                 profile_step(2, role="../x").__enter__()

@@ -165,8 +165,8 @@ class TestDamage:
         [
             ("a.json.gz", b"", "is empty"),
             ("a.json", b"", "is empty"),
-            ("a.json", b"<html>", "is no trace: it begins neither"),
-            ("a.json", kineto(EVENT).encode()[:-30], "no whole JSON"),
+            ("a.json", b"<html>", "is not a trace: it begins neither"),
+            ("a.json", kineto(EVENT).encode()[:-30], "not complete JSON"),
             ("a.json", b'{"schemaVersion": 1}', "has no traceEvents"),
             ("a.json", b'{"traceEvents": []}', "holds no events"),
             ("a.json", b"[]", "holds no events"),
@@ -210,7 +210,7 @@ class TestDamage:
 
     def test_no_file(self, tmp_path, window):
         """A stop that brought nothing is a failure that names what was expected."""
-        with pytest.raises(EngineFailure, match=r"gone\.json is not there"):
+        with pytest.raises(EngineFailure, match=r"gone\.json does not exist"):
             adopt(tmp_path / "gone.json", window, "rank-0")
 
     def test_a_place_that_cannot_be_written(self, tmp_path, window):
@@ -218,7 +218,7 @@ class TestDamage:
         source = written(tmp_path, kineto(EVENT))
         window.output.rmdir()
         window.output.write_text("a file where the folder should be")
-        with pytest.raises(EngineFailure, match="cannot be brought to"):
+        with pytest.raises(EngineFailure, match="cannot be moved to"):
             adopt(source, window, "rank-0")
         assert source.exists()
 
@@ -240,11 +240,11 @@ class TestHostile:
     @pytest.mark.parametrize(
         ("data", "reason"),
         [
-            (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "traceEvents": []}', "no whole JSON"),
-            (b'{"baseTimeNanoseconds": ' + b"9" * 5000 + b', "traceEvents": []}', "no whole JSON"),
-            (HEAD + b', {"cat": "Trace", "ts": ' + b"9" * 5000 + b"}]}", "no whole JSON"),
-            (HEAD + b', {"name": "Record Window End", "ts": ' + b"9" * 5000 + b"}]}", "no whole JSON"),
-            (HEAD + b"]" + b',"a":[]' * 9000, "no whole JSON"),
+            (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "traceEvents": []}', "not complete JSON"),
+            (b'{"baseTimeNanoseconds": ' + b"9" * 5000 + b', "traceEvents": []}', "not complete JSON"),
+            (HEAD + b', {"cat": "Trace", "ts": ' + b"9" * 5000 + b"}]}", "not complete JSON"),
+            (HEAD + b', {"name": "Record Window End", "ts": ' + b"9" * 5000 + b"}]}", "not complete JSON"),
+            (HEAD + b"]" + b',"a":[]' * 9000, "not complete JSON"),
             (HEAD + b',\n"name": ' + b'"name": "a"b ' * 300_000 + b"x\n", "breaks off"),
         ],
         ids=["deep", "base", "begin", "end", "lists", "names"],

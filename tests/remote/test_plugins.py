@@ -109,7 +109,7 @@ class TestPlugin:
         engine.broken = True
         _, entry = recorded(engine)
         assert entry.status == "failed"
-        assert "raw.json is not there" in entry.error
+        assert "raw.json does not exist" in entry.error
         assert json.dumps(vars(entry))
 
     def test_an_unknown_option(self, engine, recorded):

@@ -166,13 +166,13 @@ class TestRecording:
     def test_one_warning(self, epochs):
         """However many steps and roles are used again."""
         _, (log,) = epochs(steps="1-2")
-        assert log.count("a step number came again") == 1
+        assert log.count("a step number was used again") == 1
         assert "--occurrence" in log
 
     def test_none_without_cause(self, epochs):
         """Two windows of a role in one step are one visit."""
         run, (log,) = epochs(count=1)
-        assert "a step number came again" not in log
+        assert "a step number was used again" not in log
         windows = read_step(run, 2)["windows"]
         assert [(each["role"], each["occurrence"], each["visit"]) for each in windows] == [
             ("actor", 1, 1),
@@ -183,7 +183,7 @@ class TestRecording:
     def test_the_last_step_of_an_epoch(self, epochs):
         """No later step comes between: going back to an earlier one is enough."""
         run, (log,) = epochs(steps="3", count=2)
-        assert "a step number came again" in log
+        assert "a step number was used again" in log
         assert len(split(read_step(run, 3))) == 2
 
 

@@ -37,7 +37,7 @@ class TestRequest:
         ("given", "message"),
         [
             ({"step": -1}, "step = -1: too small; did you mean 0?"),
-            ({"step": True}, "step = true: expected a whole number"),
+            ({"step": True}, "step = true: expected an integer"),
             ({"step": 10**19}, "too large; did you mean"),
             ({"count": 0}, "count = 0: too small; did you mean 1?"),
             ({"count": 10**6}, "count = 1000000: too large; did you mean 10000?"),

@@ -110,7 +110,7 @@ class Clocks:
                 )
                 continue
             else:
-                there = next(iter(others), f"host {host}" if host != name else f"host {host} beside {here}")
+                there = next(iter(others), f"host {host}" if host != name else f"host {host} next to {here}")
                 self._machines.setdefault(host, set()).add(there)
             self._compared[fragment, host] = there
             if there != here:

@@ -1,7 +1,13 @@
-"""What the memory backend asks of torch, found by trying and by signatures, never by a version; and the one allocation history that a process has.
+"""Wrap the parts of torch that the memory backend uses, and hold the one allocation history of the
+process.
 
-torch keeps one history for all devices of a process, and none says whose it is: what runs and was not switched on here belongs to other code, and is left alone. Switching it off throws away what
-it holds, so a snapshot comes before. Each of torch's calls initializes CUDA where nothing has yet, which takes hundreds of MB of a device: so none is made before the process itself has.
+Features are found by trying and by signatures, never by a version. torch keeps one history for all
+devices of a process and does not say who switched it on. A history that this module did not switch
+on belongs to other code and is left alone. Switching a history off discards it, so a snapshot comes
+first.
+
+Each of torch's calls initializes CUDA if nothing has yet, which takes hundreds of MB of device
+memory. So none is made before the process itself has initialized CUDA.
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ __all__ = ["MemoryApi", "history"]
 
 _DEVICES = Path("/dev")
 _DEVICE_FILES = ("nvidia[0-9]*", "nvhost-*", "nvmap", "dxg", "kfd")
-"""Of NVIDIA's driver, on Jetson, under WSL, of AMD's."""
+"""Device files: of NVIDIA's driver, on Jetson, under WSL, of AMD's driver."""
 
 Observer = Callable[[int, int, int, int], None]
-"""Told of the device, the bytes that were asked for, the bytes there are, and those that are free."""
+"""Called with the device and the bytes that were requested, that exist, and that are free."""
 
 
 class MemoryApi:
@@ -39,7 +45,7 @@ class MemoryApi:
         self.memory: Any = torch.cuda.memory
 
     def obstacle(self) -> str | None:
-        """Why there is no allocator to record here. Initializes nothing."""
+        """Return why there is no allocator to record here. Initializes nothing."""
         torch = self.torch
         if not (torch.version.cuda or getattr(torch.version, "hip", None)):
             return (
@@ -57,16 +63,17 @@ class MemoryApi:
             remedy = (
                 f"take backend:{allocator} out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
                 if allocator == "cudaMallocAsync"
-                else "leave torch its own (torch.cuda.memory.change_current_allocator)"
+                else "do not replace it with torch.cuda.memory.change_current_allocator"
             )
             return f"CUDA's allocator here is {allocator}, which keeps no history; {remedy}"
         return None
 
     def _devices(self) -> int:
-        """How many there are, or one where that cannot be told yet.
+        """Return the number of devices, or 1 if it cannot be known yet.
 
-        Before the process uses CUDA the driver's tools are asked alone: CUDA's own count, which torch takes where they do not tell (MIG, Jetson), keeps children that are forked later from using a
-        device.
+        Before the process uses CUDA, only the driver's tools are asked. CUDA's own count, which
+        torch uses where these tools fail (MIG, Jetson), would keep children that are forked later
+        from using a device.
         """
         cuda = self.torch.cuda
         if self.is_in_use:
@@ -83,33 +90,37 @@ class MemoryApi:
         return bool(self.torch.cuda.is_initialized())
 
     def is_recording(self) -> bool:
-        """Whether a history is kept, by whomever; a torch that does not tell is taken to keep none."""
+        """Return whether any code of this process keeps a history. False for a torch that cannot
+        report it.
+        """
         ask = getattr(self.torch._C, "_cuda_isHistoryEnabled", None)
         return ask is not None and self.is_in_use and bool(ask())
 
     def switch_on(self, entries: int, options: MemoryOptions) -> None:
-        """Keep the last so many allocations and frees."""
+        """Keep the latest allocations and frees, up to a limit."""
         context = None if options.context == "none" else options.context
         wanted = {"context": context, "stacks": options.stacks, "max_entries": entries}
         known = inspect.signature(self.memory._record_memory_history).parameters
         missing = [name for name in wanted if name not in known]
         if missing:
             raise BackendError(
-                f"torch {self.torch.__version__} cannot bound its allocation history ({', '.join(missing)} unknown); torch 2.1 or newer can"
+                f"torch {self.torch.__version__} cannot limit its allocation history ({', '.join(missing)} unknown); torch 2.1 or newer can"
             )
         self.memory._record_memory_history("all", **wanted)
 
     def switch_off(self) -> None:
-        """Keep none; what there is, is gone."""
+        """Keep no history, and discard what was kept."""
         self.memory._record_memory_history(None)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is allocated, and the history."""
+        """Return the current allocations and the history."""
         taken: dict[str, Any] = self.memory._snapshot()
         return taken
 
     def stats(self) -> list[dict[str, int]]:
-        """Of each device that this process has memory on: what it holds, and the most that it held since the start or the user's last reset."""
+        """Return, for each device on which this process has memory, the allocated bytes and their
+        peak since the start or the last reset.
+        """
         found = []
         for device in range(self.torch.cuda.device_count()):
             values = self.torch.cuda.memory_stats(device)
@@ -129,12 +140,16 @@ class MemoryApi:
         return found
 
     def observe(self, observer: Observer) -> None:
-        """Have it called whenever CUDA runs out of memory, from now on and for good: torch cannot take it back. Where CUDA is not initialized yet, as soon as it is."""
+        """Call the observer whenever CUDA runs out of memory, from now on or from when CUDA is
+        initialized. torch cannot remove it again.
+        """
         attach = self.torch._C._cuda_attach_out_of_memory_observer
         self.when_in_use(lambda: attach(observer))
 
     def when_in_use(self, act: Callable[[], object]) -> None:
-        """Do it now where CUDA is initialized, else right after that: where an exception would reach the user, so that it is logged instead."""
+        """Call the function now if CUDA is initialized, else right after its initialization. There
+        its exceptions are logged, because they would reach the user.
+        """
 
         def safely() -> None:
             try:
@@ -146,7 +161,7 @@ class MemoryApi:
 
 
 class _History:
-    """The one history of this process. A forked process has none, whatever its parent had."""
+    """The one history of this process. A forked process begins without one."""
 
     def __init__(self) -> None:
         self.reset()
@@ -157,10 +172,10 @@ class _History:
         self._holder: object = None
         self._standing: MemoryOptions | None = None
         self.running: MemoryOptions | None = None
-        """What the history of ours that runs is kept with."""
+        """The settings of our running history."""
 
     def check(self, api: MemoryApi) -> None:
-        """Raises Busy where a history runs that is not ours."""
+        """Raise Busy if a history runs that is not ours."""
         with self._lock:
             if self._holder is not None:
                 raise Busy("the allocation history is in another capture of this process")
@@ -170,7 +185,7 @@ class _History:
                 )
 
     def begin(self, holder: object, api: MemoryApi, options: MemoryOptions) -> None:
-        """Keep a new one for a window. Raises Busy, or BackendError."""
+        """Start a history for a window. Raises Busy, or BackendError."""
         with self._lock:
             self.check(api)
             if self._standing is not None:
@@ -179,7 +194,7 @@ class _History:
             self._holder, self.running = holder, options
 
     def end(self, holder: object, api: MemoryApi) -> None:
-        """The window is over; harmless where it has none. What is kept outside windows is kept again."""
+        """End the history of the window, if there is one, and restart the one that runs outside windows."""
         with self._lock:
             if self._holder is not holder:
                 return
@@ -190,7 +205,7 @@ class _History:
                 self.running = self._standing
 
     def stand(self, api: MemoryApi, options: MemoryOptions) -> None:
-        """Keep one outside windows, too. Raises Busy, or BackendError."""
+        """Start the history that runs outside windows. Raises Busy, or BackendError."""
         with self._lock:
             if self._standing is not None:
                 return
@@ -201,7 +216,7 @@ class _History:
             self._standing = options
 
     def stand_down(self, api: MemoryApi) -> None:
-        """Outside windows none is kept any more."""
+        """Stop the history that runs outside windows."""
         with self._lock:
             if self._standing is not None and self._holder is None:
                 self.running = None

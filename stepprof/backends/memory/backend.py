@@ -1,7 +1,10 @@
-"""CUDA's allocator as a backend: its history runs from the start of a window to its end, and a snapshot at the end says what was allocated, by whom, and when.
+"""Record CUDA's allocator: its history runs from the start of a window to its end, and a snapshot
+at the end shows which code allocated what, and when.
 
-Never outside a window: while armed nothing is switched on, only looked whether the history of other code is in the way (and, for stacks with C++ frames, torch's unwinder is loaded). The snapshot is
-taken at the stop, before the history is switched off, which throws it away; to write it is left to the export job. It stays what torch makes of it: the viewer at pytorch.org/memory_viz opens it.
+Arming switches nothing on. It checks that no other code keeps a history, and loads torch's unwinder
+if stacks have C++ frames. The snapshot is taken at the stop, before the history is switched off and
+discarded; the export job writes it. The file is torch's own format: the viewer at
+pytorch.org/memory_viz opens it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class MemoryBackend(Backend):
 
     name = "memory"
     marks = False
-    """Regions are in the spans: the history has none."""
+    """Regions are in the spans; the history has none."""
     _is_warm: ClassVar[bool] = False
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
@@ -54,7 +57,7 @@ class MemoryBackend(Backend):
         self._recording = False
 
     def probe(self) -> str | None:
-        """Say why there is no allocator to record here."""
+        """Return why there is no allocator to record here."""
         if self._api is None:
             try:
                 self._api = MemoryApi()
@@ -65,7 +68,7 @@ class MemoryBackend(Backend):
         return self._api.obstacle()
 
     def arm(self) -> None:
-        """Look whether the history is free, and load torch's unwinder where it is needed: once, for it is slow."""
+        """Check that no history runs, and load torch's unwinder if needed: once, because it is slow."""
         api = self._ready()
         history.check(api)
         if self._options.stacks == "all" and api.is_in_use and not MemoryBackend._is_warm:
@@ -80,8 +83,8 @@ class MemoryBackend(Backend):
             raise BackendError("the memory backend is recording already")
         if not api.is_in_use:
             raise BackendError(
-                "this process has not used CUDA yet, so that there is no allocator to record (to ask it would take memory on a device); "
-                "record a later step, or call torch.cuda.init() first"
+                "this process has not used CUDA yet, so there is no allocator to record "
+                "(asking for one would take device memory); record a later step, or call torch.cuda.init() first"
             )
         try:
             history.begin(self, api, self._options)
@@ -92,7 +95,7 @@ class MemoryBackend(Backend):
         self._recording = True
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
-        """Take the snapshot, then switch the history off; the callable writes it."""
+        """Take the snapshot, then switch the history off. Return the export that writes it."""
         api = self._api
         if api is None or not self._recording:
             raise BackendError("there is no allocation history to stop")
@@ -123,7 +126,9 @@ class MemoryBackend(Backend):
             logger.warning("memory.history_left_on", reason=repr(error))
 
     def export_mode(self) -> str:
-        """A thread, for a process that uses CUDA is not forked; the writing releases the interpreter for each block of the file."""
+        """Return ``thread``: a process that uses CUDA is not forked. Writing releases the
+        interpreter's lock for each block of the file.
+        """
         return "thread"
 
     def _ready(self) -> MemoryApi:
@@ -134,7 +139,9 @@ class MemoryBackend(Backend):
 
 
 class SnapshotFile(Export):
-    """Writes one snapshot as torch does, with what it is of under the key ``stepprof``, and a small JSON of the peaks beside it."""
+    """Writes one snapshot as torch does, with its description under the key ``stepprof``, and a
+    small JSON file of the peaks.
+    """
 
     def __init__(
         self,
@@ -156,7 +163,7 @@ class SnapshotFile(Export):
         )
 
     def __call__(self) -> tuple[Artifact, ...]:
-        """Write both. Raises ExportError; Incomplete where something of the history is missing."""
+        """Write both files. Raises ExportError; Incomplete if part of the history is missing."""
         try:
             artifacts = (self._write_snapshot(), self._write_summary())
         except OSError as error:
@@ -170,7 +177,7 @@ class SnapshotFile(Export):
         return artifacts
 
     def discard(self) -> None:
-        """Remove what an export that was cut short may have left."""
+        """Remove the files of an interrupted export."""
         for path in self._hidden:
             path.unlink(missing_ok=True)
 
@@ -206,7 +213,7 @@ class SnapshotFile(Export):
 
 
 def plain(value: Any) -> Any:
-    """What a reader that allows nothing but plain values can read."""
+    """Return a value as plain values only, for readers that accept nothing else."""
     return json.loads(json.dumps(value, default=str))
 
 

@@ -1,7 +1,10 @@
-"""torch_npu as it is installed: which of the options it knows, whether it did what it was asked for, and who else profiles in this process.
+"""Wrap the installed torch_npu: which options it supports, whether its calls succeeded, and which
+other profilers run in this process.
 
-Everything here is asked for by signature, never by version, since features do not come in the order of versions: 2.1.0.post13 samples the device's links, 2.5.1 does not. And nothing that it
-returns is believed: each public method of its profiler swallows exceptions, prints them to stdout and returns None, and what fails in CANN below it is written into a log of CANN's alone.
+Features are found by signature, never by version, because they do not follow the order of versions:
+2.1.0.post13 samples the device's links, 2.5.1 does not. Return values are not trusted either: each
+public method of its profiler swallows exceptions, prints them to stdout and returns None. Failures
+in CANN below it are only in CANN's own log.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from stepprof.log import logger
 __all__ = ["NpuApi"]
 
 NO_OP_VARIABLES = ("PROFILER_SAMPLECONFIG", "PROFILING_MODE")
-"""Under msprof the profiler of torch_npu does nothing, and says nothing when it is asked to."""
+"""Under msprof, torch_npu's profiler silently does nothing."""
 
 _LEVELS = {"none": "Level_none", "level0": "Level0", "level1": "Level1", "level2": "Level2"}
 
@@ -59,19 +62,21 @@ class NpuApi:
         return str(self.torch_npu.__version__)
 
     def problem(self) -> str | None:
-        """Why nothing can be recorded in this process."""
+        """Return why nothing can be recorded in this process."""
         for name in NO_OP_VARIABLES:
             if os.environ.get(name):
                 return f"${name} is set: msprof records this process, and torch_npu's profiler does nothing then; unset it, or leave the recording to msprof"
         if not self.torch.npu.is_available():
-            return f"torch_npu {self.version} sees no NPU; look at the driver (npu-smi info) and at $ASCEND_RT_VISIBLE_DEVICES"
+            return f"torch_npu {self.version} sees no NPU; check the driver (npu-smi info) and $ASCEND_RT_VISIBLE_DEVICES"
         return None
 
     # the device
 
     @property
     def in_use(self) -> bool:
-        """Whether this process uses a device already; before it does, to prepare a recording would make a context on the wrong one."""
+        """Return whether this process already uses a device. Before that, preparing a recording
+        would create a context on the wrong one.
+        """
         return bool(self.torch.npu.is_initialized())
 
     def device(self) -> int:
@@ -81,10 +86,9 @@ class NpuApi:
     # sessions
 
     def profile(self, options: NpuOptions, folder: Path) -> Any:
-        """A profile that has not been started. Its folder is decided here, for the whole process: so it is made right before it is started.
-
-        Raises:
-            BackendError: this torch_npu cannot record what was asked for.
+        """Return a profile that has not been started. It fixes the profile folder of the whole
+        process, so it is made right before its start. Raises BackendError: this torch_npu cannot
+        record what was requested.
         """
         profiler = self.profiler
         accepted = _parameters(profiler.profile.__init__)
@@ -107,7 +111,9 @@ class NpuApi:
         return self.call(profiler.profile, on_trace_ready=handler, **wanted)
 
     def experimental(self, options: NpuOptions) -> Any:
-        """The experimental configuration: of what was asked for, all that this torch_npu knows; the rest is a warning, once."""
+        """Return the experimental configuration with the requested options that this torch_npu
+        supports; warn once about the others.
+        """
         make = self.profiler._ExperimentalConfig
         accepted = _parameters(make.__init__)
         wanted: dict[str, Any] = {
@@ -124,7 +130,7 @@ class NpuApi:
         if options.host_sys:
             wanted["host_sys"] = list(options.host_sys)
         if options.ranges:
-            # before it had a name of its own, the switch was called msprof_tx
+            # before it had its own name, the switch was called msprof_tx
             wanted["msprof_tx" if "mstx" not in accepted and "msprof_tx" in accepted else "mstx"] = True
             if options.mstx_domain_exclude:
                 wanted["mstx_domain_exclude"] = list(options.mstx_domain_exclude)
@@ -153,7 +159,7 @@ class NpuApi:
     def _level(self, level: str) -> Any:
         found = getattr(self.profiler.ProfilerLevel, _LEVELS[level], None)
         if found is None:
-            raise BackendError(f'npu.level: torch_npu {self.version} has no "{level}"; take another level')
+            raise BackendError(f'npu.level: torch_npu {self.version} has no "{level}"; use another level')
         return found
 
     def _metrics(self, options: NpuOptions) -> dict[str, Any]:
@@ -165,7 +171,7 @@ class NpuApi:
                     f'npu.aic_metrics: torch_npu {self.version} has no "{options.aic_metrics}"'
                 )
             return {"aic_metrics": found}
-        # below level1 there are none, and to ask for the default ones is answered by a warning
+        # below level1 there are none, and requesting the default ones causes a warning
         none = getattr(kinds, "AiCoreNone", None)
         return {"aic_metrics": none} if options.level in ("none", "level0") and none is not None else {}
 
@@ -175,7 +181,7 @@ class NpuApi:
         return found[0] if len(found) == 1 else found
 
     def _lacks(self, name: str) -> None:
-        self._warn(f"torch_npu {self.version} does not know {name}: it is recorded without")
+        self._warn(f"torch_npu {self.version} does not support {name}: the capture is made without it")
 
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
@@ -183,12 +189,11 @@ class NpuApi:
             logger.warning("npu.option_ignored", reason=reason)
 
     def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a public function of torch_npu's, and raise what it swallows.
+        """Call a public function of torch_npu, and raise the errors that it swallows.
 
-        Its guard is a decorator that keeps what it wraps: that is called. What is swallowed further inside is heard on stdout.
-
-        Raises:
-            BackendError: it failed.
+        The decorator that swallows exceptions keeps the wrapped function, which is called directly.
+        Errors that are swallowed deeper inside are read from stdout. Raises BackendError: it
+        failed.
         """
         name = getattr(method, "__name__", str(method))
         inner = getattr(method, "__wrapped__", None)
@@ -210,11 +215,15 @@ class NpuApi:
         return result
 
     def recording_this_thread(self) -> bool:
-        """Whether a profiler, of torch's or torch_npu's, records this thread: its operations go to one alone."""
+        """Return whether a profiler of torch or torch_npu records this thread: only one can have
+        its operations.
+        """
         return bool(self.torch._C._autograd._profiler_enabled())
 
     def cann_complaint(self) -> str | None:
-        """What CANN says of the last of its calls that failed on this thread, if one did; torch_npu ignores what the calls of its profiler return. Asking clears it."""
+        """Return CANN's error of its last failed call on this thread, if any, and clear it.
+        torch_npu ignores the return codes of its profiler's calls.
+        """
         ask = _error_message_function()
         if ask is None:
             return None
@@ -222,7 +231,7 @@ class NpuApi:
         return " ".join(told.decode(errors="replace").split())[:500] or None if told else None
 
     def foreign(self, ours: Any = None) -> str | None:
-        """Describe a profiler of torch's or torch_npu's that is not `ours`, or return None."""
+        """Describe a profiler of torch or torch_npu that is not `ours`, or return None."""
         if (ours is None and self.recording_this_thread()) or getattr(
             self.torch.autograd.profiler, "_is_profiler_enabled", False
         ):
@@ -236,7 +245,7 @@ def _parameters(function: Any) -> frozenset[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, without torch_npu's error code and time on further lines."""
+    """Return the message without torch_npu's error code and time, which are on further lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -251,7 +260,7 @@ _error_message: list[Any] = []
 
 
 def _error_message_function() -> Any:
-    """CANN's aclGetRecentErrMsg, out of the library that torch_npu has loaded."""
+    """Return CANN's aclGetRecentErrMsg from the library that torch_npu has loaded."""
     with _asked:
         if not _error_message:
             function = None

@@ -1,7 +1,10 @@
-"""torch_npu.profiler as a backend: armed means warmed up, recording means a session on the device, stop hands over in place; what is left is to look at its folder and give it its name.
+"""Record with torch_npu.profiler. Armed means warmed up, recording means a session on the device.
+The export renames the folder and checks it.
 
-What only this module knows is when torch_npu may be touched. Its session belongs to the thread that started it: a stop on another one is not noticed by torch_npu, and it records for ever. It shares
-one slot of each thread with torch's profiler, and all else with every other profile of its own in the process. And processes that share a device record one after the other, by a lease.
+This module knows when torch_npu may be called. Its session belongs to the thread that started it:
+torch_npu does not notice a stop on another thread and records for ever. It shares each thread's
+profiler slot with torch's profiler, and everything else with every other torch_npu profile of the
+process. Processes that share a device record one after another, by a lease.
 """
 
 from __future__ import annotations
@@ -52,17 +55,19 @@ class NpuBackend(Backend):
         self._lease: DeviceLease | None = None
         self._near: Path | None = None
         self._window: Range | None = None
-        self._ranges: Ranges | None = None  # of the capture that runs, where it has ranges
+        self._ranges: Ranges | None = None  # ranges of the running capture, if it has any
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._stranded = False
 
     def keep_near(self, folder: Path) -> None:
-        """Where captures will belong: a warm-up has to know before there is a window, since CANN writes where it was prepared."""
+        """Note the run directory. A warm-up needs it before the first window, because CANN writes
+        where it was prepared.
+        """
         self._near = folder
 
     def probe(self) -> str | None:
-        """Say why torch_npu cannot record here. The first call imports it: seconds."""
+        """Return why torch_npu cannot record here. The first call imports it, which takes seconds."""
         if self._api is None:
             try:
                 self._api = NpuApi()
@@ -70,7 +75,7 @@ class NpuBackend(Backend):
                 return f"{error.name} is not installed ({error}); an Ascend machine needs the torch_npu of its torch"
             except Exception as error:  # noqa: BLE001 - an incomplete CANN is a plain Exception of torch_npu's
                 return (
-                    f"torch_npu cannot be imported ({_one_line(error)}); install the CANN that it belongs to and source its set_env.sh, "
+                    f"torch_npu cannot be imported ({_one_line(error)}); install the matching CANN and source its set_env.sh, "
                     "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without it"
                 )
         try:
@@ -80,7 +85,9 @@ class NpuBackend(Backend):
         return self._api.problem()
 
     def arm(self) -> None:
-        """Warm up, where this process has the device to itself, and uses it already; else that is done at start, in the device's turn."""
+        """Warm up if this process uses the device already and is its only user. Otherwise `start`
+        does it, under the lease.
+        """
         api = self._ready()
         self._clear_stranded()
         if self._phase != "idle":
@@ -97,14 +104,14 @@ class NpuBackend(Backend):
             self._lease = lease
             self._session = NpuSession(api, self._options, self._staging(self._near))
             self._phase = "armed"
-        except Busy:  # it has just been taken: start will wait for it
+        except Busy:  # another process has just acquired it: start waits for it
             self._let_go()
         except BaseException:
             self._let_go()
             raise
 
     def start(self, capture: Capture) -> None:
-        """Begin to record; without a warm-up before it, that comes first."""
+        """Begin to record, after a warm-up if there was none."""
         api = self._ready()
         self._clear_stranded()
         if self._phase == "recording":
@@ -114,7 +121,7 @@ class NpuBackend(Backend):
         try:
             self._refuse_foreign(api)
             if self._session is not None and self._session.device != api.device():
-                self.abort()  # armed for another device than the one that is in use now
+                self.abort()  # armed for another device than the one in use now
             session = self._session or self._begin(api, capture)
             if self._lease is not None:
                 self._lease.describe(capture.stem)
@@ -127,7 +134,7 @@ class NpuBackend(Backend):
             raise
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
-        """End the session; the callable looks at what it left, and names it (see `NpuExport`)."""
+        """End the session. Return the export that checks and renames its folder (see `NpuExport`)."""
         session, api = self._session, self._api
         if session is None or api is None or self._phase != "recording" or self._pid != os.getpid():
             raise BackendError(f"there is no npu capture to stop: the backend is {self._phase}")
@@ -149,7 +156,7 @@ class NpuBackend(Backend):
         )
 
     def abort(self) -> None:
-        """Leave any half state. Idempotent."""
+        """Leave any unfinished state. Idempotent."""
         session = self._session
         if session is None or self._pid != os.getpid():
             self._let_go()
@@ -157,7 +164,7 @@ class NpuBackend(Backend):
         if self._phase == "recording" and threading.current_thread() is not self._thread:
             if (
                 self._thread.is_alive()
-            ):  # only that thread could end it: so the slot and the device stay taken
+            ):  # only that thread could end it, so the slot and the device stay reserved
                 self._stranded = True
                 logger.warning(
                     "npu.abort_refused", owner=self._thread.name, thread=threading.current_thread().name
@@ -171,29 +178,35 @@ class NpuBackend(Backend):
         self._let_go()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """A range on the device's timeline, in a domain of stepprof's own; None where they are off, or torch_npu has none."""
+        """Return a range on the device's timeline, in stepprof's domain; None if ranges are off or
+        torch_npu has none.
+        """
         ranges = self._ranges
         return None if ranges is None else Range(ranges, name)
 
     def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
-        """The same for what may be suspended: a range of mstx's has a number, and any thread may end it, in any order."""
+        """Return the same for a region that may be suspended: any thread may end an mstx range by
+        its number, in any order.
+        """
         return self.mark(name)
 
     def mark_window(self, window: Window) -> AbstractContextManager[object] | None:
-        """The range of a window that joins the capture."""
+        """Return the range of a window that joins the capture."""
         return self.mark(_name_of(window))
 
     def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
-        """End ranges that are still in progress: one that cannot be ended leaves no other one open."""
+        """End the open ranges. One that cannot be ended does not keep the others open."""
         for mark in marks:
             without_it(partial(mark.__exit__, None, None, None))
 
     def bytes_so_far(self) -> int | None:
-        """What the session has written by now: torch_npu and CANN write while they record."""
+        """Return the bytes that the session has written so far: torch_npu and CANN write while they
+        record.
+        """
         return None if self._session is None else self._session.bytes_so_far()
 
     def export_mode(self) -> str:
-        """``thread``: what is left is to look at files. A process with a device is never forked."""
+        """Return ``thread``: the export only checks files. A process with a device is never forked."""
         return "thread"
 
     # the session
@@ -205,13 +218,15 @@ class NpuBackend(Backend):
         return self._api
 
     def _clear_stranded(self) -> None:
-        """A capture that could not be ended from where that was tried: it can be from its own thread, and once that is gone."""
+        """Retry to end a capture that another thread failed to end: possible from its own thread,
+        or once that has ended.
+        """
         if not self._stranded:
             return
         self.abort()
         if self._phase == "recording":
             raise Busy(
-                f"an earlier npu capture of this process records on: only its thread {self._thread.name!r} could end it"
+                f"an earlier npu capture of this process is still recording: only its thread {self._thread.name!r} could end it"
             )
 
     def _refuse_foreign(self, api: NpuApi) -> None:
@@ -221,13 +236,13 @@ class NpuBackend(Backend):
         if found is None:
             return
         session = self._session
-        if session is not None:  # a session that was only warm is theirs now: to end it would end theirs
+        if session is not None:  # the other profiler took over our warm session: ending ours would end theirs
             session.let_go()
             self._let_go()
         raise Busy(f"{found}; it is left alone")
 
     def _begin(self, api: NpuApi, capture: Capture) -> NpuSession:
-        """A session without a warm-up ahead of it: in the device's turn."""
+        """Begin a session without a warm-up, under the lease."""
         slot.take(self, "npu")
         lease = self._lease_on(api.device())
         lease.take(capture.stem, self._options.lease_wait_seconds)

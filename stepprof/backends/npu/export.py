@@ -1,10 +1,14 @@
-"""What is left to do after torch_npu's stop: its folder under the artifact's name, and a look whether it holds what was recorded.
+"""Finish a capture after torch_npu's stop: give its folder the artifact's name, and check that it
+holds a recording.
 
-torch_npu reports nothing of what CANN did: that the device recorded is seen by the folder that CANN made, and by nothing else.
+torch_npu reports nothing about CANN. Only the folder that CANN made shows that the device
+recorded.
 
-torch_npu gets one time wrong: at the end of a recording it writes down CLOCK_MONOTONIC, and later reads it as CLOCK_MONOTONIC_RAW, by which its operations are timed (2.1 to 2.14).
-Between the two lies what the clock has been slewed by since the machine was started: 0.2 s after nine hours, seconds after a month. By so much the operations of a recording without a device would lie
-beside everything else; with one, CANN's own start time is taken. So the number is put right before anybody analyses.
+torch_npu gets one time wrong: at the end of a recording it writes CLOCK_MONOTONIC and later reads
+it as CLOCK_MONOTONIC_RAW, which times its operations (2.1 to 2.14). The two differ by all slewing of
+the clock since boot: 0.2 s after nine hours, seconds after a month. A recording without a device
+would be displaced by that much; with one, CANN's own start time is used. So the number is corrected
+before any analysis.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class NpuExport(Export):
     """Gives one session's folder its place: ``<stem>.npu/<host>_<pid>_<time>_ascend_pt``, by a rename.
 
     Args:
-        problem: what went wrong at stop; what there is is kept nevertheless.
+        problem: what went wrong at the stop; the folder is kept nevertheless.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class NpuExport(Export):
         self._problem = problem
 
     def __call__(self) -> tuple[Artifact, ...]:
-        """Name the artifact. Raises ExportError; Incomplete where only the analysis failed."""
+        """Name the artifact. Raises ExportError; Incomplete if only the analysis failed."""
         if self._made is None or not self._made.is_dir():
             raise ExportError(self._problem or f"torch_npu left no folder in {self._staging}")
         final = self._capture.folder / f"{self._capture.stem}{SUFFIX}"
@@ -69,7 +73,7 @@ class NpuExport(Export):
         return self._artifact(folder)
 
     def discard(self) -> None:
-        """Remove the folder in which it was recorded, once there is nothing in it any more."""
+        """Remove the staging folder once it is empty."""
         if self._made is None or not self._made.exists():
             shutil.rmtree(self._staging, ignore_errors=True)
 
@@ -82,14 +86,16 @@ class NpuExport(Export):
 
         problem = analyse(folder, timeout_seconds=self._options.analyse_timeout_seconds)
         if problem is not None:
-            raise Incomplete(f"{problem}; the capture itself is whole", self._artifact(folder))
+            raise Incomplete(f"{problem}; the capture itself is complete", self._artifact(folder))
 
 
 _RAW = getattr(time, "CLOCK_MONOTONIC_RAW", None)
 
 
 def correct_end(folder: Path) -> None:
-    """Put it right in a folder that was just recorded on this machine; a file that is not as expected is left as it is."""
+    """Correct it in a folder that was just recorded on this machine. Leave a file of an unexpected
+    form unchanged.
+    """
     if _RAW is None:
         return
     raw, plain, wall = time.clock_gettime_ns(_RAW), time.monotonic_ns(), time.time_ns()

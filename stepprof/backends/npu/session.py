@@ -1,8 +1,10 @@
-"""One session of torch_npu's profiler, from warm-up to its folder: what is called in which order, and what was seen of each call.
+"""Run one session of torch_npu's profiler, from warm-up to its folder, and check each call.
 
-What only this module knows is what leaves CANN in a clean state. A warm-up that is only aborted keeps three threads and a configuration of CANN's for every time it was (torch_npu 2.13): so it is
-recorded for a moment and ended like any other session, which is how torch_npu itself leaves a warm-up that is followed by nothing. A profile that is dropped without having been stopped stops
-whichever session there is: so `stopped` is set before each is let go, and in every forked process.
+This module knows what leaves CANN in a clean state. Each warm-up that is only aborted leaks three
+threads and a configuration in CANN (torch_npu 2.13). So it is recorded for a moment and ended like
+any other session, as torch_npu itself does with a warm-up that nothing follows. A profile that is
+dropped without having been stopped stops whichever session exists. So `stopped` is set before each
+is released, and in every forked process.
 """
 
 from __future__ import annotations
@@ -25,22 +27,22 @@ __all__ = ["NpuSession", "tree_bytes"]
 
 
 class NpuSession:
-    """A session that is warm, records, or is over.
+    """A session that is warmed up, is recording, or has ended.
 
     Args:
-        staging: a folder of its own, which is made; torch_npu makes one in it.
+        staging: a new folder, in which torch_npu makes its own.
 
     Raises:
-        BackendError: it cannot be prepared; nothing is left of it then.
+        BackendError: it cannot be prepared; nothing is left behind.
     """
 
     def __init__(self, api: NpuApi, options: NpuOptions, staging: Path) -> None:
         self._api = api
         self.staging = staging
         self.folder: Path | None = None
-        """What torch_npu has made, below `staging`."""
+        """The folder that torch_npu has made, below `staging`."""
         self.complaints: list[str] = []
-        """What CANN said of calls that failed; torch_npu does not tell."""
+        """CANN's messages about failed calls, which torch_npu does not report."""
         self.device = -1
         self._phase: Literal["cold", "warm", "recording", "over"] = "cold"
         self.profile: Any = None
@@ -66,30 +68,30 @@ class NpuSession:
             ) from error
 
     def record(self, metadata: Mapping[str, object]) -> None:
-        """Begin to record. Raises BackendError; `discard` is to be called then."""
+        """Begin to record. Raises BackendError; call `discard` then."""
         self._api.cann_complaint()
         self._phase = "recording"
         self._api.call(self.profile.step)
         self._note_complaint("start")
         if not self._api.recording_this_thread():
             raise BackendError(
-                "torch_npu's profiler did not start, and does not say why; CANN's log may (~/ascend/log)"
+                "torch_npu's profiler did not start and gave no reason; see CANN's log (~/ascend/log)"
             )
-        with contextlib.suppress(BackendError):  # torch_npu leaves out what is too long
+        with contextlib.suppress(BackendError):  # torch_npu omits entries that are too long
             self._api.call(
                 self.profile.add_metadata_json, "stepprof", json.dumps(dict(metadata), default=str)
             )
 
     def finish(self) -> str | None:
-        """End the recording; what went wrong, if anything did. What there is of it lies in the folder either way."""
+        """End the recording. Return what went wrong, if anything did; the folder holds what was
+        recorded either way.
+        """
         problem = None
         self._api.cann_complaint()
         if not self._api.recording_this_thread():
             problem = "another profiler ended this capture and took its events"
         try:
-            self._api.call(
-                self.profile.step
-            )  # stop() alone takes the schedule for incomplete, and says so on stdout
+            self._api.call(self.profile.step)
             self._api.call(self.profile.stop)
         except BackendError as error:
             problem = problem or str(error)
@@ -103,7 +105,7 @@ class NpuSession:
         return complaint and f"CANN did not end the recording: {complaint}"
 
     def discard(self) -> None:
-        """End it, however far it came, and remove its folder. Never raises."""
+        """End it, whatever its state, and remove its folder. Never raises."""
         try:
             if self._phase == "warm" and self.folder is not None and not self._api.recording_this_thread():
                 self._api.call(self.profile.step)
@@ -120,7 +122,9 @@ class NpuSession:
             shutil.rmtree(self.staging, ignore_errors=True)
 
     def abandon(self) -> None:
-        """The thread that recorded is gone, and with it what torch_npu needs to stop: CANN is stopped without it."""
+        """Stop CANN without torch_npu, because the recording thread, which torch_npu needs for a
+        stop, has ended.
+        """
         self._end_by_force()
         self.let_go()
         shutil.rmtree(self.staging, ignore_errors=True)
@@ -132,15 +136,13 @@ class NpuSession:
             self.profile.stopped = True
 
     def bytes_so_far(self) -> int:
-        """What its files take by now."""
+        """Return the current size of its files."""
         return tree_bytes(self.staging)
 
     def _made(self) -> Path:
         path = str(getattr(getattr(self.profile, "prof_if", None), "prof_path", "") or "")
         if not path or not Path(path).is_dir():
-            raise BackendError(
-                f"torch_npu made no folder in {self.staging}; CANN's log may say why (~/ascend/log)"
-            )
+            raise BackendError(f"torch_npu made no folder in {self.staging}; see CANN's log (~/ascend/log)")
         return Path(path)
 
     def _note_complaint(self, call: str) -> None:
@@ -149,7 +151,7 @@ class NpuSession:
             self.complaints.append(f"{complaint} (at {call})")
 
     def _end_by_force(self) -> None:
-        """After a call that failed half-way: the parts of stopping that may still be pending."""
+        """Run the remaining parts of a stop after a call that failed half-way."""
         interface = getattr(self.profile, "prof_if", None)
         for name in ("stop_trace", "finalize_trace"):
             if name == "stop_trace" and not self._api.recording_this_thread():
@@ -161,7 +163,7 @@ class NpuSession:
 
 
 def tree_bytes(folder: Path) -> int:
-    """What the files below a folder take."""
+    """Return the size of the files below a folder."""
     total = 0
     for where, _, files in os.walk(folder):
         for name in files:

@@ -1,8 +1,14 @@
-"""How nsys has to be started so that each window becomes a report: for the driver and for Ray's workers.
+"""Build the nsys command line that turns each window into a report, for the driver and for Ray's
+workers.
 
-The number of windows matters: before the last of ``repeat:N`` nsys keeps every report back unless it can write them one by one (``:async``, which newer ones can). So N is counted out of the
-configuration where that can tell, and where it cannot, nsys repeats for as long as it is asked to. What the nsys at hand can do is what its own help lists. Never ``repeat-shutdown:N``: its nsys
-writes its reports no earlier, but is gone after the last, with success, while the job goes on (2025.3.1), so that its parent takes the job for done; and its last stop takes twice as long.
+The number of windows matters: with ``repeat:N`` nsys keeps every report back until the last range,
+unless it can write them one by one (``:async``, in newer versions). So N is computed from the
+configuration if possible; otherwise nsys repeats without limit. The help text of the installed nsys
+shows what it supports.
+
+``repeat-shutdown:N`` is never used. Its nsys writes reports no earlier, but exits with success
+after the last one while the job goes on (2025.3.1), so that its parent considers the job finished.
+Its last stop also takes twice as long.
 """
 
 from __future__ import annotations
@@ -109,7 +115,8 @@ def ray_runtime_env(
 def count_windows(
     config: Config, roles: Sequence[str] = (), rank: int | None = None, *, engine: bool = False
 ) -> int | None:
-    """How many captures a process makes in the whole run; None where only the run will tell. Arguments as for `nsys_command`.
+    """Return how many captures a process makes in the whole run; None if it cannot be computed.
+    Arguments as for `nsys_command`.
 
     >>> count_windows(Config(steps="2, 10-12", backend="nsys"))
     4
@@ -121,7 +128,7 @@ def count_windows(
     total = 0
     base = config.policy(None)
     if engine:
-        pass  # a capture for each window, whatever a rank makes of them
+        pass  # a capture for each window, regardless of what a rank captures
     elif base.join_steps:
         roles = roles[:1]
     elif base.capture_per == "role" and not roles:
@@ -168,7 +175,7 @@ def _backends(policy: Policy, *, engine: bool) -> Sequence[str]:
 def _settle(
     config: Any, roles: Sequence[str], rank: int | None, *, engine: bool
 ) -> tuple[Config | None, NsysOptions]:
-    """The configuration, where anything of this process is recorded by nsys; and the options that hold."""
+    """Return the configuration and the applicable options, if nsys records anything of this process."""
     settled = load(config)
     if engine and not roles:
         raise ConfigError.at("roles", (), 'an engine follows the windows of roles; such as ["rollout"]')
@@ -195,7 +202,7 @@ def _windows(
     *,
     engine: bool,
 ) -> int | None:
-    """The number of windows: as given, as configured, as counted; None where it cannot be told."""
+    """Return the number of windows: as given, as configured, or as computed; None if unknown."""
     if isinstance(given, bool) or not (
         given is None or given == ANY or (isinstance(given, int) and given > 0)
     ):
@@ -207,7 +214,7 @@ def _windows(
 
 
 def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -> tuple[dict[str, str], str]:
-    """The options of ``nsys profile``, and what the process has to know of them."""
+    """Return the options of ``nsys profile``, and what the process must know about them."""
     text = profile_help(nsys)
     one_by_one = writes_one_by_one(text)
     mode = "async" if one_by_one else "defer" if number is not None else "unknown"
@@ -238,21 +245,21 @@ def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -
 
 
 def writes_one_by_one(text: str) -> bool:
-    """Whether this nsys, by its help, can write each report when its range has ended."""
+    """Return whether this nsys, by its help, can write each report when its range has ended."""
     return "[:mode]" in text
 
 
 def discards_environment(text: str) -> bool:
-    """Whether this nsys, by its help, can leave the environment out of its reports."""
+    """Return whether this nsys, by its help, can leave the environment out of its reports."""
     return "--discard-environment" in text
 
 
 @functools.lru_cache(maxsize=8)
 def profile_help(nsys: str) -> str:
-    """What ``nsys profile --help`` says on this machine; empty where there is no nsys."""
+    """Return the output of ``nsys profile --help`` on this machine; empty without nsys."""
     found = shutil.which(nsys)
     if found is None:
-        logger.warning("nsys.not_found", nsys=nsys, reason="options are chosen that every version knows")
+        logger.warning("nsys.not_found", nsys=nsys, reason="only options that every version knows are used")
         return ""
     try:
         done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
@@ -270,7 +277,7 @@ def profile_help(nsys: str) -> str:
 
 
 def _plain(text: str, key: str) -> str:
-    """A name that no shell, and no list of variables, takes for something else."""
+    """Return a name that no shell and no list of variables would misread."""
     if not _SHELL.fullmatch(text):
         raise ConfigError.at(key, text, f"nsys or a shell would misread it: only {_CHARS}")
     return text

@@ -1,7 +1,9 @@
-"""How a process was started under nsys, as far as its reports go: where they are written, which of them are its own, how many there will be.
+"""Find out how nsys started a process: where it writes the reports, which are this process's, and
+how many to expect.
 
-What `nsys_command` and `ray_runtime_env` settled comes in $STEPPROF_NSYS: where the reports go, for how many ranges, and when they are written. What only this module knows: how nsys names
-its reports, and that it names them after the process that it started, which may be one above.
+`nsys_command` and `ray_runtime_env` pass the folder, the number of ranges and the time of writing
+in $STEPPROF_NSYS. This module knows how nsys names its reports: after the process that nsys
+started, which may be an ancestor of this one.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ _TOOLS = re.compile(r"nsys|nsight|ToolsInjection", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a process was started, as far as its reports go.
-
-    ``ranges``: after how many nsys records no more; None: never, or not known. ``deferred``: it writes no report before the last of them.
+    """How a process was started, as far as its reports are concerned. ``ranges``: the number of
+    ranges that nsys records; None: unlimited or unknown. ``deferred``: it writes no report before
+    the last of them.
     """
 
     folder: Path | None
@@ -43,25 +45,27 @@ class Launch:
 
     @classmethod
     def alone_in(cls, folder: Path) -> Launch:
-        """One of which nothing is known but that no other process's reports lie in this folder."""
+        """Return the launch of a process of which only the folder is known; no other process's
+        reports lie in it.
+        """
         return cls(folder, re.compile(rf".*?{_ENDING}"))
 
     def without_report(self, number: int) -> str | None:
-        """Why there will be no report of this range that can be found; or None."""
+        """Return why no report of this range can be found, or None."""
         if self.ranges is not None and number > self.ranges:
             return (
-                f"this is window {number} of the process, and nsys was started for {self.ranges}: tell it the number of "
-                'windows, or windows = "any" in [nsys]'
+                f"this is window {number} of the process, and nsys was started for {self.ranges}: set windows in "
+                '[nsys] to the right number, or to "any"'
             )
         if self.folder is None:
             return (
-                "where nsys writes its reports is not known: start it with stepprof.backends.nsys.backend.nsys_command(config), "
+                "the folder of nsys's reports is not known: start nsys with stepprof.backends.nsys.backend.nsys_command(config), "
                 "or name the folder as report_dir in [nsys]"
             )
         return None
 
     def find(self, number: int) -> Path | None:
-        """The report of a range, or what nsys has left of it unfinished."""
+        """Return the report of a range, or nsys's unfinished file of it."""
         if self.folder is None or self.names is None:
             return None
         best = None
@@ -71,7 +75,7 @@ class Launch:
             return None
         for name in names:
             matched = self.names.fullmatch(name)
-            # without a number: the only report of a session that was told to take one range
+            # without a number: the only report of a session that records one range
             if matched and (matched["number"] == str(number) or (not matched["number"] and number == 1)):
                 best = (
                     name
@@ -82,7 +86,7 @@ class Launch:
 
 
 def under_nsys(environ: Mapping[str, str]) -> bool:
-    """Whether nsys started the process with this environment, or one that it descends from."""
+    """Return whether nsys started the process with this environment, or one of its ancestors."""
     return bool(
         environ.get("NSYS_PROFILING_SESSION_ID")
         or environ.get(VARIABLE)
@@ -94,7 +98,7 @@ def under_nsys(environ: Mapping[str, str]) -> bool:
 
 
 def launch_of(options: NsysOptions, environ: Mapping[str, str], pid: int | None = None) -> Launch:
-    """What is known of how a process was started.
+    """Return how nsys started a process.
 
     Args:
         options: where reports are, if the command was the user's own.
@@ -120,7 +124,9 @@ def launch_of(options: NsysOptions, environ: Mapping[str, str], pid: int | None 
 
 
 def _names(template: str, pid: int) -> re.Pattern[str]:
-    """Reports of a process: by the name that was settled, else by the process id in it, which then has to be its own: a small number of a process above is in many a name."""
+    """Return the reports of a process: by the configured name, else by its own process id in the
+    name. The small id of an ancestor appears in many names.
+    """
     if template:
         pids = "|".join(str(above) for above in _itself_and_above(pid))
         host = re.escape(socket.gethostname())
@@ -132,7 +138,9 @@ def _names(template: str, pid: int) -> re.Pattern[str]:
 
 
 def _itself_and_above(pid: int) -> list[int]:
-    """A process, and those that it descends from: nsys names its reports after the one that it started, be that a shell or a launcher. What is above nsys itself has another session."""
+    """Return a process and its ancestors up to nsys: nsys names reports after the process that it
+    started, such as a shell or a launcher. Processes above nsys belong to another session.
+    """
     found: list[int] = []
     while pid > 1 and len(found) < 20:
         try:
@@ -148,7 +156,7 @@ def _itself_and_above(pid: int) -> list[int]:
 
 
 def _ray_folder() -> Path | None:
-    """Where Ray has nsys write: ``<session>/logs/nsight``."""
+    """Return the folder in which Ray has nsys write: ``<session>/logs/nsight``."""
     ray = sys.modules.get("ray")
     try:
         if ray is None or not ray.is_initialized():
@@ -161,7 +169,7 @@ def _ray_folder() -> Path | None:
 
 
 _NAMES = re.compile(r"nsys|nsight|qdstrm|quadd", re.IGNORECASE)
-"""What nsys's own processes are called: `nsys`, `nsys-launcher`, `QdstrmImporter`."""
+"""The names of nsys's own processes: `nsys`, `nsys-launcher`, `QdstrmImporter`."""
 
 
 def is_being_written(path: Path) -> bool:
@@ -184,7 +192,7 @@ def _processes() -> list[Path]:
 
 def _open_files(process: Path) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):  # another user's, or gone
+    with contextlib.suppress(OSError):  # another user's process, or it has ended
         for link in (process / "fd").iterdir():
             with contextlib.suppress(OSError):
                 found.append(str(link.readlink()))

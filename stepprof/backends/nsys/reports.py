@@ -1,7 +1,8 @@
-"""The report of a window: waited for, and moved into the step's folder.
+"""Wait for the report of a window, and move it into the step's folder.
 
-nsys writes one report per range, ``<name>.<number>.nsys-rep``, some seconds after the range has ended (or, if it was told to defer, when the last one has). Its name holds the process id, so
-that ranks beside each other never take each other's. It is waited for beside the training loop, until it has a size that does not change any more, and then moved.
+nsys writes one report per range, ``<name>.<number>.nsys-rep``, some seconds after the range has
+ended, or, if deferred, after the last range. Its name contains the process id, so that ranks on one
+host never take each other's. A background thread waits until its size is stable, then moves it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ __all__ = ["RangeCount", "Report", "ReportLost", "ranges"]
 KIND = "nsys"
 
 _LOOK_SECONDS = (0.05, 1.0)
-"""How long to wait between two looks, at first and at most."""
+"""Seconds between two checks, at first and at most."""
 _SETTLED_SECONDS = 0.3
-"""For how long a report's size must not have changed."""
+"""Seconds for which a report's size must not have changed."""
 _HELD_SECONDS = 30.0
-"""How long a report that does not grow is left to an nsys that has it open."""
+"""Seconds for which a report that does not grow is left to an nsys that has it open."""
 
 Place = tuple[int, str]
-"""Whose a range is: the step, and the path below the step's folder, without a suffix."""
+"""The owner of a range: the step, and the path below the step's folder, without a suffix."""
 
 
 class ReportLost(ExportError):
@@ -44,16 +45,17 @@ class ReportLost(ExportError):
 
 
 class RangeCount:
-    """The ranges of one session of nsys: it numbers its reports by them.
+    """Counts the ranges of one session of nsys, which numbers its reports by them.
 
-    A session is that of a process and all that it has started. A range that is begun inside another one has no effect, and the first end is the end for all of them.
+    A session covers a process and all its descendants. A range that begins inside another one has
+    no effect, and the first end ends all of them.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """None yet."""
+        """Start again from zero."""
         self._lock = threading.Lock()
         self._holders: dict[int, Place] = {}
         self.begun = 0
@@ -61,10 +63,10 @@ class RangeCount:
         self.ended_at = 0.0
         self.open = False
         self.of_this_process = False
-        """Whether the range that is open is that of this process's own capture."""
+        """Whether the open range is that of this process's own capture."""
 
     def begin(self, place: Place, *, own: bool = False) -> int:
-        """A range begins, or another participant joins the one that is open. Its number.
+        """Begin a range, or join the open one. Return its number.
 
         Args:
             place: where its report belongs, if no other claim comes first.
@@ -80,7 +82,7 @@ class RangeCount:
             return self.begun
 
     def end(self, number: int | None = None) -> None:
-        """The open range ends; with a number, only if that is its own."""
+        """End the open range; with a number, only if it has that number."""
         with self._lock:
             if self.open and number in (None, self.begun):
                 self.open = self.of_this_process = False
@@ -88,7 +90,7 @@ class RangeCount:
                 self.ended_at = time.monotonic()
 
     def withdraw(self, number: int) -> None:
-        """A range that was never begun after all."""
+        """Withdraw a range that was never begun."""
         with self._lock:
             if self.open and number == self.begun and not self.of_this_process:
                 self.open = False
@@ -96,7 +98,7 @@ class RangeCount:
                 self.begun -= 1
 
     def holder(self, number: int) -> Place | None:
-        """To whom the report of a range goes."""
+        """Return the owner of a range's report."""
         with self._lock:
             return self._holders.get(number)
 
@@ -105,7 +107,7 @@ class RangeCount:
 
 
 ranges = RangeCount()
-"""Those of the session that this process runs in."""
+"""The ranges of the session that this process runs in."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=ranges.reset)
 
@@ -117,10 +119,10 @@ class Report(Export):
         capture: where it belongs.
         launch: where nsys leaves it.
         number: of its range.
-        options: say how long it is waited for.
+        options: include the timeout.
         hopeless: why there will be none.
         count: the ranges of its session.
-        began: when its window began, by `time.time`: what is older is not its report; None: now.
+        began: when its window began, by `time.time`: older files are not its report; None: now.
         pid: of the process that was started under nsys, for messages; None: this one.
     """
 
@@ -151,24 +153,26 @@ class Report(Export):
         self._pause = _LOOK_SECONDS[0]
 
     def __call__(self) -> tuple[Artifact, ...]:
-        """Wait, and move. Raises ReportLost, or ExportError where the report cannot be moved."""
+        """Wait for the report and move it. Raises ReportLost, or ExportError if it cannot be moved."""
         while (artifact := self.look()) is None:
             self._hurried.wait(self.pause_seconds)
             self._hurried.clear()
         return (artifact,)
 
     def hurry(self, until: float) -> None:
-        """The process is about to end: wait no longer than until then (by `time.monotonic`)."""
+        """Limit the wait to this time (by `time.monotonic`): the process is about to end."""
         self._until = until
         self._hurried.set()
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next look."""
+        """Return how long to wait before the next check."""
         return min(self._pause, max(self._deadline() - time.monotonic(), 0.01))
 
     def look(self) -> Artifact | None:
-        """The report, moved, if it has come; None while it may still come. Raises ReportLost, or ExportError where it cannot be moved."""
+        """Move the report and return it; None while it may still arrive. Raises ReportLost, or
+        ExportError if it cannot be moved.
+        """
         if self._hopeless is not None:
             raise ReportLost(self._hopeless)
         now = time.monotonic()
@@ -190,25 +194,27 @@ class Report(Export):
         return None
 
     def _size(self, path: Path | None) -> tuple[int, int] | None:
-        """Size and time of a report that is there; an empty one, or one from before this window, is none yet."""
+        """Return the size and time of a report; None if it is empty or older than this window."""
         if path is None or path.suffix != SUFFIX:
             return None
         try:
             status = path.lstat()
         except OSError:
             return None
-        if not stat.S_ISREG(status.st_mode):  # in a folder that others can write a link may lead anywhere
+        if not stat.S_ISREG(status.st_mode):  # in a folder that others can write, a link may lead anywhere
             return None
-        fresh = status.st_mtime >= self._began - 2.0  # a file system may keep whole seconds
+        fresh = status.st_mtime >= self._began - 2.0  # a file system may store whole seconds only
         return (status.st_size, status.st_mtime_ns) if status.st_size and fresh else None
 
     def _is_held(self, path: Path, now: float) -> bool:
-        """Whether nsys has it open still, and not for so long that it has only forgotten to close it."""
+        """Return whether nsys still has it open, unless it has been idle for so long that nsys must
+        have forgotten to close it.
+        """
         return now - self._since < _HELD_SECONDS and is_being_written(path)
 
     @property
     def _due(self) -> bool:
-        """Whether nsys has begun to write it, as far as it goes by what it was told."""
+        """Return whether nsys should have begun to write it, by its configuration."""
         wanted = self._launch.ranges
         return not self._launch.deferred or wanted is None or self._count.ended >= wanted
 
@@ -223,21 +229,21 @@ class Report(Export):
         where = f"{launch.folder} ({self._whose})"
         if not self._due:
             return (
-                f"nsys was told to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "
-                f"it writes them when the process has ended, to {where}; give it the right number of windows"
+                f"nsys was started to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "
+                f"it writes them to {where} when the process has ended; set windows in [nsys] to the right number"
             )
         cut_short = self._until is not None and self._until < self._count.ended_at + self._timeout
         ended = "when the process ended" if cut_short else f"after {self._timeout:g} s"
         if path is not None and path.suffix != SUFFIX:
             return (
-                f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a whole Nsight Systems "
-                "makes one of it (QdstrmImporter)"
+                f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a complete Nsight Systems "
+                "converts it (QdstrmImporter)"
             )
         if path is not None:
             return f"{path} was empty, older than the window or still growing {ended}: nsys is still exporting, or failed to"
         return (
             f"nsys wrote no report to {where} {ended}: it is still exporting, the disk is full, another process of the same "
-            "nsys session has taken it, or the range never ended for nsys (it was not told --capture-range=cudaProfilerApi)"
+            "nsys session has taken it, or the range never ended for nsys (start it with --capture-range=cudaProfilerApi)"
         )
 
     # moving
@@ -268,7 +274,7 @@ class Report(Export):
 
     @staticmethod
     def _publish(hidden: Path, final: Path, path: Path) -> Path:
-        """Under its name; where that cannot be, it is back where it was."""
+        """Move the report to its final name; if that fails, move it back."""
         try:
             return publish(hidden, final)
         except OSError:
@@ -278,7 +284,7 @@ class Report(Export):
 
     @staticmethod
     def _copy(path: Path, hidden: Path) -> None:
-        """Across file systems: taken by a rename beside it, copied, and only then removed."""
+        """Copy it across file systems: rename the source to claim it, copy, and only then remove it."""
         taken = path.with_name(f".{path.name}.{os.getpid()}.taken")
         path.rename(taken)
         try:

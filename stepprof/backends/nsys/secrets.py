@@ -1,4 +1,6 @@
-"""What reports of nsys would give away: it writes the environment of what it records into them, unless an option forbids it."""
+"""Warn about secrets in nsys reports: nsys writes the environment of the recorded processes into
+them, unless an option forbids it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _told: set[tuple[str, ...]] = set()
 
 
 def secrets(environ: Mapping[str, str]) -> list[str]:
-    """The names of the variables that look like secrets; never what they hold.
+    """Return the names of the variables that look like secrets; never their values.
 
     >>> secrets({"HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y", "MAX_TOKENS": "8", "HOME": "/root"})
     ['AWS_SECRET_ACCESS_KEY', 'HF_TOKEN']
@@ -29,13 +31,13 @@ def secrets(environ: Mapping[str, str]) -> list[str]:
 
 
 def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, str]) -> None:
-    """Say once which variables of a process under nsys will be in its reports."""
+    """Log once which variables of a process under nsys will be in its reports."""
     names = tuple(secrets(environ))
     if options.keep_environment or launch.leaves_environment_out or not names or names in _told:
         return
     _told.add(names)
     logger.warning(
         "nsys.environment_exposed",
-        reason=f"{', '.join(names)} would be in them; take the variables away, or start nsys with --discard-environment=true "
+        reason=f"{', '.join(names)} would be in them; unset these variables, or start nsys with --discard-environment=true "
         "where it has that option, as nsys_command and ray_runtime_env do",
     )

@@ -1,10 +1,12 @@
-"""torch.profiler as a backend: armed means that a device is warmed up, recording means a Kineto session, stop hands over in place and leaves the export to a job.
+"""Record with torch.profiler. Armed means that a device is warmed up, recording means a Kineto
+session, and a job exports it after the stop.
 
-What only this module knows is which calls torch survives, and when. Each of these was seen to end the process with a segmentation fault (torch 2.13), and is refused before any call:
-a stop on another thread than the start (unless the session records all threads), a stop or a start while another profiler runs or is prepared in any thread, the export of a session
-that was cancelled from outside. Hence also that nothing is held while armed: a prepared session of ours would break under a profiler that the user starts meanwhile.
-
-One capture at a time in the whole process: a slot decides.
+This module knows which calls torch survives, and when. Each of these ended the process with a
+segmentation fault (torch 2.13), and is refused before any call: a stop on another thread than the
+start (unless the session records all threads), a start or stop while another profiler runs or is
+prepared in any thread, and the export of a session that was cancelled from outside. So nothing is
+held while armed: our prepared session would break if the user starts a profiler meanwhile. A slot
+allows one capture at a time in the process.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ class TorchBackend(Backend):
 
     @property
     def thread_bound(self) -> bool:
-        """Whether stop has to come from the thread that started: torch can record all threads, but not with memory, and older ones cannot."""
+        """Whether `stop` must run on the thread that ran `start`: torch can record all threads, but
+        not with memory, and older versions cannot.
+        """
         wanted = self._options.all_threads
         if wanted is None:
             wanted = not self._options.profile_memory
         return not wanted or (self._api is not None and not self._api.accepts(profile_all_threads=True))
 
     def probe(self) -> str | None:
-        """Say why torch cannot record here. The first call imports torch and what its first session needs: 2 s beyond torch itself."""
+        """Return why torch cannot record here. The first call imports torch and what its first
+        session needs: 2 s beyond torch itself.
+        """
         if self._api is None:
             try:
                 self._api = TorchApi()
@@ -80,10 +86,12 @@ class TorchBackend(Backend):
         return self._api.activities(self._options.activities)[1]
 
     def arm(self) -> None:
-        """Warm torch up for a device that is recorded, once per process; nothing is held afterwards.
+        """Warm torch up for a device that is recorded, once per process. Nothing is held
+        afterwards.
 
-        Without a device the first session takes 0.5 ms longer than the others, and the look for prepared profilers before a warm-up
-        30 ms: so that look is left to `start`. Raises Busy where another profiler runs.
+        Without a device, the first session takes only 0.5 ms longer than the others, but the search
+        for prepared profilers before a warm-up takes 30 ms. So the search is left to `start`.
+        Raises Busy if another profiler runs.
         """
         api = self._ready()
         activities, _ = api.activities(self._options.activities)
@@ -94,7 +102,7 @@ class TorchBackend(Backend):
             self._refuse_running(api)
 
     def warm_up(self) -> None:
-        """Run one empty session. Raises BackendError; Busy where another profiler runs or is prepared."""
+        """Run one empty session. Raises BackendError; Busy if another profiler runs or is prepared."""
         api = self._ready()
         with slot.held_by(self, "torch"):
             self._refuse_foreign(api)
@@ -107,7 +115,7 @@ class TorchBackend(Backend):
             TorchBackend._is_warm = True
 
     def start(self, capture: Capture) -> None:
-        """Begin to record: 0.4 ms, and the look for foreign profilers."""
+        """Begin to record: 0.4 ms, plus the search for other profilers."""
         api = self._ready()
         if self._phase != "idle":
             raise BackendError(f"the torch backend is {self._phase} already")
@@ -121,7 +129,7 @@ class TorchBackend(Backend):
             raise
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
-        """Take the captured events over; the callable writes them (see `TorchExport`)."""
+        """Stop, and keep the captured events; the returned export writes them (see `TorchExport`)."""
         api = self._api
         if api is None or self._phase != "recording" or self._pid != os.getpid():
             raise BackendError(f"there is no torch capture to stop: the backend is {self._phase}")
@@ -140,11 +148,11 @@ class TorchBackend(Backend):
         return TorchExport(session, capture, tuple(annotations), marks=bool(self._names))
 
     def abort(self) -> None:
-        """Leave any half state: stop where that is safe, else let go. Idempotent."""
+        """Leave any unfinished state: stop if that is safe, else abandon the session. Idempotent."""
         api = self._api
         if self._phase == "idle" or api is None:
             return
-        if self._pid != os.getpid():  # a fork of the process that records: the session is the parent's
+        if self._pid != os.getpid():  # a fork of the recording process: the session is the parent's
             self._let_go()
             return
         if self.thread_bound and threading.current_thread() is not self._thread:
@@ -167,7 +175,7 @@ class TorchBackend(Backend):
         self._let_go()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """A range on this thread's stack: 0.6 us where torch has its fast kind, else 4.6."""
+        """Return a range on this thread's stack: 0.6 us if torch has its fast kind, else 4.6."""
         api = self._api
         if api is None or self._phase != "recording":
             return None
@@ -180,7 +188,9 @@ class TorchBackend(Backend):
         return api.range(safe, on_device=self._on_device)
 
     def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
-        """End ranges that are still in progress, which has to be done before `stop`: one that ends later corrupts the process's memory (torch 2.13)."""
+        """End open ranges. This must happen before `stop`: a range that ends later corrupts the
+        process's memory (torch 2.13).
+        """
         ours = self._api is not None and self._phase == "recording" and self._api.is_recording()
         for mark in marks:
             if ours:
@@ -189,7 +199,9 @@ class TorchBackend(Backend):
                 keep_for_good(mark)
 
     def export_mode(self) -> str:
-        """``fork`` in a process without an accelerator; ``inline`` beside one, until a device has shown that a forked child is harmless there."""
+        """Return ``fork`` in a process without an accelerator, else ``inline``: it is not proven
+        that a forked child is harmless there.
+        """
         return "fork" if hasattr(os, "fork") and not device_in_use() else "inline"
 
     # the session
@@ -215,7 +227,9 @@ class TorchBackend(Backend):
             raise Busy(f"{of_npu}; it is left alone")
 
     def _foreign_inside(self, api: TorchApi) -> str | None:
-        """What another profiler did to our running session; to stop ours then would rob theirs, and crash it."""
+        """Return what another profiler did to our running session. Stopping ours would take its
+        events, and crash it.
+        """
         if not api.is_recording():
             return "another torch profiler ended inside this capture and took its events"
         theirs_here = not self.thread_bound and api.is_recording_this_thread()
@@ -234,7 +248,8 @@ class TorchBackend(Backend):
         flags = {}
         if not self.thread_bound:
             flags["profile_all_threads"] = True
-        # torch refuses it with stacks (they are made in what it leaves out); shapes, memory, modules and flops came out the same with it
+        # torch refuses it with stacks, which it would skip; shapes, memory, modules and flops were
+        # the same with it
         if options.trace_only is not False and not options.with_stack and api.accepts(trace_only=True):
             flags["trace_only"] = True
         if not self._told_of_device and api.starts_device():
@@ -270,19 +285,21 @@ class TorchBackend(Backend):
         if self.thread_bound or self._phase != "recording":
             self._session.stop_trace()
         else:
-            # a device's own are left on: to take them off waits for the device
+            # a device's own ranges stay on: removing them waits for the device
             names = ("CPU",) if self._on_device else ("CPU", "CUDA", "XPU")
             stop_all_threads(self._session, api.named(names))
 
     def leave_process(self) -> None:
-        """Stop, at the end of the process, what only a thread that will not do it could stop properly. The events are lost either way."""
+        """At the end of the process, stop a session whose own thread will not. Its events are lost
+        either way.
+        """
         if self._phase == "recording" and self._pid == os.getpid():
             with contextlib.suppress(Exception):
                 self._session.stop_trace()
 
     def _abandon(self) -> None:
         logger.warning(
-            "torch.capture_abandoned", reason="another torch profiler interfered, or its thread is gone"
+            "torch.capture_abandoned", reason="another torch profiler interfered, or its thread has ended"
         )
         self._let_go()
 
@@ -295,10 +312,10 @@ _stranded: list[TorchBackend] = []
 
 
 def _stop_stranded() -> None:
-    """A session that still runs when the interpreter is taken down ends the process with a segmentation fault."""
+    """Stop a session that still runs when the interpreter ends: it would be a segmentation fault."""
     for backend in _stranded:
         backend.leave_process()
 
 
-# runs after the end of the session, which is registered later (the last comes first)
+# runs after the end of the session, which is registered later (handlers run last to first)
 atexit.register(_stop_stranded)

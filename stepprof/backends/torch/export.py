@@ -1,6 +1,8 @@
-"""What is left to do after torch's stop: its JSON, one pass over it, the artifact under its name.
+"""Export a capture after torch's stop: write its JSON, rewrite it in one pass, and name the
+artifact. Runs in a forked child or in place.
 
-Runs in a forked child or in place. Kineto reports nothing when it cannot write, and mangles some folder names: so the file is looked at, not the call.
+Kineto does not report write errors and mangles some folder names. So the file is checked, not the
+result of the call.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _numbers = itertools.count(1)
 
 
 class TorchExport(Export):
-    """Writes one captured session: torch's JSON to a hidden file beside the artifact, one pass over it, a link under its name.
+    """Writes one captured session: torch's JSON to a hidden file next to the artifact, one pass
+    over it, a link under the final name.
 
     Peak disk: the JSON (1.3 kB per op) and the artifact (a tenth to a fifteenth of it). Peak memory beyond the session's own 3.9 kB per op: some tens of MB. Temporary files
     are removed however it ends; `discard` does it for a child that was killed.
@@ -40,7 +43,7 @@ class TorchExport(Export):
         self._marks = marks
         self._pid = os.getpid()  # the process that recorded: the export may run in another
         self._final = capture.folder / f"{capture.stem}{SUFFIX}"
-        # the stem is ours alone (it is claimed), so these names are as well
+        # the stem is claimed by this process, so these names are too
         hidden = f".{self._final.name}.{self._pid}-{next(_numbers)}"
         self._raw = self._final.with_name(f"{hidden}.json")
         self._packed = self._final.with_name(f"{hidden}.gz")
@@ -57,13 +60,13 @@ class TorchExport(Export):
             self.discard()
 
     def discard(self) -> None:
-        """Remove what an export that was cut short may have left."""
+        """Remove the files of an interrupted export."""
         for path in (self._raw, self._raw.with_name(f"{self._raw.name}.tmp"), self._packed):
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def _write(self) -> tuple[Artifact, ...]:
-        self._raw.touch(exist_ok=False)  # Kineto reports nothing when it cannot write: this tells why
+        self._raw.touch(exist_ok=False)  # Kineto does not report write errors: this shows the reason
         with _plain_path(self._raw) as path:
             self._session.export_chrome_trace(path)
         relative = self._final.relative_to(self._capture.folder)
@@ -86,7 +89,7 @@ class TorchExport(Export):
         path = final.relative_to(self._capture.folder).as_posix()
         artifact = Artifact(path=path, kind=KIND, bytes=done.bytes, events=done.events)
         if done.problem is not None:
-            raise ExportError(f"{done.problem}{self._space()}; it is kept as it is", (artifact,))
+            raise ExportError(f"{done.problem}{self._space()}; it is kept unchanged", (artifact,))
         return (artifact,)
 
     def _space(self) -> str:
@@ -97,7 +100,9 @@ class TorchExport(Export):
 
 @contextlib.contextmanager
 def _plain_path(path: Path) -> Any:
-    """A name for `path` that Kineto does not mangle: it turns backslashes into slashes and drops line breaks, so such a folder is addressed by its descriptor."""
+    """Return a name for `path` that Kineto does not mangle: it turns backslashes into slashes and
+    drops line breaks, so such a folder is addressed by its descriptor.
+    """
     text = str(path)
     if text.isprintable() and "\\" not in text and '"' not in text:
         yield text

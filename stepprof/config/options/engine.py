@@ -20,7 +20,7 @@ def _iterations(value: object, key: str) -> int | str:
     if value == NO_LIMIT:
         return NO_LIMIT
     if value in ("all", "unlimited") or (value == 0 and type(value) is int):
-        raise ConfigError.at(key, value, 'did you mean "none", for no bound?')
+        raise ConfigError.at(key, value, 'did you mean "none", for no limit?')
     bound: int = whole(1)(value, key)
     return bound
 

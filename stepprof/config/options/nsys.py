@@ -73,7 +73,7 @@ def _extra(value: object, key: str) -> dict[str, str]:
             raise ConfigError.at(where, setting, problem)
         text = str(setting).lower() if isinstance(setting, bool) else str(setting)
         if not _TEXT.fullmatch(text):
-            raise ConfigError.at(where, setting, "a character that a shell would take for something else")
+            raise ConfigError.at(where, setting, "contains a character that a shell would interpret")
         found[name] = text
     return found
 

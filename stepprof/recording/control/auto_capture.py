@@ -83,7 +83,7 @@ class AutoCaptures:
             return "none: max_captures = 0"
         policy = self._selector.policy(role)
         if not policy.enabled:
-            return f'none: the role "{role}" is left out by the configuration'
+            return f'none: the role "{role}" is disabled by the configuration'
         problem = self._probe(policy)
         if problem is not None:
             return f"none: {'+'.join(policy.backend)} cannot record here: {problem}"
@@ -210,7 +210,7 @@ def _dump(content: Mapping[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a claim; empty if unreadable: it counts all the same."""
+    """Return the content of a claim; empty if unreadable, which still counts."""
     try:
         return read_table(path)
     except (OSError, ValueError):
@@ -218,7 +218,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _is_over(writer: object) -> bool:
-    """Return whether a claim was made by an earlier job that came to the same step."""
+    """Return whether a claim was made by an earlier job that reached the same step."""
     return isinstance(writer, Mapping) and is_alive(writer) is False
 
 

@@ -89,8 +89,8 @@ class Pace:
 
     @property
     def shortest(self) -> float | None:
-        """Return the shortest of the last steps, up to the next step; without spans, the mean of the
-        steps between two looks.
+        """Return the shortest duration of the last steps, each up to the next step; without spans,
+        the mean between two looks.
         """
         begun = [start for _, (start, _) in sorted(self._steps.items())]
         between = [max(after - before, 0) / 1e9 for before, after in itertools.pairwise(begun)]
@@ -175,7 +175,7 @@ class Live:
         """Return why no window of this process can match a request; None: one may."""
         first = self.pace.first
         if self._session.lent:
-            return "the process that this one follows answers for it"
+            return "the driver of this process answers for it"
         if request.role is not None and self.pace.roles and request.role not in self.pace.roles:
             return "this process has no window of this role"
         if early and first is not None and request.last_step < first:

@@ -81,7 +81,7 @@ class Peers:
             return False
         if status["file"] not in self._passed_over:
             self._passed_over.add(str(status["file"]))
-            logger.warning("status.ignored", path=str(path), reason="it is not a file of this job's user")
+            logger.warning("status.ignored", path=str(path), reason="it does not belong to this job's user")
         return True
 
     def here(self, step: int) -> bool:

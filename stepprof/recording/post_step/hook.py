@@ -103,7 +103,7 @@ class Completer:
         number = 1
         while is_foreign(found := suffixed(path, number)):
             logger.warning(
-                "on_complete.ignored", path=str(found), reason="it is not a file of this job's user"
+                "on_complete.ignored", path=str(found), reason="it does not belong to this job's user"
             )
             number += 1
         return found

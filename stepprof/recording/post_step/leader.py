@@ -313,7 +313,7 @@ class Leader:
         """Log a file of another user once: it may be meant to prevent the retention."""
         if path not in self._passed_over:
             self._passed_over.add(path)
-            logger.warning("leader.ignored", path=str(path), reason="it is not a file of this job's user")
+            logger.warning("leader.ignored", path=str(path), reason="it does not belong to this job's user")
 
     def _sign(self, path: Path, *, over: bool) -> None:
         with contextlib.suppress(FileNotFoundError):

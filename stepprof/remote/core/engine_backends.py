@@ -13,7 +13,7 @@ from stepprof.remote.base import EngineFailure
 __all__ = ["by_nsys", "check_backends_of", "records", "refuse_backends"]
 
 KINDS = {"vllm": ("torch", "npu", "nsys"), "sglang": ("torch", "npu", "nsys", "memory")}
-"""What each kind of engine can be asked for; on an Ascend device its torch is torch_npu's."""
+"""The backends that each kind of engine supports; on an Ascend device its torch profiler is torch_npu's."""
 
 
 def records(options: EngineOptions) -> tuple[str, ...]:
@@ -27,14 +27,14 @@ def by_nsys(options: EngineOptions) -> bool:
 
 
 def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
-    """Refuse, when it is attached, what a kind of engine cannot record with. Raises ConfigError."""
+    """Raise ConfigError, at the attachment, for backends that a kind of engine cannot record with."""
     there = KINDS.get(kind)
     for name in records(options) if there else ():
         if there and name not in there:
             raise ConfigError.at(
                 f"roles.{role}.engine.backend",
                 name,
-                f"{_called(kind)} engine cannot record with it{nearest(name, there)}; without this key it is what backend says",
+                f"{_called(kind)} engine cannot record with it{nearest(name, there)}; without this key, backend applies",
             )
     if there and by_nsys(options) and options.delay_iterations:
         raise ConfigError.at(
@@ -46,7 +46,9 @@ def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
 
 
 def refuse_backends(kind: str, options: EngineOptions, name: str) -> None:
-    """Refuse the same for an engine whose kind was not known when it was attached. Raises EngineFailure: nothing is sent to it."""
+    """Raise EngineFailure for the same, if the engine's kind was not known when it was attached.
+    Nothing is sent to it.
+    """
     try:
         check_backends_of(kind, options, "…")
     except ConfigError as error:

@@ -56,20 +56,20 @@ class Recording:
 
     Args:
         entry: its entry in the manifest, kept up to date.
-        save: has the entry written, soon.
-        step: whose windows it ends with.
+        save: writes the entry soon.
+        step: the capture ends with the windows of this step.
     """
 
     def __init__(self, entry: EngineEntry, save: Callable[[], object], step: int) -> None:
         self.state: CaptureState = "preparing"
         self.entry = entry
         self.save = save
-        """Has the entry written, soon."""
+        """Writes the entry soon."""
         self.step = step
         self.capped_by: str | None = None
-        """What ended it before its window ended."""
+        """The limit that ended it before its window ended."""
         self.window: EngineWindow | None = None
-        """The window with its folder, once there is one."""
+        """The window with its folder, once it exists."""
         self.stop = asyncio.Event()
         """Set when the window has ended, or when no window waits for the start any longer."""
         self.started = Gate()
@@ -77,13 +77,13 @@ class Recording:
         self.finished = Gate()
         """Open when nothing is left to do."""
         self.late: str | None = None
-        """Why the capture is not the whole window."""
+        """Why the capture does not cover the whole window."""
         self.answered_at: float | None = None
         """When the start succeeded, by the loop's clock."""
         self.begun_ns: int | None = None
-        """When its window began without it, since the Unix epoch."""
+        """When its window began without it, in nanoseconds since the Unix epoch."""
         self.ended_ns: int | None = None
-        """When its last window ended: a start that is answered later is stopped later."""
+        """When its last window ended: an engine that answers its start after that is stopped late."""
         self.closing = False
         """Whether the window that opened it is ending, or was abandoned while it began."""
         self.timed_out = False
@@ -114,14 +114,14 @@ class Recording:
 
     @property
     def awaited(self) -> Gate:
-        """The event after which another window can join it, or can have the engine."""
+        """The event after which another window can join it, or can use the engine."""
         return self.finished if self.ending else self.started
 
     @property
     def unanswered(self) -> str:
-        """Which call is pending, for a message."""
+        """Describe the pending call, for a message."""
         if self.state == "aborting":
-            return f"its start of step {self.step} has failed, and the stop that this needs has not been answered"
+            return f"its start of step {self.step} has failed, and the stop that must follow has not been answered"
         return f"its {'stop' if self.answered else 'start'} of step {self.step} has not been answered"
 
     def send_start(self) -> None:
@@ -129,12 +129,14 @@ class Recording:
         self._change("send_start")
 
     def start_answered(self) -> None:
-        """Note that the engine records. `started` is opened once the entry says so."""
+        """Note that the engine records. `started` opens once the entry is updated."""
         self._change("start_answered")
         self.answered_at = asyncio.get_running_loop().time()
 
     def start_failed(self) -> None:
-        """Note that the start has failed: no window waits for it. A stop may be pending before the engine is free."""
+        """Note that the start has failed, so that no window waits for it. A stop may be pending
+        before the engine is free.
+        """
         self._change("start_failed")
         self.stop.set()
         self.started.open()
@@ -144,20 +146,22 @@ class Recording:
         self._change("send_stop")
 
     def finish(self) -> None:
-        """Note that nothing is left to do, and let every caller go on."""
+        """Note that nothing is left to do, and release every caller that waits."""
         self._change("finish")
         self.started.open()
         self.finished.open()
 
     def _change(self, trigger: str) -> None:
-        """Change the state. Raises StateError where the trigger is illegal."""
+        """Change the state. Raises StateError if the trigger is illegal."""
         try:
             _MACHINE.events[trigger].trigger(self)
         except MachineError as error:
             raise StateError(f"capture of step {self.step}: cannot {trigger} while {self.state}") from error
 
     def join(self, step: int, entry: EngineEntry, save: Callable[[], object]) -> None:
-        """Add a window that begins while the capture runs; one of the same step keeps it open. `save` has its entry written."""
+        """Add a window that begins while the capture runs; one of the same step keeps it open.
+        `save` writes its entry.
+        """
         self._joined.append((entry, save))
         self._open += step == self.step
 
@@ -175,9 +179,9 @@ class Recording:
             self.stop.set()
 
     def begin_late(self, seconds: float) -> None:
-        """Note that the window began without it, after so many seconds."""
+        """Note that the window began without it, after this many seconds."""
         self.begun_ns = self.begun_ns or time.time_ns()
-        late = f"its start was answered after more than {seconds:.3g} s: what it has begins late"
+        late = f"start acknowledged after more than {seconds:.3g} s; the beginning of the window is missing"
         self.late = self.late or late
 
     def tell_unanswered(self) -> None:
@@ -189,7 +193,7 @@ class Recording:
         what = "its window has closed, and its stop has not been answered"
         self.tell(
             "lost",
-            f"{what} within {waited:.3g} s; what it still brings is kept",
+            f"{what} within {waited:.3g} s; files that arrive later are kept",
             ReasonCode.STOP_UNANSWERED,
             pending=True,
         )
@@ -201,7 +205,7 @@ class Recording:
         self.disown(status, error, code)
 
     def disown(self, status: Outcome, error: str, code: ReasonCode) -> None:
-        """Note that the capture failed while the engine is well."""
+        """Note that the capture failed although the engine is well."""
         for entry, save in self._joined:
             entry.update(
                 status=status,
@@ -214,7 +218,7 @@ class Recording:
         self.tell(status, error, code)
 
     def keep(self, artifacts: list[dict[str, object]], lacking: str | None) -> None:
-        """Note the files of the window, and what of it is not in them."""
+        """Note the files of the window, and what they lack."""
         if lacking:
             self.tell("partial", lacking, ReasonCode.INCOMPLETE, artifacts=artifacts)
         else:
@@ -229,6 +233,6 @@ class Recording:
         pending: bool = False,
         **fields: object,
     ) -> None:
-        """Note an outcome, and have it written; one that is `pending` will be replaced, if this process lives."""
+        """Note an outcome and write it; a `pending` one will be replaced if this process lives."""
         self.entry.update(status=status, pending=pending, reason_code=code, error=error, **fields)
         self.save()

@@ -1,7 +1,9 @@
 """One attached engine: makes the calls of its driver for each window, and handles late answers and failures.
 
-Everything runs on stepprof's own event loop. A start is committed before it is sent: once the request has left, a stop must follow, even if the window
-no longer waits. No call is cancelled. After a time-out the late answer is still handled: a late start is stopped at once, the files of a late stop are kept.
+Everything runs on stepprof's own event loop. A start is committed before it is sent: once the
+request is sent, a stop must follow, even if the window no longer waits. No call is cancelled. After
+a time-out the late answer is still handled: a late start is stopped at once, the files of a late
+stop are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class EngineTarget(EngineState):
         role: the role whose windows it follows.
         replica: its number among the role's engines.
         fleet: receives each change of the state or the health.
-        trace_dir: a folder that the engine's host shares with this host; None: none is named.
+        trace_dir: a folder that the engine's host shares with this host; None: not given.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class EngineTarget(EngineState):
     # -- arming
 
     async def prepare(self, window: EngineWindow) -> None:
-        """Arm for a window that it was reserved for. Raises EngineFailure, or whatever the driver does."""
+        """Arm for a window that it was reserved for. Raises EngineFailure, or any exception of the driver."""
         try:
             async with self._acting:
                 if self.recording is None and not self.detached:
@@ -88,7 +90,7 @@ class EngineTarget(EngineState):
                     self.disarm("detached")
                     raise EngineFailure("it was detached while it was being armed", "ok")
         finally:
-            if window in self._arming:  # else it was detached meanwhile
+            if window in self._arming:  # otherwise it was detached meanwhile
                 self._arming.remove(window)
 
     async def _arm(self, window: EngineWindow) -> None:
@@ -123,7 +125,7 @@ class EngineTarget(EngineState):
             self.release(recording)
 
     def release(self, recording: Recording) -> None:
-        """Finish a capture: the next window may have the engine."""
+        """Finish a capture, so that the next window may use the engine."""
         self.recording = None
         recording.finish()
         self._observer.changes.changed()
@@ -179,7 +181,7 @@ class EngineTarget(EngineState):
         self.commit("stop", window, reason=capped_by)
         recording.send_stop()
         recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
-        recording.save()  # the end of the window is known, whatever the stop brings
+        recording.save()  # the window has ended at a known time, regardless of the stop's result
         began = time.perf_counter()
         try:
             stopped = await self.driver.stop(window)
@@ -216,12 +218,14 @@ class EngineTarget(EngineState):
         """Let the window begin at once; then stop the engine if the start may have arrived."""
         self._fail(recording, error)
         recording.start_failed()
-        # an unknown exception does not say that the engine has not started
+        # after an unknown exception the engine may have started
         if not isinstance(error, EngineFailure) or error.owes_stop:
             await self._stop_for_sure(recording)
 
     async def _stop_for_sure(self, recording: Recording) -> None:
-        """Send the stop that a failed start needs. If it finds the engine dead, that is why the start failed."""
+        """Send the stop that must follow a failed start. If it finds the engine dead, that is why
+        the start failed.
+        """
         try:
             await self.driver.abort()
         except BaseException as error:  # noqa: BLE001 - the start's own failure is in the manifest
@@ -255,7 +259,7 @@ class EngineTarget(EngineState):
         recording.stop.set()
 
     def give_up_stop(self, recording: Recording, seconds: float) -> None:
-        """Stop waiting for the stop; its files are kept when they come."""
+        """Stop waiting for the stop; its files are kept when they arrive."""
         if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
         recording.timed_out = True
@@ -263,7 +267,7 @@ class EngineTarget(EngineState):
         recording.tell_unanswered()
 
     def let_go(self) -> None:
-        """Take part in no further window, and forget the one that it is armed for; a capture ends with its window."""
+        """Take part in no further window, and disarm. A running capture ends with its window."""
         self.detached = True
         arming, self._arming = self._arming, []
         for window in arming:
@@ -272,7 +276,7 @@ class EngineTarget(EngineState):
             self.disarm("detached")
 
     async def leave(self, reason: str, *, answer_seconds: float, timeout: float) -> None:
-        """Take no more part: stop a running capture, forget an armed one, close the driver. Never raises.
+        """Leave: stop a running capture, disarm, close the driver. Never raises.
 
         Args:
             reason: why the capture is partial.
@@ -283,10 +287,10 @@ class EngineTarget(EngineState):
         recording = self.recording
         self.let_go()
         if recording is not None:
-            if not recording.stop.is_set():  # else its window has closed: only the answer is missing
+            if not recording.stop.is_set():  # otherwise its window has ended, and only the answer is missing
                 recording.late = reason
                 recording.stop.set()
-            # without a start that was sent, the engine has nothing to stop
+            # no start was sent, so there is nothing to stop
             if (recording.sent or not recording.timed_out) and not await passed(
                 [recording.finished], answer_seconds
             ):
@@ -298,12 +302,14 @@ class EngineTarget(EngineState):
     # -- state and health
 
     def _where(self) -> str:
-        """Return where the engine writes its files, for a capture whose files may never be moved to the run; empty: its driver does not know."""
+        """Return where the engine writes its files, for a capture whose files may never be moved to
+        the run; empty if its driver does not know.
+        """
         place = self.driver.writes_to
-        return "" if place is None else f"; what it writes comes to {place}"
+        return "" if place is None else f"; it writes to {place}"
 
     async def _name_files(self, recording: Recording, window: EngineWindow) -> None:
-        """Add the files that a failed capture left to its entry, or the place that they are written to."""
+        """Add the files of a failed capture to its entry, or the folder that they are written to."""
         entry, where = recording.entry, self._where()
         if entry.status in ("failed", "lost"):
             entry.error = await naming(str(entry.error), window, where)

@@ -1,6 +1,5 @@
-"""Choose the engines of one window: those that are selected, free and driven by this process, and those that join a running capture.
-
-Everything runs on stepprof's own event loop.
+"""Choose the engines of one window: those that are selected, free and driven by this process, and
+those that join a running capture. Everything runs on stepprof's own event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Fleet(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """Return who writes the manifests."""
+        """Return the identity of the process that writes the manifests."""
 
     @property
     def engines(self) -> Sequence[Engine]:
@@ -46,7 +45,7 @@ class Fleet(Protocol):
 
     @property
     def post(self) -> Callable[[Callable[[], object]], None]:
-        """Return what runs a job on another thread than stepprof's loop."""
+        """Return a function that runs a job on another thread than stepprof's loop."""
 
     @property
     def unsaved(self) -> set[Entries]:
@@ -58,7 +57,7 @@ class Fleet(Protocol):
 
     @property
     def own_loop(self) -> OwnLoop:
-        """Return what logs the engines on the event loop of synchronous code."""
+        """Return the logger for engines on the event loop of synchronous code."""
 
     @property
     def over(self) -> bool:
@@ -68,10 +67,10 @@ class Fleet(Protocol):
         """Return the targets that the configuration selects in a window of this role."""
 
     def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """Remove the folder of a window that never used it."""
+        """Remove the unused folder of a window."""
 
     def forget(self, bracket: Any) -> None:
-        """Note that the last answer of a window has come."""
+        """Note that the last answer of a window has arrived."""
 
 
 class Members:
@@ -80,7 +79,7 @@ class Members:
     Args:
         fleet: the engines that are attached.
         window: the window.
-        policy: what holds for its role.
+        policy: the policy of its role.
         blocked: the event loop that the caller blocks while they start; None: none.
     """
 
@@ -97,16 +96,16 @@ class Members:
         self._blocked = blocked
         self.entries = Entries(fleet.origin, window, fleet.post, fleet.unsaved)
         self.recordings: list[tuple[EngineTarget, Recording]] = []
-        """Those that record for this window."""
+        """The targets that record for this window."""
         self.joins: list[tuple[EngineTarget, Recording, EngineEntry]] = []
-        """Those that record already, with this window's entry."""
+        """The targets that record already, with this window's entry."""
         self.inner: list[Inner] = []
         """The ranks among those, which enter this window too."""
         self.closing = False
         """Whether the window is over, or was abandoned while it began."""
 
     async def targets(self, bound: float | None = None) -> list[EngineTarget]:
-        """Return the selected targets; lists and callables are asked who the engines are now."""
+        """Return the selected targets. Lists and callables are asked for their current engines."""
         role = self._window.role
         engines = [engine for engine in self._fleet.engines if engine.follows(role)]
         asked = {asyncio.ensure_future(engine.ask_again()): engine for engine in engines if engine.changes}
@@ -115,20 +114,22 @@ class Members:
             for asking, engine in asked.items():
                 if asking in pending:
                     asking.add_done_callback(drop_result)
-                    problem = f"{engine.name}: who the engines are was not answered within {bound:.3g} s"
+                    problem = f"{engine.name}: the engines could not be listed within {bound:.3g} s"
                 elif asking.cancelled():
-                    problem = f"{engine.name}: the call that says who the engines are was cancelled"
+                    problem = f"{engine.name}: the call that lists the engines was cancelled"
                 elif (error := asking.exception()) is not None:
                     problem = f"{engine.name}: {describe_error(error)}"
                 else:
                     continue
                 logger.warning("engine.unknown", role=role, reason=problem)
-                if not engine.targets:  # else those that were known stand, and tell for themselves
+                if not engine.targets:  # otherwise the known engines stay, and report for themselves
                     self.entries.add(None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=problem)
         return self._fleet.selected(role, self._policy)
 
     async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
-        """Return where the files of each target belong: the folder that it is armed for, or being armed for; else a new one."""
+        """Return where the files of each target belong: the folder that it is armed for, or being
+        armed for, else a new one.
+        """
         async with self._fleet.placing:
             places = [target.prepared_for(self._window) for target in targets]
             without = [target for target, place in zip(targets, places, strict=True) if place is None]
@@ -143,13 +144,15 @@ class Members:
         return windows
 
     async def claim(self, targets: list[EngineTarget], deadline: float) -> None:
-        """Have those of the targets that can record; the others join what runs, or their entries say why they do not."""
+        """Claim the targets that can record. The others join a running capture, or their entries
+        say why not.
+        """
         for target in await self._driven_here(list(filter(self._may_start, targets))):
             if await self._is_free(target, deadline):
                 self._claim(target)
 
     def _may_start(self, target: EngineTarget) -> bool:
-        """Return whether a target may be started at all; if not, the manifest says why."""
+        """Return whether a target may be started at all; if not, write the reason into the manifest."""
         if target.driver.inside:
             reason = "its worker is this very process: its work is in this process's own capture"
             self.entries.add(target, status="joined", code=ReasonCode.SAME_PROCESS, error=reason)
@@ -157,7 +160,9 @@ class Members:
         return True
 
     async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
-        """Return the targets that this process drives: of several processes that attach an engine, one drives it."""
+        """Return the targets that this process drives: if several processes attach an engine, one
+        drives it.
+        """
         world = self._fleet.origin.world_size
         if world is None or world < 2:
             return targets
@@ -188,7 +193,9 @@ class Members:
         self.recordings.append((target, recording))
 
     async def _is_free(self, target: EngineTarget, deadline: float) -> bool:
-        """Return whether a target can record. It joins what runs and waits for a pending start or stop; else it is skipped, and the manifest says why."""
+        """Return whether a target can record. It joins a running capture and waits for a pending
+        start or stop; else it is skipped, with a reason in the manifest.
+        """
         blocked = lives_on(target, self._blocked)
         if not blocked:
             await self._settled(target, deadline)
@@ -214,10 +221,10 @@ class Members:
                 return
 
     def _join(self, target: EngineTarget, recording: Recording) -> None:
-        """Take part in the capture that runs."""
+        """Join the running capture."""
         capture = recording.window
         place = None
-        if capture is not None and not target.is_rank:  # a rank's own manifest says where the window is
+        if capture is not None and not target.is_rank:  # the rank's own manifest has the window
             place = {"step": capture.window.step, "stem": capture.stem}
         entry = self.entries.add(target, status="joined", code=None, error=None)
         entry.update(start_unix_ns=time.time_ns(), capture=place)

@@ -1,7 +1,8 @@
-"""The slot in which the driver that records an engine is noted, so that other drivers of the engine find it.
+"""The slot that names the driver recording an engine, so that other drivers of the engine find it.
 
-The slot of an engine object is in the memory of its process. The slot of a server is a file in the engine's trace folder, created exclusively and touched while its holder lives,
-because other hosts cannot check its process.
+The slot of an engine object is in the memory of its process. The slot of a server is a file in the
+engine's trace folder, created exclusively and touched while its holder lives, because other hosts
+cannot check its process.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "beside_runs", "digest"]
 
 SILENT_SECONDS = 120.0
-"""After so long without a sign of life a holder on another host counts as dead. File systems may show a file's time a minute late."""
+"""Seconds without a sign of life after which a holder on another host counts as dead. File systems
+may show a file's time a minute late.
+"""
 
 
 class Finisher(Protocol):
-    """What can end a capture that it, or a driver that is gone, has begun."""
+    """An object that can end a capture, begun by itself or by a driver that has ended."""
 
     async def finish(self, window: EngineWindow) -> Stopped:
         """Stop the engine, unless it has ended the capture itself, and return its files. Raises EngineFailure."""
@@ -43,21 +46,21 @@ class Finisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a holder says of itself."""
+    """What a holder notes about itself."""
 
     token: str
-    """Of one driver in one process."""
+    """The token of one driver in one process."""
     holder: Mapping[str, object]
-    """The process that speaks to the engine."""
+    """The process that calls the engine."""
     owner: Mapping[str, object]
     """The process whose window it is: the same, except for an engine in a Ray actor."""
     window: EngineWindow
     state: Mapping[str, Any] = field(default_factory=dict)
     """What another process needs to find the capture's files."""
     driver: Finisher | None = None
-    """The driver itself, where it is in this process."""
+    """The driver itself, if it is in this process."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False, repr=False)
-    """Held while the capture is being ended: of two ends at a time, the second would find that the first has taken the files."""
+    """Held while the capture is being ended: a second end at the same time would find its files taken."""
 
     def __str__(self) -> str:
         run = self.window.metadata.get("run_id", "unknown")
@@ -65,10 +68,10 @@ class Held:
         return f"run {run}, step {window.step}, {window.name} (process {self.owner.get('pid')} on {self.owner.get('host')})"
 
     def lives(self, silent_seconds: float, is_here: Callable[[str], bool]) -> bool:
-        """Return whether both of its processes run, as far as that can be known here.
+        """Return whether both of its processes are alive, as far as can be known here.
 
         Args:
-            silent_seconds: how long ago it last said so; decides where its processes cannot be looked at.
+            silent_seconds: the age of its last sign of life; decides if its processes cannot be checked.
             is_here: whether a driver of this process with that token still takes part.
         """
         if self.holder == writer_identity():
@@ -119,43 +122,45 @@ class Held:
 
 
 class Slot(Protocol):
-    """Where the holder of one engine's profiler is noted. Its methods block: they are called on a thread."""
+    """The note of the holder of one engine's profiler. Its methods block, so they run on a thread."""
 
     def read(self) -> Held | None:
-        """Return who holds it."""
+        """Return the holder."""
 
     def take(self, held: Held) -> bool:
-        """Note a holder, unless there is one; return whether that was done."""
+        """Note a holder, unless there is one; return whether it was noted."""
 
     def give(self, token: str) -> None:
-        """Remove the holder with this token; without effect where another one is noted."""
+        """Remove the holder with this token; do nothing if another one is noted."""
 
     def beat(self) -> None:
-        """Say that the holder lives."""
+        """Give a sign of life of the holder."""
 
     def silent_seconds(self) -> float:
-        """Return how long ago the holder said so."""
+        """Return the age of the holder's last sign of life."""
 
     def seize(self, held: Held) -> Callable[[], object] | None:
-        """Be the only process that ends this holder's capture. Return what ends the claim; None: another process has it."""
+        """Claim the exclusive right to end this holder's capture. Return a callable that ends the
+        claim; None: another process has it.
+        """
 
 
 class MemorySlot:
     """The slot of an engine object of this process.
 
     Args:
-        key: which engine it is.
+        key: identifies the engine.
     """
 
     def __init__(self, key: str) -> None:
         self._key = key
 
     def read(self) -> Held | None:
-        """Return who holds it."""
+        """Return the holder."""
         return _in_memory.get(self._key)
 
     def take(self, held: Held) -> bool:
-        """Note a holder, unless there is one; return whether that was done."""
+        """Note a holder, unless there is one; return whether it was noted."""
         return _in_memory.setdefault(self._key, held) is held
 
     def give(self, token: str) -> None:
@@ -166,14 +171,14 @@ class MemorySlot:
                 del _in_memory[self._key]
 
     def beat(self) -> None:
-        """Do nothing: this process is looked at."""
+        """Do nothing: this process can be checked."""
 
     def silent_seconds(self) -> float:
-        """Return 0: this process is looked at."""
+        """Return 0: this process can be checked."""
         return 0.0
 
     def seize(self, held: Held) -> Callable[[], object] | None:
-        """Be the only one in this process that ends this holder's capture."""
+        """Claim the exclusive right in this process to end this holder's capture."""
         with _changing:
             if held.token in _seized or self.read() is not held:
                 return None
@@ -192,19 +197,23 @@ class FileSlot:
         self.path = path
 
     def read(self) -> Held | None:
-        """Return who holds it. Raises EngineFailure: the file is another user's, or something else: it says where files go, so that only this user's is believed."""
+        """Return the holder. Raises EngineFailure if the file belongs to another user or is
+        invalid: it names folders, so only this user's is trusted.
+        """
         try:
             return Held.load(read_own(self.path, owner_for(self.path)))
         except FileNotFoundError:
             return None
         except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise EngineFailure(
-                f"{self.path} should say which process records the engine, and is not believed ({error}); remove it if no job records the engine",
+                f"{self.path} must name the process that records the engine, and is not trusted ({error}); remove it if no job records the engine",
                 "busy",
             ) from error
 
     def take(self, held: Held) -> bool:
-        """Note a holder, unless there is one; return whether that was done. Raises EngineFailure: it cannot be written."""
+        """Note a holder, unless there is one; return whether it was noted. Raises EngineFailure: it
+        cannot be written.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return write_exclusively(self.path, held.dump())
@@ -239,7 +248,7 @@ class FileSlot:
             return 0.0
 
     def seize(self, held: Held) -> Callable[[], object] | None:
-        """Be the only process that ends this holder's capture. Raises OSError."""
+        """Claim the exclusive right to end this holder's capture. Raises OSError."""
         number = 1
         while True:
             mark = self.path.with_name(f"{self.path.name}.{held.token}.{number}")
@@ -257,7 +266,9 @@ class FileSlot:
 
 
 def beside_runs(window: EngineWindow, key: str) -> FileSlot:
-    """Return the slot of a server whose own folder cannot be seen from here: jobs with the same ``output_dir`` find it."""
+    """Return the slot of a server whose own folder is not visible here: jobs with the same
+    ``output_dir`` find it.
+    """
     return FileSlot(window.folder.parents[1] / ".engines" / f"{digest(key)}.json")
 
 

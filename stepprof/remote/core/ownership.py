@@ -1,7 +1,9 @@
-"""Which driver holds an engine's profiler: one at a time.
+"""Let one driver at a time hold an engine's profiler.
 
-An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot (`stepprof.remote.core.owner_slots`) before its start, and gives it back after its stop.
-A living holder's capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own run.
+An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot
+(`stepprof.remote.core.owner_slots`) before its start and releases it after its stop. A living
+holder's capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own
+run.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["Hold"]
 T = TypeVar("T")
 
 BEAT_SECONDS = 10.0
-"""How often a holder of a file says that it lives."""
+"""Interval of the signs of life of a file's holder."""
 
 _TRIES = 5
 
@@ -36,28 +38,28 @@ class Hold:
     """One driver's hold on its engine's profiler. Its coroutines run on stepprof's own loop.
 
     Args:
-        name: what the engine is called in messages.
-        slot: where holders are noted; None: not known yet (`slot` is set before the first use).
+        name: the name of the engine in messages.
+        slot: the note of the holder; None: not known yet (`slot` is set before the first use).
     """
 
     def __init__(self, name: str, slot: Slot | None = None) -> None:
         self._name = name
         self.slot = slot
         self.held: Held | None = None
-        """What this driver has taken."""
+        """The hold that this driver has taken."""
         self._token = uuid.uuid4().hex[:16]
         self._beating: asyncio.Task[None] | None = None
         _living[self._token] = self
 
     @classmethod
     def of(cls, name: str, slot: Slot | None, held: Held) -> Hold:
-        """Return the hold of a driver that is gone, for the one that ends its capture."""
+        """Return the hold of a driver that has ended, for the driver that ends its capture."""
         hold = cls(name, slot)
         hold.held, hold._token = held, held.token
         return hold
 
     def retire(self) -> None:
-        """Take no more part: what is still held counts as left by a driver that is gone."""
+        """Leave: what is still held counts as left by a driver that has ended."""
         _living.pop(self._token, None)
         beating, self._beating = self._beating, None
         if beating is not None:
@@ -74,11 +76,11 @@ class Hold:
 
         Args:
             window: what will be recorded.
-            driver: who ends it, if another driver of this process has to.
+            driver: ends it on behalf of another driver of this process.
             state: what another process needs to find the files, JSON-able.
 
         Raises:
-            EngineFailure: another driver holds it, which is left alone.
+            EngineFailure: another driver holds it; that driver is left alone.
         """
         assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
         here = writer_identity()
@@ -92,10 +94,12 @@ class Hold:
             other = await _do(self.slot, self.slot.read)
             if other is not None:
                 raise self.busy(other)
-        raise EngineFailure(f"{self._name}: drivers of it take turns too fast; nothing was sent", "busy")
+        raise EngineFailure(
+            f"{self._name}: other drivers acquire and release it too fast; nothing was sent", "busy"
+        )
 
     async def give(self) -> None:
-        """Give it back, if it is held."""
+        """Release it, if it is held."""
         held, self.held = self.held, None
         if self._beating is not None:
             self._beating.cancel()
@@ -104,7 +108,7 @@ class Hold:
             await _do(self.slot, self.slot.give, held.token)
 
     async def close(self, revive: Callable[[Held], Finisher], timeout: float) -> None:
-        """End what this driver still has open, for at most so many seconds, and take no more part. Raises nothing."""
+        """End this driver's open capture within this many seconds, and leave. Raises nothing."""
         if self.held is not None:
             ending = asyncio.ensure_future(self.settle(revive))
             ending.add_done_callback(self._tell_left)
@@ -112,7 +116,7 @@ class Hold:
         self.retire()
 
     def _tell_left(self, ending: asyncio.Future[None]) -> None:
-        """Log what an end has failed with, also where it was not waited for any longer."""
+        """Log why an end has failed, even if the wait for it was over."""
         if not ending.cancelled() and ending.exception() is not None:
             logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
 
@@ -124,7 +128,9 @@ class Hold:
     async def stop(
         self, window: EngineWindow, end: Callable[[], Awaitable[Stopped]], forget: Callable[[], object]
     ) -> Stopped:
-        """Return what `end` brings, or what another driver has kept; then `forget` is called. Raises what `end` raises."""
+        """Return the result of `end`, or what another driver has kept; then call `forget`. Raises
+        what `end` raises.
+        """
         async with self.ending:
             if await self.is_taken():
                 forget()
@@ -132,14 +138,14 @@ class Hold:
             return await end()
 
     async def is_taken(self) -> bool:
-        """Return whether another driver holds it by now, which took this one for dead."""
+        """Return whether another driver, which considered this one dead, holds it now."""
         if self.slot is None or self.held is None:
             return False
         other = await _do(self.slot, self.slot.read)
         return other is not None and other.token != self._token
 
     async def taken_over(self, window: EngineWindow) -> Stopped:
-        """Return what the other driver kept of this window, and say so."""
+        """Return what the other driver kept of this window, with a note of the takeover."""
         self.held = None
         await self.give()
         return Stopped(
@@ -148,24 +154,25 @@ class Hold:
         )
 
     def busy(self, other: Held) -> EngineFailure:
-        """Return the failure that another holder is."""
+        """Return the failure because of another holder."""
         return EngineFailure(
-            f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window ends or its process is gone",
+            f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window or its process ends",
             "busy",
         )
 
     async def settle(self, revive: Callable[[Held], Finisher]) -> None:
-        """End what was left: a capture of this driver's whose stop failed, or one whose driver is gone. A living driver's is left alone.
+        """End a leftover capture: this driver's own whose stop failed, or one whose driver has
+        ended. That of a living driver is left alone.
 
         Args:
-            revive: makes what can end a capture, of what its holder has noted.
+            revive: makes an object that can end a capture, from the holder's note.
 
         Raises:
             EngineFailure: it cannot be ended.
         """
         if self.held is not None:
             await self._end(
-                self.held, revive(self.held), "its first stop failed, and a later one brought this"
+                self.held, revive(self.held), "its first stop failed, and a later one returned these files"
             )
             return
         if self.slot is None:
@@ -193,7 +200,7 @@ class Hold:
                 await self._finish(held, finisher, reason)
 
     async def _is_over(self, held: Held) -> bool:
-        """Return whether the capture was ended while this driver waited for its turn."""
+        """Return whether the capture was ended while this driver waited for the lock."""
         assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
         if held is self.held:
             return False
@@ -206,7 +213,7 @@ class Hold:
         try:
             stopped = await finisher.finish(held.window)
         except EngineFailure as error:
-            if await _do(self.slot, self.slot.read) is not None:  # it may still run
+            if await _do(self.slot, self.slot.read) is not None:  # it may still be running
                 raise
             logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
             stopped = Stopped(partial=str(error))
@@ -218,7 +225,9 @@ class Hold:
 
 
 def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:
-    """Return what can end the capture. Notes of another kind of driver are not understood: another engine answers there now, and the capture went with the old one."""
+    """Return an object that can end the capture. If another kind of driver wrote the note, another
+    engine answers now, and the capture went with the old one.
+    """
     try:
         return revive(held)
     except (LookupError, TypeError, ValueError, AttributeError):
@@ -234,7 +243,7 @@ class _Gone:
 
 
 async def _do(slot: Slot, act: Callable[..., T], *arguments: object) -> T:
-    """Call a method of a slot: on a thread where it reads and writes a file."""
+    """Call a method of a slot: on a thread if it reads and writes a file."""
     return await in_thread(act, *arguments) if isinstance(slot, FileSlot) else act(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""The registry of a session: the engines and ranks that are attached, with their roles, and the windows over them."""
+"""The registry of a session: the attached engines and ranks with their roles, and the windows over them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 EXPORT_SECONDS = 60.0
-"""How long exports of an actor that is detached may take."""
+"""Timeout of the exports of an actor that is detached."""
 
 TELL_SECONDS = 0.5
-"""After so long, the wait at the end of the run is logged."""
+"""Seconds after which the wait at the end of the run is logged."""
 
 SLACK_SECONDS = 0.2
-"""How much longer the end of the run waits than the bounds that hold on stepprof's loop."""
+"""How much longer the end of the run waits than the timeouts on stepprof's loop."""
 
 TOLD = 8
-"""Engines that are named in the line about a shutdown that waits."""
+"""Number of engines that are named in the log line about a shutdown that waits."""
 
 
 class Fleet:
     """The engines that are attached in this process.
 
     Args:
-        origin: who writes the manifests.
-        post: has work done on another thread than stepprof's loop.
+        origin: the identity of this process.
+        post: runs work on another thread than stepprof's loop.
         changed: called after each change that ``stepprof.state`` shows.
     """
 
@@ -62,9 +62,9 @@ class Fleet:
         self.placing = asyncio.Lock()
         """Held while a window's folders are made: an arming and a start of the same window share them."""
         self.own_loop = OwnLoop()
-        """Logs what engines on the event loop of synchronous code missed."""
+        """Logs what was missed of engines on the event loop of synchronous code."""
         self.unsaved: set[Entries] = set()
-        """Entries of windows whose answers are gathered, and will be written in a moment."""
+        """Entries of windows whose answers are gathered, and soon written."""
         self._unused: list[tuple[EngineTarget, EngineWindow]] = []
         self._ending: str | None = None
         """Why a window that another thread enters now is stopped at once."""
@@ -80,7 +80,7 @@ class Fleet:
     # -- what is attached
 
     def follows(self, role: str | None) -> bool:
-        """Return whether a window of this role reaches an engine or a rank elsewhere."""
+        """Return whether a window of this role reaches an engine or a rank in another process."""
         return any(engine.follows(role) for engine in self.engines)
 
     def shares(self, role: str | None, other: str | None) -> bool:
@@ -88,7 +88,9 @@ class Fleet:
         return any(engine.follows(role) and engine.follows(other) for engine in self.engines)
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
-        """Return the targets that the configuration selects in a window of this role; note which of their workers."""
+        """Return the targets that the configuration selects in a window of this role; note their
+        selected workers.
+        """
         found = []
         following = [
             (target, engine)
@@ -113,11 +115,15 @@ class Fleet:
 
     @property
     def calm(self) -> bool:
-        """Whether a window that is not selected needs no announcement: no engine is armed for a step that may not come, and none listens."""
+        """Whether an unselected window needs no announcement: no engine is armed for a step that
+        may not be entered, and none listens.
+        """
         return not self._armed and not self._announcer.listeners
 
     def statuses(self) -> dict[str, str]:
-        """Return the state of each engine, or its health if it is not well. Not to be changed: it is cached until a state changes."""
+        """Return the state of each engine, or its health if it is not ok. Do not change the result:
+        it is cached until a state changes.
+        """
         return self._known()[0]
 
     def awaited(self) -> tuple[str, ...]:
@@ -152,12 +158,12 @@ class Fleet:
         }
 
     def add(self, engine: Engine) -> None:
-        """Attach: from the next arm or window on it takes part."""
+        """Attach an engine: it takes part from the next arm or window on."""
         self.engines = (*self.engines, engine)
         self.regrouped()
 
     def remove(self, engine: Engine) -> None:
-        """Detach: what it records is stopped, what was armed is forgotten."""
+        """Detach an engine: stop its recording, and disarm."""
         self.engines = tuple(other for other in self.engines if other is not engine)
         self.regrouped()
         reason = "the engine was detached while it recorded"
@@ -171,7 +177,7 @@ class Fleet:
         self.changes.changed()
 
     def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """Have a folder removed soon that was made for a window that never used it."""
+        """Remove soon the folder of a window that never used it."""
         self._unused.append((target, window))
         if len(self._unused) == 1:
             remote_loop().submit(self._remove_unused())
@@ -186,7 +192,7 @@ class Fleet:
     # -- windows
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
-        """Prepare for a step that is about to come. A hint: it never waits and never fails the caller."""
+        """Prepare for an upcoming step. This is a hint: it never waits and never fails the caller."""
         self._armed[role] = step
         remote_loop().submit(self._arm(Bracket(self, Window(step=step, role=role), policy)))
 
@@ -219,16 +225,17 @@ class Fleet:
         for engine in self.engines:
             for target in engine.targets if engine.follows(role) else ():
                 if target.armed is not None and target.armed.window.step <= step:
-                    target.disarm(f"step {step} never came")
+                    target.disarm(f"step {step} was never entered")
 
     def enter(
         self, window: Window, policy: Policy, loop: asyncio.AbstractEventLoop | None, *, strict: bool
     ) -> Bracket:
-        """Enter a window of synchronous code: send its starts and block until they are answered, within the bound.
+        """Enter a window of synchronous code: send its starts and block until they are answered,
+        within the timeout.
 
         Args:
             window: the window.
-            policy: what holds for its role.
+            policy: the policy of its role.
             loop: the event loop that the caller blocks meanwhile; engines that live on it cannot answer, and are skipped.
             strict: raise for such an engine.
 
@@ -241,13 +248,13 @@ class Fleet:
         try:
             bracket.wait_started()
         except BaseException:
-            bracket.send_stops(None, partial="interrupted while the window came in")
+            bracket.send_stops(None, partial="interrupted while the window was entered")
             raise
         self.changes.publish()
         return bracket
 
     def _refuse_those_on(self, loop: asyncio.AbstractEventLoop | None, role: str | None) -> None:
-        """Raise StateError where an engine of the role lives on this loop, unless it records already."""
+        """Raise StateError if an engine of the role lives on this loop, unless it records already."""
         for engine in self.engines:
             for target in engine.targets if engine.follows(role) else ():
                 recording = target.recording
@@ -267,24 +274,27 @@ class Fleet:
         return bracket
 
     def forget(self, bracket: Bracket) -> None:
-        """Forget a window whose last answer has come."""
+        """Forget a window whose last answer has arrived."""
         self._brackets.discard(bracket)
         self.changes.changed()
 
     def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Stop at the end what records, and keep it as partial. ``loop``: the event loop that the caller blocks meanwhile."""
+        """At the end, stop every engine that records, and keep it as partial. ``loop``: the event
+        loop that the caller blocks meanwhile.
+        """
         self._ending = reason
         for bracket in list(self._brackets):
             bracket.send_stops(None, partial=reason, blocked=loop)
 
     def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Wait for the answers to `send_stops`, and forget what is armed.
+        """Wait for the answers to `send_stops`, and disarm.
 
         Args:
             reason: why a capture that still runs is partial.
-            timeout: seconds for exports that run in actors. An engine that does not answer is waited for as long as its role's
-                ``engine_stop_timeout_seconds`` says, if that is less.
-            loop: the event loop that the caller blocks meanwhile. An engine that lives on it cannot answer, and is not waited for.
+            timeout: seconds for exports that run in actors. For an engine that does not answer, its
+                role's ``engine_stop_timeout_seconds`` applies if it is less.
+            loop: the event loop that the caller blocks meanwhile. An engine that lives on it cannot answer, and is not
+                awaited.
         """
         ending = remote_loop().submit(self._end(reason, timeout, loop))
         if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
@@ -309,7 +319,7 @@ class Fleet:
         self.over = True
         ending = asyncio.ensure_future(self._end_all(reason, timeout, loop))
         await asyncio.wait([ending], timeout=timeout)
-        # what was still being gathered
+        # answers that were still being gathered
         for entries in list(self.unsaved):
             entries.save()
         self.changes.show()
@@ -325,7 +335,7 @@ class Fleet:
         if leaving:
             await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
-        async with self.placing:  # folders that are being made are known then
+        async with self.placing:  # folders that are being made are known by then
             pass
         await _leave(self.engines, reason, timeout, spent, loop)
         await self._remove_unused()
@@ -343,7 +353,9 @@ async def _leave(
     spent: float = 0.0,
     blocked: asyncio.AbstractEventLoop | None = None,
 ) -> None:
-    """Have engines leave; `spent` seconds of their time to answer are over, and those that live on `blocked` cannot answer."""
+    """Have engines leave. `spent`: seconds of their answer time that are used up. Engines on
+    `blocked` cannot answer.
+    """
     leaving = [
         (target, 0.0 if lives_on(target, blocked) else engine.stop_seconds)
         for engine in engines

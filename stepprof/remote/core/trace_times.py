@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["LATE_SECONDS", "lacking", "overrun_seconds", "shortfall", "write_seconds"]
 
 SLACK_NS = 200_000_000
-"""What a trace's own times may differ from the wall clock, and a clock may drift within a step."""
+"""Allowance for the difference between a trace's times and the wall clock, and for drift within a step."""
 
 
 def lacking(window: EngineWindow, stopped: Stopped, entry: EngineEntry, clock: Clock | None) -> str | None:
-    """Return what the traces of an engine lack of its window, by the times that they state; None: nothing that can be seen."""
+    """Return what the traces of an engine lack of its window, by their own times; None: nothing
+    that can be detected.
+    """
     options = window.options
     if options.by_stage:
         return None
@@ -36,13 +38,13 @@ def shortfall(
     ended_ns: int,
     clock: Clock | None,
 ) -> str | None:
-    """Return what the traces lack of a window by their own account; None: nothing that can be seen.
+    """Return what the traces lack of a window, by their own times; None: nothing that can be detected.
 
     Args:
-        artifacts: what the engine has left; those that do not say when their profiler ran are passed over.
+        artifacts: the engine's traces; those that do not state when their profiler ran are ignored.
         begun_ns: when the engine's start was answered, by this host's clock; None: its traces begin later on purpose.
-        ended_ns: when its stop was sent; where a bound of its own ended it, `begun_ns`.
-        clock: the engine's clock against this one; None: it is not known, and nothing is compared.
+        ended_ns: when its stop was sent; if the engine's own limit ended it, `begun_ns`.
+        clock: the engine's clock against this one; None: unknown, and nothing is compared.
     """
     began = [artifact.began_ns for artifact in artifacts if artifact.began_ns is not None]
     ended = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
@@ -53,7 +55,7 @@ def shortfall(
     late = 0 if begun_ns is None else begins - begun_ns
     early = ended_ns - ends
     if late > slack:
-        return f"another process began the capture that came back, {late / 1e9:.3g} s after the start was answered"
+        return f"another process began the capture that was returned, {late / 1e9:.3g} s after the start was answered"
     if early > slack:
         return f"another process ended the capture {early / 1e9:.3g} s before the stop was sent"
     return None
@@ -67,11 +69,12 @@ _ONE_CLOCK = ("local", "same-host")
 def overrun_seconds(
     sent_unix_ns: int | None, artifacts: Iterable[Artifact], clock: Clock | None
 ) -> float | None:
-    """Return how long an engine recorded on after its stop had been sent; None: it did not, or its traces or its clock do not tell.
+    """Return how long an engine kept recording after its stop was sent; None: it did not, or its
+    traces or its clock do not show it.
 
     Args:
         sent_unix_ns: when its stop was sent; None: it was not.
-        artifacts: what the stop brought.
+        artifacts: the files of the stop.
         clock: the engine's against this process's.
     """
     ends = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
@@ -82,9 +85,9 @@ def overrun_seconds(
 
 
 def write_seconds(artifacts: Iterable[Artifact], clock: Clock | None) -> float | None:
-    """Return how long an engine took from the end of its recording until its trace was written; None: not known.
-
-    The time of a file is that of its file system: it is compared with the engine's only where both are of this host.
+    """Return how long an engine took from the end of its recording until its trace was written;
+    None: unknown. The time of a file comes from its file system: it is compared with the engine's
+    only if both are of this host.
     """
     if clock is None or clock.method not in _ONE_CLOCK:
         return None

@@ -1,7 +1,8 @@
 """Send one request to a server, on a thread of its own, with the standard library alone.
 
-A failed request says whether it never left, or left and was not answered: then a stop must follow. Keys and passwords never appear in names, messages or `repr`.
-Proxies of the environment are not used, because engines run in the same cluster.
+A failed request states whether it was never sent, or sent and not answered: then a stop must
+follow. Keys and passwords never appear in names, messages or `repr`. Proxies of the environment are
+not used, because engines run in the same cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ __all__ = ["Address", "Client"]
 
 TIMEOUT_SECONDS = 10.0
 AT_ONCE = 256
-"""The most concurrent requests: each has a thread and a socket, which a server that hangs keeps until the time-out."""
+"""Maximum number of concurrent requests: each has a thread and a socket, which a hanging server
+occupies until the timeout.
+"""
 _SHOWN = 300
 
 
@@ -44,7 +47,7 @@ _under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semapho
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, and until when it has to be answered."""
+    """A request and its deadline."""
 
     method: str
     target: str
@@ -54,7 +57,7 @@ class _Asked:
 
     @property
     def changes(self) -> bool:
-        """Whether it asks for more than information."""
+        """Return whether it does more than ask for information."""
         return self.method != "GET"
 
 
@@ -64,8 +67,9 @@ class Client:
     Args:
         url: the server's address; a name and password in it are sent, and never shown.
         api_key: sent as ``Authorization: Bearer``.
-        admin_key: sent in its place with what changes the server (POST), where the server wants another one for that.
-        ca_file: certificates to trust besides the system's, for https.
+        admin_key: sent instead with requests that change the server (POST), if the server requires
+            another key for them.
+        ca_file: certificates to trust in addition to the system's, for https.
     """
 
     def __init__(
@@ -85,28 +89,28 @@ class Client:
         self.same_host: bool | None = None
         """Whether the server is on this host; None before the first answer."""
         self.bounds = Bounds()
-        """Between what its clock's offset lies, by the answers so far."""
+        """The bounds of its clock's offset, by the answers so far."""
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"
 
     @property
     def name(self) -> str:
-        """The URL without secrets."""
+        """Return the URL without secrets."""
         return self.address.name
 
     @property
     def key(self) -> str:
-        """What makes it the same server."""
+        """Return the identity of the server."""
         return self.address.key
 
     @property
     def host(self) -> str:
-        """The host of the server, by its URL and the connection."""
+        """Return the host of the server, by its URL and the connection."""
         return socket.gethostname() if self.same_host else self.address.host
 
     def beside(self, url: str) -> Client:
-        """Return a client for another server that takes the same keys."""
+        """Return a client for another server with the same keys."""
         client = Client(url, self._api_key, self._admin_key, ca_file=self._ca_file)
         if client.address.credentials is None and self.address.credentials is not None:
             given = client.address
@@ -124,14 +128,14 @@ class Client:
             method: ``GET`` or ``POST``.
             path: what follows the server's address: ``/start_profile``.
             json: the body.
-            timeout: seconds for all of it: the look-up of the name, the connection, TLS, the request, and the whole answer.
+            timeout: seconds for everything: name lookup, connection, TLS, request and the whole answer.
 
         Returns:
-            Whatever the server answered, errors included.
+            The server's answer, also if it is an error.
 
         Raises:
-            EngineFailure: no answer. ``unreachable``: the request never left, or asked for nothing but information; ``unknown`` and
-                `owes_stop` where a POST left and was not answered.
+            EngineFailure: no answer. ``unreachable``: the request was never sent, or only asked for
+                information; ``unknown`` and `owes_stop`: a POST was sent and not answered.
         """
         async with _turns():
             asked = _Asked(method, self.address.path + path, json, timeout, time.monotonic() + timeout)
@@ -143,11 +147,11 @@ class Client:
         return reply
 
     def failure(self, reply: Reply, doing: str, health: Health = "unknown") -> EngineFailure:
-        """Return the failure that a reply means, and what to do about a missing key."""
+        """Return the failure that a reply means, with the remedy if a key is missing."""
         if reply.status in (401, 403):
             return EngineFailure(
-                f"{self.name} answered {reply.status} to {doing}: it wants {'another' if self._api_key or self._admin_key else 'a'} key; "
-                f"say attach(…, api_key=…), and admin_key=… where it has one: {reply.text}",
+                f"{self.name} answered {reply.status} to {doing}: it requires {'another' if self._api_key or self._admin_key else 'a'} key; "
+                f"pass attach(…, api_key=…), and admin_key=… if it has one: {reply.text}",
                 "unconfigured",
             )
         return EngineFailure(f"{self.name} answered {reply.status} to {doing}: {reply.text}", health)
@@ -162,7 +166,7 @@ class Client:
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
     def _request(self, asked: _Asked, places: Sequence[Place]) -> Reply:
-        """Send one request and return its answer, on this thread, which is free again at the deadline."""
+        """Send one request and return its answer, on this thread, within the deadline."""
         failure: EngineFailure | None = None
         with self._dial(places, asked) as sock:
             try:
@@ -172,7 +176,7 @@ class Client:
         if failure is None and 300 <= reply.status < 400:
             failure = self._redirected(asked, reply)
         if failure is not None:
-            raise failure  # outside of the block: a traceback would show what the server said
+            raise failure  # outside of the block: a traceback would show the server's answer
         return reply
 
     def _exchange(self, asked: _Asked, sock: socket.socket) -> Reply:
@@ -185,7 +189,7 @@ class Client:
         connection.request(asked.method, asked.target, body, headers)
         with closing(connection.getresponse()) as response:
             received = time.time_ns()
-            wire.allowance = 2 * MOST_BYTES + HEAD_BYTES  # also the sizes of chunks, and trailers
+            wire.allowance = 2 * MOST_BYTES + HEAD_BYTES  # also counts the sizes of chunks, and trailers
             data = read_body(response)
         said = {name.lower(): value for name, value in response.getheaders()}
         return Reply(response.status, data, said, sent, received, same_host)
@@ -243,7 +247,9 @@ class Client:
         return headers
 
     def _lost(self, asked: _Asked, error: Exception) -> EngineFailure:
-        """Return the failure of a request that left and was not wholly answered: a start may have begun."""
+        """Return the failure of a request that was sent and not completely answered: a start may
+        have begun.
+        """
         what = f"{asked.method} {asked.target}"
         if isinstance(error, TimeoutError):
             problem = f"did not answer {what} within {asked.timeout:.3g} s"
@@ -282,7 +288,7 @@ def _checked_key(name: str, key: object) -> str | None:
     if key is None:
         return None
     if not isinstance(key, str) or not key.strip():
-        raise ConfigError(f"{name}: expected a text that is not empty")
+        raise ConfigError(f"{name}: expected a non-empty string")
     if not (key.strip().isascii() and key.strip().isprintable()):
         raise ConfigError(
             f"{name}: holds characters that no HTTP header can carry; was it read from the right file?"

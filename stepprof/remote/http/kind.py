@@ -1,7 +1,8 @@
-"""Identify the server at a URL, and drive it with the driver of its kind.
+"""Identify the server at a URL, and use the driver of its kind.
 
-A URL does not say what answers there. So a driver is made without a request, and asks before a window. It stays the same driver if the server is restarted, or turns
-out to be something else. A router records nothing itself: its workers replace it, and they come and go.
+A URL does not show which server answers. So a driver is made without a request, and asks before a
+window. It stays the same driver if the server is restarted, or turns out to be of another kind. A
+router records nothing itself: its current workers replace it.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ OWN_OPTIONS = ("api_key", "admin_key", "ca_file", "workers")
 PROBE_SECONDS = 3.0
 EXPAND_SECONDS = 1.0
 TOLD = 8
-"""Refused workers of one router that are logged one by one."""
+"""Number of refused workers of one router that are logged one by one."""
 
 _ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
-"""How frameworks keep the addresses of their servers."""
+"""The types in which frameworks keep the addresses of their servers."""
 _WITH_RANK = re.compile(r"@\d+$")
 _known: dict[str, str] = {}
-"""What kind each server was when it last said so, by its key: a callable may bring the same URL again and again."""
+"""The last known kind of each server, by its key: a callable may return the same URL again and again."""
 
 
 class HttpKind:
@@ -56,16 +57,18 @@ class HttpKind:
         return isinstance(target, str) and (bool(_ADDRESS.match(target)) or "://" not in target)
 
     def connect(self, target: object, **options: object) -> EngineDriver:
-        """Return a driver, without contacting the server. Raises ConfigError for an address that cannot be one, and for unknown options."""
+        """Return a driver, without contacting the server. Raises ConfigError for an invalid address
+        and for unknown options.
+        """
         url = str(target).strip()
         if _HOST_AND_PORT.fullmatch(url):
             url = f"http://{url}"
         if not _ADDRESS.match(url):
-            shown = url.rpartition("@")[2]  # whatever stands before it may be a password
+            shown = url.rpartition("@")[2]  # everything before the @ may be a password
             raise ConfigError.at("target", shown, f'not a URL; did you mean "http://{shown}"?')
         kind, name = options.pop("kind", None), options.pop("name", None)
         if kind not in (None, "engine", *KINDS):
-            raise ConfigError.at("kind", kind, f"of a URL it is one of: {', '.join(KINDS)}, or left out")
+            raise ConfigError.at("kind", kind, f"must be one of {', '.join(KINDS)} for a URL, or omitted")
         own = {key: cast("Any", options.pop(key)) for key in OWN_OPTIONS if key in options}
         check_options(dict.fromkeys(options, "…"), OWN_OPTIONS, "a server")  # a misspelt value may be a key
         hosts = Hosts.parse(own.pop("workers")) if "workers" in own else None
@@ -74,13 +77,13 @@ class HttpKind:
 
 
 class HttpServer(EngineDriver):
-    """A server, spoken to in the words of its kind.
+    """A server, driven by the driver of its kind.
 
     Args:
         client: speaks to it.
-        kind: what it is; None: it is asked.
-        name: what it is called; None: its URL, without what is secret.
-        hosts: where workers of a router may be; None: on its host and in its network.
+        kind: its kind; None: the server is asked.
+        name: its name; None: its URL without secrets.
+        hosts: the hosts that workers of a router may be on; None: its own host and network.
     """
 
     def __init__(
@@ -107,23 +110,25 @@ class HttpServer(EngineDriver):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """``vllm`` or ``sglang``; ``http`` until it has answered."""
+        """Return ``vllm`` or ``sglang``; ``http`` until it has answered."""
         return self._stated or _known.get(self.key, "http")
 
     @property
     def host(self) -> str | None:  # type: ignore[override]
-        """Where it runs."""
+        """Return its host."""
         return self._client.host if self._driver is None else self._driver.host or self._client.host
 
     @property
     def workers(self) -> int | None:
-        """How many ranks of its own the engine has, where it has said that."""
+        """Return the number of the engine's own ranks, if it has reported it."""
         return None if self._driver is None else self._driver.workers
 
     async def expand(self) -> Sequence[EngineDriver]:
-        """Return itself, or the current workers of a router. Raises nothing: a server that does not answer fails when it is armed.
+        """Return itself, or the current workers of a router. Raises nothing: a server that does not
+        answer fails when it is armed.
 
-        A server that hangs holds the others up for a moment only; what it answers later is known the next time.
+        A server that hangs delays the others only for a moment; its later answer counts the next
+        time.
         """
         if self.kind in ("http", ROUTER):
             if self._asking is None or self._asking.done():
@@ -132,7 +137,9 @@ class HttpServer(EngineDriver):
         return list(self._workers.values()) or [self]
 
     async def _look(self) -> None:
-        """Identify the server, and the workers of a router with their kinds. What cannot be asked stays as it was."""
+        """Identify the server, and the workers of a router with their kinds. If a server does not
+        answer, its last known kind stays.
+        """
         try:
             kind = await self._identified()
             choice = await self._chosen() if kind == ROUTER else Choice()
@@ -146,7 +153,7 @@ class HttpServer(EngineDriver):
         await asyncio.gather(*(worker._look_itself() for worker in new))
 
     async def _chosen(self) -> Choice:
-        """Return the workers that a router lists and that may be followed. Raises EngineFailure."""
+        """Return the workers of a router that may be followed. Raises EngineFailure."""
         listed = await expand(self._client)
         return Choice.among(listed, self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS))
 
@@ -158,7 +165,7 @@ class HttpServer(EngineDriver):
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
 
     def _tell_refused(self, refused: Mapping[str, str]) -> None:
-        """Log each worker that is not followed once, and no more than a few."""
+        """Log each worker that is not followed once, up to a limit."""
         self._refused = refused
         new = [url for url in refused if url not in self._told][: TOLD - len(self._told)]
         self._told.update(new)
@@ -168,11 +175,11 @@ class HttpServer(EngineDriver):
             )
 
     async def arm(self, window: EngineWindow) -> None:
-        """Find out what it is where that is not known, then have its kind's driver arm."""
+        """Identify the server if its kind is unknown, then arm with the driver of its kind."""
         kind = await self._identified()
         if kind == ROUTER:
             raise self._without_workers()
-        self._doubted = True  # until it has armed: whatever was restarted there may be something else
+        self._doubted = True  # until it has armed: a restarted server may be of another kind
         await self._as(kind).arm(window)
         self._doubted = False
 
@@ -195,13 +202,13 @@ class HttpServer(EngineDriver):
         return await self._as(self.kind).stop(window)
 
     async def abort(self) -> None:
-        """Leave whatever state it is in; a server that was never armed is in none."""
+        """Leave any state; a server that was never armed has none."""
         if self._driver is not None:
             await self._driver.abort()
 
     @property
     def writes_to(self) -> Path | None:
-        """Where the capture that runs is written."""
+        """Return the folder that the running capture is written to."""
         return None if self._driver is None else self._driver.writes_to
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
@@ -210,7 +217,7 @@ class HttpServer(EngineDriver):
             await self._driver.close(timeout, answer_seconds)
 
     def retire(self) -> None:
-        """Take no more part; what is still open is left to the next driver."""
+        """Leave; anything open is left to the next driver."""
         if self._driver is not None:
             self._driver.retire()
 
@@ -231,10 +238,10 @@ class HttpServer(EngineDriver):
 
 
 async def identify(client: Client) -> str:
-    """Return what answers at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
+    """Return the kind of the server at a URL: ``vllm``, ``sglang`` or ``sglang-router``.
 
     Raises:
-        EngineFailure: it cannot be reached, needs a key, or says that it is something else.
+        EngineFailure: it cannot be reached, needs a key, or is of another kind.
     """
     seen = []
     for path, tell in (
@@ -252,9 +259,7 @@ async def identify(client: Client) -> str:
         if kind is not None:
             return kind
         seen.append(f"{path} {reply.status}")
-    answered = (
-        f"{client.name} answers, and does not say that it is vLLM, SGLang or a router ({', '.join(seen)})"
-    )
+    answered = f"{client.name} answers, but not as vLLM, SGLang or a router ({', '.join(seen)})"
     if client.address.path.endswith("/v1"):
         raise EngineFailure(
             f"{answered}: attach the address of the server itself, {client.name.removesuffix('/v1')}, without /v1",
@@ -264,10 +269,11 @@ async def identify(client: Client) -> str:
 
 
 async def expand(client: Client) -> list[object]:
-    """Return the URLs of the workers that a router lists, each engine once; workers behind gRPC cannot record and are left out.
+    """Return the URLs of the workers that a router lists, each engine once; workers behind gRPC
+    cannot record and are omitted.
 
     Raises:
-        EngineFailure: it cannot be reached, or does not tell.
+        EngineFailure: it cannot be reached, or lists none.
     """
     for path in ("/workers", "/list_workers"):
         reply = await client.request("GET", path, timeout=PROBE_SECONDS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_BYTES", "Wire", "addresses", "dial"]
 
 HEAD_BYTES = 1 << 18
-"""What may come before a body: interim responses, the status and the headers."""
+"""Maximum bytes before a body: interim responses, the status and the headers."""
 
 Place = tuple[Any, ...]
 """One of the answers of `socket.getaddrinfo`."""
@@ -34,18 +34,17 @@ _looking: weakref.WeakKeyDictionary[
 
 
 async def addresses(host: str, port: int, timeout: float) -> list[Place]:
-    """Return where a host is, as `socket.getaddrinfo` does.
-
-    A resolver cannot be interrupted; a name that it hangs on is asked for by one thread, however many wait for it.
+    """Return the addresses of a host, as `socket.getaddrinfo` does. A resolver cannot be
+    interrupted, so one thread resolves a name for all callers that wait for it.
 
     Raises:
         OSError: the name is not known; TimeoutError: the resolver has not answered within `timeout` seconds.
-        UnicodeError: no name can be like this.
+        UnicodeError: the name is invalid.
     """
     try:
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
     except (socket.gaierror, UnicodeError):
-        pass  # it is a name
+        pass  # it is a name, not an address
     asked = _looking.setdefault(asyncio.get_running_loop(), {})
     looking = asked.get((host, port))
     if looking is None:
@@ -70,7 +69,7 @@ def dial(
     """Return a connection to the first place that answers, with TLS where there is a `context`.
 
     Args:
-        places: where the host is; each gets an equal part of the time that is left.
+        places: the addresses of the host; each gets an equal part of the remaining time.
         host: its name, as its certificate has it.
         context: of TLS; None: none.
         deadline: by `time.monotonic`.
@@ -99,18 +98,18 @@ def dial(
 
 
 class Wire:
-    """What `http.client` takes for a socket.
+    """A substitute for a socket, for `http.client`.
 
     Args:
         sock: connected; it is closed by the caller.
-        deadline: until when everything has to be over, by `time.monotonic`.
+        deadline: the deadline for everything, by `time.monotonic`.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
         self._deadline = deadline
         self.allowance = HEAD_BYTES
-        """How many bytes may still come."""
+        """The number of bytes that may still arrive."""
 
     def sendall(self, data: bytes) -> None:
         """Send all of it. Raises TimeoutError."""
@@ -118,16 +117,16 @@ class Wire:
         self._sock.sendall(data)
 
     def receive_into(self, buffer: Any) -> int:
-        """Receive what is there. Raises TimeoutError, or HTTPException for more than is allowed."""
+        """Receive the available bytes. Raises TimeoutError, or HTTPException if it is more than allowed."""
         self._sock.settimeout(_left(self._deadline))
         count = self._sock.recv_into(buffer)
         self.allowance -= count
         if self.allowance < 0:
-            raise http.client.HTTPException("it sent more than an answer may have")
+            raise http.client.HTTPException("its answer is too large")
         return count
 
     def makefile(self, *_: object) -> io.BufferedReader:
-        """Return what `http.client` reads from."""
+        """Return the file that `http.client` reads from."""
         return io.BufferedReader(_Reading(self))
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
-"""Decides which workers of a router are followed: its list is text from outside, and the router's key goes to where it points.
+"""Decide which workers of a router are followed. The router's list is text from outside, and the
+router's key is sent to the listed addresses.
 
-By default a worker has to be on the router's host or in its private network; the option ``workers`` names hosts and networks in their place.
+By default a worker must be on the router's host or in its private network; the option ``workers``
+names other hosts and networks instead.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MOST_WORKERS = 1024
-"""Workers of one router that are followed."""
+"""Maximum number of followed workers of one router."""
 _LOOKED_AT = 4 * MOST_WORKERS
 _PREFIX = {4: 16, 6: 64}
-"""How long the common part of two private addresses of one network is, at least."""
+"""Minimum length of the common prefix of two private addresses of one network."""
 _PRIVATE_DOMAINS = ("internal", "local", "localdomain")
 """Top-level domains that are reserved for private names."""
 _PATTERN = re.compile(r"[\w.:*?\[\]-]+")
@@ -92,7 +94,7 @@ class Neighbourhood:
 
     @classmethod
     async def of(cls, client: Client, timeout: float) -> Neighbourhood:
-        """Look up where a router is. One that cannot be looked up has no network."""
+        """Look up a router's addresses. If that fails, it has no network."""
         try:
             places = await addresses(client.address.host, client.address.port, timeout)
         except (OSError, UnicodeError):
@@ -117,14 +119,16 @@ class Neighbourhood:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Workers that are followed, and why each other one is not, by what the router said."""
+    """The workers that are followed, and why each other one is not, by the router's list."""
 
     urls: list[str] = field(default_factory=list)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def among(cls, listed: Iterable[object], hosts: Hosts | Neighbourhood) -> Choice:
-        """Choose from a router's list. An entry that cannot be followed is refused alone; workers behind gRPC are left out."""
+        """Choose from a router's list. A refused entry affects only itself; workers behind gRPC are
+        omitted.
+        """
         urls: dict[str, None] = {}
         refused: dict[str, str] = {}
         for each in islice(listed, _LOOKED_AT):
@@ -147,7 +151,7 @@ def _problem(url: object, hosts: Hosts | Neighbourhood) -> str | None:
     except ConfigError:
         return "not the URL of a server"
     if address.path:
-        return "has a path, which no worker of SGLang has; attach it by itself"
+        return "has a path, which no worker of SGLang has; attach it separately"
     if not hosts.admits(address.host):
         return f'neither on the router\'s host nor in its network; to follow it: attach(…, workers=["{quoted(address.host, 100)}"])'
     return None
@@ -162,7 +166,9 @@ def _network(given: object) -> Network | None:
 
 @functools.lru_cache(maxsize=MOST_WORKERS)
 def _literal(host: str) -> Ip | None:
-    """Return the address that a host is written as, in any form that the resolver takes (`0x7f.1`); None: it is a name."""
+    """Return the address that a host is written as, in any form that the resolver accepts
+    (`0x7f.1`); None: it is a name.
+    """
     if host == "localhost":
         return ipaddress.IPv4Address("127.0.0.1")
     try:
@@ -200,7 +206,9 @@ def _are_near(one: Ip, other: Ip) -> bool:
 
 
 def _are_siblings(one: str, other: str) -> bool:
-    """Return whether two names are neighbours for certain: both without a domain, or in one that cannot be registered."""
+    """Return whether two names are certainly neighbours: both without a domain, or in one that
+    cannot be registered.
+    """
     domains = {name.lower().rstrip(".").partition(".")[2] for name in (one, other)}
     if len(domains) > 1 or _literal(other) is not None:
         return False

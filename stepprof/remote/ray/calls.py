@@ -18,7 +18,9 @@ from stepprof.run.manifest_writer import describe_error
 __all__ = ["TREE_ABOVE", "Agents", "NodeAgent", "call", "library"]
 
 TREE_ABOVE = 64
-"""With more actors than this they are reached through one agent per node: the calls of one process are sent one after the other, at 0.3 ms each."""
+"""With more actors than this, one agent per node reaches them: the calls of one process are sent
+one after another, at 0.3 ms each.
+"""
 
 
 def library() -> Any:
@@ -36,12 +38,12 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
 
     Args:
         handle: the actor's.
-        name: what it is called in messages.
+        name: its name in messages.
         act: gets the actor and the arguments.
-        owes_stop: the call is a start: where its answer is lost, it may have arrived.
+        owes_stop: the call is a start: if its answer is lost, it may have arrived.
 
     Raises:
-        EngineFailure: with what the failure says of the actor.
+        EngineFailure: with the state of the actor that follows from the failure.
     """
     ray = library()
     try:
@@ -78,7 +80,7 @@ def _failure(ray: Any, error: Exception, name: str, owes_stop: bool) -> EngineFa
         what, health = "the actor has as many calls waiting as its max_pending_calls allows", "busy"
     elif isinstance(error, AttributeError):
         what, health = (
-            f"its handle has no __ray_call__ ({error}): Ray 2.x of late has it, Ray Client has not",
+            f"its handle has no __ray_call__ ({error}): recent versions of Ray 2 have it, Ray Client does not",
             "unconfigured",
         )
     elif isinstance(error, known.RayError):
@@ -89,7 +91,7 @@ def _failure(ray: Any, error: Exception, name: str, owes_stop: bool) -> EngineFa
 
 
 def _first_line(error: BaseException) -> str:
-    return describe_error(error).partition("\\n")[0][:300]  # it shows the end of a line as an escape
+    return describe_error(error).partition("\\n")[0][:300]  # it shows the end of a line as an escape sequence
 
 
 def _why_dead(error: BaseException) -> str:
@@ -102,7 +104,9 @@ def _why_dead(error: BaseException) -> str:
 
 
 class NodeAgent:
-    """One actor per node of ours: it reaches the actors of its node, and reads the files there. It takes no CPU and holds no state but handles."""
+    """One actor of ours per node: it reaches the actors of its node, and reads files there. It
+    takes no CPU and holds no state but handles.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
@@ -112,13 +116,15 @@ class NodeAgent:
         self._handles.update(handles)
 
     async def drop(self, key: str) -> None:
-        """Let go of a handle, so that Ray may end its actor."""
+        """Release a handle, so that Ray may end its actor."""
         self._handles.pop(key, None)
 
     async def call(
         self, calls: Sequence[tuple[str, str, tuple[Any, ...], bool]]
     ) -> AsyncIterator[list[tuple[int, Any]]]:
-        """Make all these calls at once, and give the answers as they come: one that hangs holds up no other."""
+        """Make all these calls at once, and yield the answers as they arrive: a call that hangs
+        does not delay the others.
+        """
         come: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def one(number: int, key: str, name: str, arguments: tuple[Any, ...], owes_stop: bool) -> None:
@@ -146,20 +152,22 @@ class NodeAgent:
         return await asyncio.to_thread(read_piece, path, offset, size)
 
     async def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files; None for one that is not there."""
+        """Return the sizes of files; None for a missing one."""
         from stepprof.remote.ray.node_files import size_of
 
         return await asyncio.to_thread(lambda: [size_of(path) for path in paths])
 
     async def settled(self, fragment: str, timeout: float) -> bytes:
-        """Return a fragment in its final state, or as it is when the time is up."""
+        """Return a fragment in its final state, or in its current state at the timeout."""
         from stepprof.remote.ray.node_files import settled_fragment
 
         return await asyncio.to_thread(settled_fragment, fragment, timeout)
 
 
 class Agents:
-    """The agents of this process, one per node, made when first needed; and the calls that go through them, gathered per turn of the loop."""
+    """The agents of this process, one per node, made when first needed. Calls through them are
+    gathered per turn of the loop.
+    """
 
     def __init__(self) -> None:
         self._agents: dict[str, Any] = {}
@@ -205,7 +213,7 @@ class Agents:
     async def call(
         self, node: str, key: str, handle: Any, name: str, arguments: tuple[Any, ...], *, owes_stop: bool
     ) -> Any:
-        """Call an actor through the agent of its node: calls of one turn of the loop are one message."""
+        """Call an actor through the agent of its node: the calls of one turn of the loop are one message."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         if not self._waiting:
@@ -223,7 +231,7 @@ class Agents:
             self._agents[node].drop.remote(key)
 
     def close(self) -> None:
-        """Let go of all agents; Ray ends them."""
+        """Release all agents; Ray ends them."""
         self._agents.clear()
         self._known.clear()
 

@@ -1,6 +1,5 @@
-"""The driver of one actor: calls into its process, and the files that it leaves.
-
-It handles a process that was restarted, an actor whose only thread is inside a method, and files on another node's disk.
+"""The driver of one actor: calls into its process, and the files that it leaves. It handles
+restarted processes, actors whose only thread is inside a method, and files on another node's disk.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ if TYPE_CHECKING:
 __all__ = ["CLOSE_SECONDS", "ActorDriver", "agents", "drivers"]
 
 FETCH_BYTES = 256 * 2**20
-"""A file above this size stays on its node, unless an argument of `attach` says otherwise."""
+"""A larger file stays on its node, unless an argument of `attach` allows it."""
 
 CLOSE_SECONDS = 30.0
-"""How long the exit of the interpreter waits for actors that are still attached then."""
+"""How long the exit of the interpreter waits for actors that are still attached."""
 
 _MAKE_SESSIONS = ("arm", "join")
 
 RECOVERY_SECONDS = 0.2
-"""After how long an actor that could not be reached is asked again; each time twice as long."""
+"""Seconds before an unreachable actor is asked again; doubled each time."""
 
 LONGEST_RECOVERY_SECONDS = 10.0
-"""After how long at most."""
+"""Maximum of that pause."""
 
 drivers: weakref.WeakSet[ActorDriver] = weakref.WeakSet()
-"""Of this process, from their making to their close."""
+"""The open drivers of this process."""
 agents = Agents()
 _clocks = Clocks()
 
@@ -75,7 +74,7 @@ class ActorDriver(EngineDriver):
     def __init__(self, handle: Any, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = "ray" if kind == "engine" else kind
         actor_id = handle._actor_id.hex()
-        # an engine and a rank in one actor are two: who drives the one does not drive the other
+        # an engine and a rank in one actor are two targets: driving one does not drive the other
         self.key = f"ray:{actor_id}" if kind == "engine" else f"ray:{actor_id}:{kind}"
         self.name = options.get("name") or f"{_class_name(handle)}:{actor_id[:SHORT_ID]}"
         self._label = None if kind != "spans" else _label(handle, options.get("name"))
@@ -94,7 +93,9 @@ class ActorDriver(EngineDriver):
         self._token = f"{actor_id}:{uuid.uuid4().hex[:12]}"
         self._facts: Facts | None = None
         self._asked = False
-        """A session may have been made in the actor: it has to be told when this attachment ends."""
+        """Whether a session may have been made in the actor: then it must be closed when this
+        attachment ends.
+        """
         self._run = Path()
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
@@ -107,7 +108,7 @@ class ActorDriver(EngineDriver):
     # -- the contract
 
     async def arm(self, window: EngineWindow) -> None:
-        """Find the engine or make the session, in the actor; see where its files lie."""
+        """Find the engine or make the session in the actor; find out where its files are."""
         run = window.folder.parent if window.stem else window.folder
         marker = await in_thread(mark, run)
         try:
@@ -129,7 +130,9 @@ class ActorDriver(EngineDriver):
             self._fragment = await self._ask("start", window)
 
     async def stop(self, window: EngineWindow) -> Stopped:
-        """Stop the capture. Files on another node's disk are fetched; those of a rank after its export, without waiting for them."""
+        """Stop the capture. Files on another node's disk are fetched; those of a rank in the
+        background, after its export.
+        """
         facts = self._known()
         try:
             report: Report = await self._ask("stop", window)
@@ -149,7 +152,7 @@ class ActorDriver(EngineDriver):
         return await self._brought(facts, report.stopped, source, window)
 
     async def _brought(self, facts: Facts, stopped: Stopped, source: Path, window: EngineWindow) -> Stopped:
-        """Return the result of a stop with an engine's files moved to the run."""
+        """Return the result of a stop, with an engine's files moved to the run."""
         if facts.visible:
             return stopped
         if window.trace_dir is not None:
@@ -157,19 +160,19 @@ class ActorDriver(EngineDriver):
         return await self._carrier(facts).engine_files(stopped, source, window.folder)
 
     async def enter(self, window: EngineWindow) -> None:
-        """Have a rank enter a role's window inside the one that it records."""
+        """Make a rank enter a role's window inside the recorded one."""
         await self._ask("enter", window)
 
     async def exit(self, window: EngineWindow) -> None:
-        """Have it leave that window."""
+        """Make it exit that window."""
         await self._ask("exit", window)
 
     async def announce(self, number: int, windows: Sequence[tuple[int, str | None]]) -> None:
-        """Have the session in the actor hear which windows are open; made there if there is none."""
+        """Announce the open windows to the session in the actor; make the session if there is none."""
         await self._listening.tell(number, windows)
 
     def announce_now(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
-        """Announce by one call that is sent at once, where the session is known to exist."""
+        """Announce by one call that is sent at once, if the session is known to exist."""
         return self._listening.tell_now(number, windows)
 
     def _hear(
@@ -182,7 +185,7 @@ class ActorDriver(EngineDriver):
         return answer
 
     async def _join(self) -> None:
-        """Have the session made ahead of the first recorded step, so that nothing before it is missed."""
+        """Make the session ahead of the first recorded step, so that nothing before it is missed."""
         session = cell.session
         if session is None or session.path is None:
             raise EngineFailure("there is no session in this process", "unconfigured")
@@ -194,11 +197,11 @@ class ActorDriver(EngineDriver):
             await in_thread(unmark, marker)
 
     async def abort(self) -> None:
-        """Leave whatever state it is in. Raises EngineFailure where the actor is dead, or refuses."""
+        """Leave any state. Raises EngineFailure if the actor is dead, or refuses."""
         await self._ask("abort")
 
     async def clock(self) -> Clock | None:
-        """Return the actor's clock; on the machine of this process it is the same."""
+        """Return the actor's clock; on this machine it is the same."""
         facts = self._facts
         if facts is None:
             return None
@@ -207,7 +210,9 @@ class ActorDriver(EngineDriver):
         return await _clocks.of(facts.boot_id, lambda: self._measure(facts))
 
     async def recovered(self) -> None:
-        """Wait until the actor answers again: Ray fails every call that was sent while it restarted. Raises EngineFailure: it is dead."""
+        """Wait until the actor answers again: Ray fails every call that was sent during a restart.
+        Raises EngineFailure: it is dead.
+        """
         pause = RECOVERY_SECONDS
         while self in drivers:
             calls.library()
@@ -224,11 +229,12 @@ class ActorDriver(EngineDriver):
 
     async def _measure(self, facts: Facts) -> Clock:
         clock = await ping_pong(facts.host, lambda: calls.call(self._handle, self.name, inside.now))
-        # where the system has no boot id, the actor has sent another name for its process
+        # without a boot id of the system, the actor has sent another identity of its process
         return clock if process_identity.boot_id() is None else replace(clock, boot_id=facts.boot_id)
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
-        """End the attachment: wait for the actor's exports, bring its last files, end a session that was made there. Never raises.
+        """End the attachment: wait for the actor's exports, fetch its last files, end the session
+        that was made there. Never raises.
 
         Args:
             timeout: how long exports in the actor may take.
@@ -241,9 +247,7 @@ class ActorDriver(EngineDriver):
         if not asked:
             return
         closing = asyncio.ensure_future(self._close(facts, timeout, answer_seconds))
-        if (
-            facts is None
-        ):  # it has not answered so far: the call lies behind the one before, and nothing is to be brought
+        if facts is None:  # no answer so far: this call waits behind the previous one; nothing to fetch
             closing.add_done_callback(drop_result)
             await asyncio.sleep(0)
             return
@@ -271,7 +275,9 @@ class ActorDriver(EngineDriver):
     # -- the way there
 
     async def _ask(self, verb: str, *arguments: object, answer_seconds: float | None = None) -> Any:
-        """Call one verb in the actor. If the actor must not be held up, its answer is polled, each time for ``answer_seconds`` at most."""
+        """Call one verb in the actor. If the actor must not be delayed, poll its answer, each time
+        for at most ``answer_seconds``.
+        """
         owes_stop = verb == "start"
         self._asked = self._asked or verb in _MAKE_SESSIONS
         self.waiting = _why_waiting(self._facts)
@@ -293,7 +299,7 @@ class ActorDriver(EngineDriver):
         return answer.value
 
     async def _answered(self, asking: Coroutine[Any, Any, Answer], seconds: float | None) -> Answer:
-        """Await an answer; nothing is cancelled where it takes longer. Raises EngineFailure then."""
+        """Await an answer. Raises EngineFailure on timeout; nothing is cancelled."""
         task = asyncio.ensure_future(asking)
         if seconds is not None and not (await asyncio.wait({task}, timeout=seconds))[0]:
             task.add_done_callback(drop_result)
@@ -396,7 +402,7 @@ def _requests(session: Session, window: Window) -> tuple[Mapping[str, object], .
 
 
 def _why_waiting(facts: Facts | None) -> str:
-    """Return why a call may have no answer yet. From outside, an actor that is busy looks like one that hangs."""
+    """Return why a call may have no answer yet. From outside, a busy actor looks like one that hangs."""
     if facts is None:
         return "the actor has not answered: it is starting, is inside a method, or hangs"
     if facts.plain:
@@ -413,7 +419,7 @@ def _class_name(handle: Any) -> str:
 
 
 def _label(handle: Any, name: str | None) -> str:
-    """Return what an actor without a rank is called. Raises ConfigError for a name that is not plain."""
+    """Return the name of an actor without a rank. Raises ConfigError if it is not plain."""
     if name is not None:
         return process_name(name)
     return safe_name(f"{_class_name(handle)}-{handle._actor_id.hex()[:SHORT_ID]}")
@@ -422,4 +428,4 @@ def _label(handle: Any, name: str | None) -> str:
 def _whole(key: str, value: object) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    raise ConfigError.at(key, value, "expected a whole number from 0 on")
+    raise ConfigError.at(key, value, "expected an integer >= 0")

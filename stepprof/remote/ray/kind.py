@@ -1,7 +1,9 @@
 """Recognise the handles of Ray actors, connect drivers to them, and end the attachments at exit.
 
-A driver (`stepprof.remote.ray.driver`) only carries calls: in the actor's process `stepprof.remote.ray.inside.entry` finds the engine and runs the same driver that would run here, or
-lets the actor's own session follow. Ray ends before stepprof at the exit of the interpreter, after exit handlers that were registered later.
+A driver (`stepprof.remote.ray.driver`) only forwards calls. In the actor's process,
+`stepprof.remote.ray.inside.entry` finds the engine and runs the driver that would run here, or
+makes the actor's own session follow. At interpreter exit Ray ends before stepprof, but after exit
+handlers that were registered later than Ray's.
 """
 
 from __future__ import annotations
@@ -54,11 +56,12 @@ class RayKind:
 
         Args:
             target: its handle.
-            options: ``kind``: "engine", "rank" or "spans"; None: "engine". ``find``: the attribute path of the engine, or what finds
-                it in the actor's instance; None: the one attribute that is an engine. ``rank``, ``world_size``: of a trainer; None:
-                as it says itself, else its number among those attached. ``output_dir``: where the actor's host keeps its files, if
+            options: ``kind``: "engine", "rank" or "spans"; None: "engine". ``find``: the attribute
+                path of the engine, or a callable that takes the actor's instance; None: the one
+                attribute that is an engine. ``rank``, ``world_size``: of a trainer; None:
+                its own values, else its number among those attached. ``output_dir``: where the actor's host keeps its files, if
                 not in the run's folder. ``fetch`` (True) and ``fetch_bytes`` (256 MiB): whether files that are not visible here are
-                brought, and up to which size. ``engine_options``: for the engine's own driver, such as ``api_key``.
+                fetched, and up to which size. ``engine_options``: for the engine's own driver, such as ``api_key``.
 
         Raises:
             ConfigError: an option is unknown or wrong.
@@ -74,7 +77,9 @@ class RayKind:
             raise ConfigError.at("kind", kind, 'expected "engine", "rank", "both" or "spans"')
         if kind == "spans" and options.get("find") is not None:
             raise ConfigError.at(
-                "find", options["find"], 'finds an engine; did you mean kind = "engine" or kind = "both"?'
+                "find",
+                options["find"],
+                'only applies to an engine; did you mean kind = "engine" or kind = "both"?',
             )
         _drain_before_ray()
         made = ActorDriver(target, kind, options)
@@ -86,7 +91,9 @@ class RayKind:
 
 
 def _drain_before_ray() -> None:
-    """Have the end of the session come before Ray's: what is registered last runs first, and Ray's was registered when it was imported."""
+    """End the session before Ray ends: handlers run last to first, and Ray registered its own when
+    it was imported.
+    """
     global _drained_first
     with _draining:
         if not _drained_first:
@@ -95,7 +102,7 @@ def _drain_before_ray() -> None:
 
 
 def _drain() -> None:
-    """End the session at exit, then every attachment, while Ray is still there."""
+    """End the session at exit, then every attachment, while Ray is still running."""
     exit_handlers._at_exit()
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or not drivers:

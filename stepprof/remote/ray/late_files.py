@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["ActorsLater"]
 
 _PAUSE_SECONDS = (0.1, 2.0)
-"""How long to wait between two questions, at first and at most: each takes a turn of the actor."""
+"""Seconds between two polls, at first and at most: each takes a turn of the actor."""
 _SHARE = 0.75
 
 
 class ActorsLater:
-    """Asks an actor for what it still owes.
+    """Polls an actor for its pending report.
 
     Args:
-        ask: asks it, with the seconds that are left where the end is near; None: nothing yet.
-        bring: has what came brought to the run.
+        ask: polls it, with the remaining seconds if the end is near; None: nothing yet.
+        bring: moves the report to the run.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ActorsLater:
             left = self._left()
             if left is not None and left <= 0:
                 raise ReportLost(
-                    "the run ended before the actor had brought its report; it stays where nsys writes it"
+                    "the run ended before the actor returned its report; it stays where nsys writes it"
                 )
             hurried = asyncio.ensure_future(self._hurried.wait())
             await asyncio.wait({hurried}, timeout=pause if left is None else min(pause, left, 0.2))
@@ -61,12 +61,14 @@ class ActorsLater:
         return await self._bring(collected.stopped)
 
     def hurry(self, until: float) -> None:
-        """Wait no longer than until then."""
+        """Limit the wait to this time."""
         self._until = until
         self._hurried.set()
 
     def _share(self) -> float | None:
-        """Tell the actor once how much longer it may wait when the end is near: less than what is left, since its answer has to come back."""
+        """Send the actor the remaining time once, when the end is near: less than what is left,
+        because its answer has to travel back.
+        """
         left = self._left()
         if left is None or self._told:
             return None

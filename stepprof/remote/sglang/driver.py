@@ -1,9 +1,11 @@
 """Record an SGLang engine: an ``Engine`` or ``TokenizerManager`` of this process, or a server.
 
-`SglangDriver` knows how to find out whether an engine records. SGLang answers a second start with success, throws the first capture away and writes
-into its folder (and into freed memory: see `stepprof.remote.sglang.stages`). A request whose steps did not come stays armed. A stop fails without a
-capture, and also after a capture that has ended by itself. But while it records, SGLang refuses a start for a later forward step, and changes nothing.
-So a start for a step that never comes is sent first, and the real one only if that was accepted.
+`SglangDriver` knows how to find out whether an engine records. SGLang answers a second start with
+success, discards the first capture and writes into its folder (and into freed memory: see
+`stepprof.remote.sglang.stages`). A request whose steps were never reached stays armed. A stop fails
+without a capture, and also after a capture that has ended by itself. But while it records, SGLang
+refuses a start for a later forward step, and changes nothing. So a start for a step that never
+comes is sent first, and the real one only if that was accepted.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["SglangDriver", "SglangKind"]
 
 MARGIN = 0.8
-"""The part of a time-out that calls may run the engine's loop for: the loop is free again before the caller continues."""
+"""The share of a timeout for which calls may run the engine's loop: it is free again before the
+caller continues.
+"""
 
 
 class SglangKind(ObjectKind):
@@ -64,7 +68,7 @@ class _Sent:
     part: NsysPart | None = None
     """The part in a report of nsys."""
     doubtful: bool = False
-    """Whether the capture is over is not known: a stop failed, or a start was not answered."""
+    """Whether it is unknown if the capture is over: a stop failed, or a start was not answered."""
 
 
 class SglangDriver(EngineDriver):
@@ -86,7 +90,7 @@ class SglangDriver(EngineDriver):
         self._facts: Facts | None = None
         self._sent: _Sent | None = None
         self._before: Sample | None = None
-        """What the engine had counted at the start."""
+        """The engine's counters at the start."""
 
     @classmethod
     def of_engine(cls, engine: object, name: str | None = None) -> SglangDriver:
@@ -174,13 +178,13 @@ class SglangDriver(EngineDriver):
             ) from error
         if refusal is not None:
             raise EngineFailure(
-                f"{self.name} records already, and not for a job that is known here; it is left alone ({refusal}). If no process waits for that "
+                f"{self.name} is already recording for an unknown job; it is left alone ({refusal}). If no process waits for that "
                 "capture (a job that died may have left it), call its stop_profile once (a server: POST /stop_profile)",
                 "busy",
             )
 
     async def stop(self, window: EngineWindow) -> Stopped:
-        """End the capture, and bring its files to the run."""
+        """End the capture, and move its files to the run."""
         self._link.allow(MARGIN * window.stop_seconds)
         late = self._link.late
         before, self._before = self._before, None
@@ -193,18 +197,18 @@ class SglangDriver(EngineDriver):
         )
 
     async def finish(self, window: EngineWindow) -> Stopped:
-        """End a capture whose stop failed or never came. Sends no stop if another one has ended it."""
+        """End a capture whose stop failed or was never sent. Sends no stop if another client has ended it."""
         sent, facts = self._sent, self._facts
         if sent is None or facts is None or sent.request.by_stage:
             return await self._end(send=True)
         return await self._end(send=not await in_thread(find, sent.folder, facts.users))
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
-        """Stop an open capture, and keep it as partial. Another driver may have the engine afterwards."""
+        """Stop an open capture, and keep it as partial. Another driver may use the engine afterwards."""
         await self._hold.close(self._finisher, answer_seconds)
 
     def retire(self) -> None:
-        """Call the engine no more. An open capture is left to the next driver."""
+        """Stop calling the engine. An open capture is left to the next driver."""
         self._hold.retire()
 
     async def clock(self) -> Clock | None:
@@ -212,7 +216,9 @@ class SglangDriver(EngineDriver):
         return await self._link.process.clock()
 
     def _finisher(self, held: Held) -> Finisher:
-        """Return what ends a capture: this driver its own, a copy of it that of a driver that is gone."""
+        """Return an object that ends a capture: this driver for its own, a copy of it for that of a
+        driver that has ended.
+        """
         if held is self._hold.held:
             return self
         made = SglangDriver(self._link)
@@ -275,7 +281,7 @@ class SglangDriver(EngineDriver):
 
     async def abort(self) -> None:
         """Stop the capture of this driver, and drop its files. A capture that had ended by itself is no failure."""
-        self._link.allow(0.0)  # the caller continues, and its own use of the engine has the stop answered
+        self._link.allow(0.0)  # the caller continues, and its own use of the engine gets the stop answered
         async with self._hold.ending:
             if self._sent is not None and self._facts is not None:
                 await self._drop(self._sent, self._facts)
@@ -299,13 +305,15 @@ class SglangDriver(EngineDriver):
         except Exception as error:
             sent.doubtful = True
             if isinstance(error, EngineFailure) and error.health in ("dead", "unreachable"):
-                await self._free()  # the next engine there has none of this driver's captures
+                await self._free()  # the next engine has none of this driver's captures
             raise
         self._sent = None
         return recorded
 
     async def _clear(self, sent: _Sent, facts: Facts) -> None:
-        """Take back a request that stays armed: a stage that did not come would be captured whenever it comes."""
+        """Withdraw a request that stays armed: otherwise a stage that was not reached would be
+        captured at any later time.
+        """
         scratch = sent.folder / ".clearing"
         try:
             await self._link.start(Request.clearing(facts, scratch).fields)
@@ -320,6 +328,6 @@ class SglangDriver(EngineDriver):
         sent = self._sent
         if sent is not None and not sent.doubtful:
             raise EngineFailure(
-                f"{self.name} records step {sent.window.window.step} already; it was not {what}: SGLang would throw the first capture away",
+                f"{self.name} records step {sent.window.window.step} already; it was not {what}: SGLang would discard the first capture",
                 "busy",
             )

@@ -1,4 +1,4 @@
-"""The files of an SGLang engine: where it may write, whose each file is, and its name in the run.
+"""The files of an SGLang engine: where it may write, which process wrote each file, and its name in the run.
 
 SGLang notices only at a stop that it cannot write, and its process ends. So a folder is tested by writing, before a start and again before a stop. Ranks are in the names of the
 files alone: inside, each replica of a data-parallel engine says that it is rank 0. An Ascend engine writes folders instead of files.
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LEAST_BYTES = 1 << 29
-"""With less room on the disk no capture is begun: one that cannot be written ends the engine."""
+"""Minimum free space on the disk for a capture: a trace that cannot be written ends the engine."""
 
 _NAME = re.compile(
     r"-?TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?"
@@ -55,7 +55,7 @@ _STAGES = {
     "DECODE": "decode",
     "1": "prefill",
     "2": "decode",
-}  # in numbers by 0.4 on Python 3.11
+}  # this takes 0.4 of the time of comparing numbers on Python 3.11
 _ASCEND = "*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
 _STEP = re.compile(rb"step\[(EXTEND|DECODE)\b")
 
@@ -88,7 +88,7 @@ class Found:
 
 @dataclass(slots=True)
 class Brought:
-    """The outcome of one capture, by its files."""
+    """The result of one capture, by its files."""
 
     artifacts: list[Artifact] = field(default_factory=list)
     stages: set[str] = field(default_factory=set)
@@ -96,7 +96,9 @@ class Brought:
 
 
 def folder_of(window: EngineWindow) -> Path:
-    """Return where the engine has to write: its folder in the run, or one of its own in the folder that both hosts see."""
+    """Return where the engine must write: its folder in the run, or a separate one in the folder
+    that both hosts see.
+    """
     if window.trace_dir is None:
         return window.output
     run = str(window.metadata.get("run_id") or "run")
@@ -105,20 +107,22 @@ def folder_of(window: EngineWindow) -> Path:
 
 
 def slot_of(window: EngineWindow, key: str) -> FileSlot | None:
-    """Return where the drivers of a server note which of them records, in the folder that is shared with its host; None: none is."""
+    """Return where the drivers of a server note which of them records, in the folder shared with
+    its host; None: there is none.
+    """
     shared = window.trace_dir
     return None if shared is None else FileSlot(shared / f".stepprof-{digest(key)}.json")
 
 
 def require_writable(folder: Path, doing: str) -> None:
-    """Make the folder, write a file into it, and look for room.
+    """Make the folder, write a file into it, and check the free space.
 
     Args:
         folder: an absolute path.
-        doing: what would come next: ``started``.
+        doing: the next action, for the message: ``started``.
 
     Raises:
-        EngineFailure: it cannot be; nothing is to be sent then.
+        EngineFailure: it cannot be written; do not send anything then.
     """
     probe = folder / f".stepprof-probe-{secrets.token_hex(8)}"
     try:
@@ -148,7 +152,7 @@ def find(folder: Path, users: frozenset[int] | None = None) -> list[Found]:
 
     Args:
         folder: where to look.
-        users: who may own them, as `writers` returns them.
+        users: the users that may own them, as `writers` returns them.
     """
     return [*_files(folder, users), *_ascend_folders(folder, users)]
 
@@ -190,12 +194,14 @@ def _ascend_folders(folder: Path, users: frozenset[int] | None) -> Iterator[Foun
 
 
 def _is_in_own_folders(trace: Path, users: frozenset[int] | None) -> bool:
-    """Return whether a trace of torch_npu's is the engine's, and no folder that it lies in is a link."""
+    """Return whether a trace of torch_npu is the engine's, and no folder above it is a link."""
     return is_engine_file(trace, users) and not any(folder.is_symlink() for folder in trace.parents[:2])
 
 
 def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
-    """Make what the engine wrote the run's: each asked-for rank's file under its name, the others away. Blocks."""
+    """Move the engine's files to the run: the file of each requested rank under its name; remove
+    the others. Blocks.
+    """
     brought = Brought()
     seen: set[int] = set()
     found = find(folder, facts.users)
@@ -241,7 +247,9 @@ def _bring_snapshots(
     users: frozenset[int] | None,
     brought: Brought,
 ) -> None:
-    """Bring the snapshots of the allocators: one for each process, distinguished by the rank in the name."""
+    """Move the snapshots of the allocators to the run: one for each process, distinguished by the
+    rank in the name.
+    """
     seen = set()
     for path in sorted(folder.glob("*TP-*-memory*.pickle")):
         match = _SNAPSHOT.search(path.name)
@@ -257,11 +265,11 @@ def _bring_snapshots(
                 size = os.fstat(snapshot.fileno()).st_size
             final.parent.mkdir(parents=True, exist_ok=True)
             hidden = temporary(final)
-            shutil.move(path, hidden)  # from another file system, where its folder is shared
+            shutil.move(path, hidden)  # from another file system, if its folder is a shared one
             placed = publish(hidden, final)
         except OSError as error:
             brought.problems.append(
-                f"the snapshot {path} cannot be brought to {final}: {error.strerror or error}"
+                f"the snapshot {path} cannot be moved to {final}: {error.strerror or error}"
             )
             continue
         seen.add(rank)
@@ -273,7 +281,7 @@ def _bring_snapshots(
 
 
 def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) -> list[Artifact]:
-    """Return the artifact of a trace, or those of its stages in its place."""
+    """Return the artifact of a trace, or the artifacts of its stages instead."""
     states: dict[str, Any] = {"rank": trace.worker(facts)}
     if trace.dp is not None:
         states["dp_rank"] = trace.dp
@@ -301,7 +309,9 @@ def _adopted(trace: Found, window: EngineWindow, facts: Facts, *, cut_it: bool) 
 
 
 def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[Path, frozenset[int] | None]:
-    """Return what may be moved in the place of a trace, and who may own it: an Ascend trace stays next to the tables that are read with it."""
+    """Return a file that may be moved instead of a trace, and the users that may own it: an Ascend
+    trace stays next to the tables that are read with it.
+    """
     if path.name != "trace_view.json":
         return path, users
     copy = output / f"{path.parents[1].name}.json"
@@ -317,7 +327,7 @@ def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[P
 
 
 def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) -> str | None:
-    """Return the stage of a file that the window's end cut off: its name does not say it."""
+    """Return the stage of a file that the window's end cut off, because its name lacks the stage."""
     same = {each.stage for each in others if (each.tp, each.dp, each.pp) == (trace.tp, trace.dp, trace.pp)}
     if "prefill" in same:
         return "decode"
@@ -332,7 +342,9 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
 
 
 def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
-    """Return whether a file of one of these users can be read to its end: checked where SGLang does not say so."""
+    """Return whether a file of one of these users can be read to its end: SGLang does not report
+    everywhere that a file is complete.
+    """
     with contextlib.suppress(OSError, *damages()), open_engine_file(path, users) as file:
         for _ in blocks(cast("IO[bytes]", gzip.GzipFile(fileobj=file))):
             pass
@@ -341,7 +353,7 @@ def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
 
 
 def discard(folder: Path, users: frozenset[int] | None = None) -> None:
-    """Remove what the engine, which runs as one of these users, wrote there."""
+    """Remove the files that the engine, which runs as one of these users, wrote there."""
     snapshots = [path for path in folder.glob("*TP-*-memory*.pickle") if is_engine_file(path, users)]
     for path in (*(each.path for each in find(folder, users)), *snapshots):
         try:

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 __all__ = ["ObjectLink"]
 
 SLICE_SECONDS = 0.5
-"""For how long at a time a loop is run: then it is looked whether the engine still lives."""
+"""How long a loop is run at a time; between these runs the engine's life is checked."""
 
 LOOK_SECONDS = 0.02
 
 FIRST_USE_SECONDS = 0.002
-"""How often an engine that has not been used is looked at while a window waits for it."""
+"""How often an unused engine is checked while a window waits for it."""
 
 NOT_RECORDING = "not in progress"
-"""What SGLang answers to a stop without a start."""
+"""SGLang's answer to a stop without a start."""
 
 LATE = "the engine had never been used before this window: its first forward steps may be missing"
 
@@ -77,7 +77,9 @@ class ObjectLink(Link):
         return self.home() or self._attached_on
 
     def allow(self, seconds: float) -> None:
-        """Let calls run a loop that does not run, for so long from now on. 0: the caller may use the engine at any moment."""
+        """Let calls run a loop that is not running, for this long from now on. 0: the caller may
+        use the engine at any moment.
+        """
         self._until = time.monotonic() + seconds
 
     @property
@@ -94,7 +96,7 @@ class ObjectLink(Link):
         for task in tuple(getattr(self._manager, "asyncio_tasks", None) or ()):  # 0.4.6
             first: asyncio.AbstractEventLoop = task.get_loop()
             return first
-        own = self._own_loop  # made inside a running loop, it will be used there
+        own = self._own_loop  # made inside a running loop, it will be used on that loop
         return own if own is not None and own.is_running() else None
 
     @property
@@ -143,12 +145,14 @@ class ObjectLink(Link):
             if process.exitcode not in (None, 0):
                 raise EngineFailure(
                     f"a process of {self.name} has died ({process.name}, pid {process.pid}, exit code {process.exitcode}); SGLang ends its "
-                    "whole process over that when it is used next: build the engine anew",
+                    "whole process at the next use: build a new engine",
                     "dead",
                 )
 
     async def statistics(self) -> Sample | None:
-        """Return what its processes count in their common folder; None: it was built without ``enable_metrics``."""
+        """Return the counters that its processes keep in their common folder; None: it was built
+        without ``enable_metrics``.
+        """
         args = getattr(self._manager, "server_args", None)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if not getattr(args, "enable_metrics", False) or not folder:
@@ -157,7 +161,7 @@ class ObjectLink(Link):
         pending = getattr(self._manager, "rid_to_state", None)
         if found is None:
             return None
-        # a counter without a value has not counted yet
+        # a counter without a value has not counted anything yet
         counts = {**dict.fromkeys(_countable(), 0.0), **found.counts}
         return replace(found, counts=counts, idle=None if pending is None else not pending)
 
@@ -174,7 +178,7 @@ class ObjectLink(Link):
         return None
 
     async def start(self, fields: Mapping[str, Any]) -> None:
-        """Start it, or see that it is started with its first use."""
+        """Start it, or arrange its start at its first use."""
         self._first = None
         if self.home() is None:
             self._first = _FirstUse(self, fields)
@@ -205,7 +209,7 @@ class ObjectLink(Link):
         return True
 
     def withdraw(self) -> bool:
-        """Take a start back that still waits for the engine's first use."""
+        """Withdraw a start that still waits for the engine's first use."""
         return self._first is not None and self._first.withdraw()
 
     async def _call(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -233,7 +237,7 @@ class ObjectLink(Link):
 
 
 class _FirstUse:
-    """A start that waits until its engine is used for the first time: only then is it known on which loop it lives."""
+    """A start that waits until its engine is first used: only then is its event loop known."""
 
     def __init__(self, link: ObjectLink, fields: Mapping[str, Any]) -> None:
         self._sent = False
@@ -249,7 +253,7 @@ class _FirstUse:
         await link.send_start(fields)
 
     def withdraw(self) -> bool:
-        """Give up, unless it was sent."""
+        """Withdraw it, unless it was sent."""
         self._withdrawn = not self._sent
         return self._withdrawn
 
@@ -309,7 +313,7 @@ def _counted(folder: str) -> list[tuple[str, float]]:
 
 
 def _countable() -> list[str]:
-    """Return the figures whose counters the installed version has, by the names in its code."""
+    """Return the figures whose counters exist in the installed version, by the names in its code."""
     module: Any = sys.modules.get("sglang.srt.observability.metrics_collector")
     named: set[object] = set()
     for name in ("SchedulerMetricsCollector", "TokenizerMetricsCollector"):
@@ -323,7 +327,8 @@ def _run_until(
 ) -> None:
     """Run an idle loop on this thread until the answer is there.
 
-    Nothing of this is left on the loop if its owner comes first: no other code has the future that it runs for, and a timer only sets it.
+    Nothing is left on the loop if its owner runs it first: no other code has the future that it
+    runs for, and a timer only sets it.
     """
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -336,7 +341,7 @@ def _run_until(
     timer.start()
     try:
         loop.run_until_complete(ended)
-    except RuntimeError:  # its owner runs it now, and with it our call
+    except RuntimeError:  # its owner runs it now, including our call
         return
     finally:
         timer.cancel()

@@ -1,7 +1,9 @@
-"""The request that an SGLang engine is sent, checked before it is sent.
+"""Build the request for an SGLang engine, and check it before it is sent.
 
-SGLang checks almost nothing. An activity that its build lacks, a capture by stage without a bound, or a variable of its environment ends the scheduler, and with it the process that
-holds the engine. So these are refused here. Every option is sent, because SGLang's defaults record stacks and shapes.
+SGLang checks almost nothing. An activity that its build lacks, a capture by stage without a limit,
+or a variable of its environment ends the scheduler, and with it the process that holds the engine.
+So these are refused here. Every option is sent, because SGLang's defaults record stacks and
+shapes.
 """
 
 from __future__ import annotations
@@ -29,24 +31,24 @@ DEADLY_STAGES_SINCE = (0, 5, 14)
 """From this version on SGLang's capture by stage corrupts its memory; see `stepprof.remote.sglang.stages`."""
 
 EXACT_SINCE = (0, 5, 16)
-"""Before this version, a bound of N steps recorded N - 1 of them."""
+"""Before this version, a limit of N steps recorded N - 1 of them."""
 
 NEVER = 1 << 62
-"""A forward step that no engine comes to."""
+"""The number of a forward step that no engine reaches."""
 
 MOST_WORKERS = 1 << 16
-"""Processes of one engine, whatever it says."""
+"""Maximum number of processes of one engine, whatever it reports."""
 
 _OWN = ("output_dir", "num_steps", "activities")
-"""What every version since 0.4.6 takes."""
+"""The arguments that every version since 0.4.6 accepts."""
 
 _ACTIVITIES = {
     "cpu": {"cpu": "CPU"},
     "cuda": {"cpu": "CPU", "cuda": "GPU"},
-    "npu": {"cpu": "CPU", "cuda": "GPU", "privateuse1": "GPU"},  # torch_npu takes the place of torch's CUDA
+    "npu": {"cpu": "CPU", "cuda": "GPU", "privateuse1": "GPU"},  # torch_npu replaces torch's CUDA
     "xpu": {"cpu": "CPU", "xpu": "XPU"},
 }
-"""For each kind of device: what a configuration calls an activity, and what SGLang calls it."""
+"""For each kind of device: SGLang's names of the activities in a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,23 @@ class Facts:
     """Processes of one data-parallel replica: tensor times pipeline parallel."""
     tp: int = 1
     replicas: int = 1
-    """Data-parallel replicas inside the engine; 1 where they are made of its tensor-parallel ranks (`dp_attention`)."""
+    """Data-parallel replicas inside the engine; 1 if they consist of its tensor-parallel ranks
+    (`dp_attention`).
+    """
     fields: frozenset[str] = field(default=frozenset(_OWN))
-    """What its start takes."""
+    """The arguments that its start accepts."""
     answers: bool = True
-    """Its stop is answered, when the files are there; 0.4.6 does not."""
+    """Whether its stop is answered when the files are written; not so in 0.4.6."""
     users: frozenset[int] | None = None
-    """The users whose files count as the engine's (`stepprof.remote.core.engine_files.writers`); None: every user's."""
+    """The users whose files count as the engine's (`stepprof.remote.core.engine_files.writers`);
+    None: the files of every user.
+    """
 
     @classmethod
     def of(
         cls, name: str, args: Mapping[str, Any], version: str, fields: frozenset[str], **more: Any
     ) -> Facts:
-        """Read what SGLang calls its server arguments. Raises EngineFailure for more processes than an engine can have."""
+        """Read SGLang's server arguments. Raises EngineFailure for more processes than an engine can have."""
 
         def whole(key: str) -> int:
             value = args.get(key)
@@ -98,32 +104,34 @@ class Facts:
 
     @property
     def workers(self) -> int:
-        """How many processes write a trace."""
+        """Return how many processes write a trace."""
         return self.ranks * self.replicas
 
     def is_since(self, version: tuple[int, int, int]) -> bool:
-        """Return whether it is of that version or newer; a version that cannot be read is taken for a new one."""
+        """Return whether it is of that version or newer; an unreadable version counts as newer."""
         numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", self.version)
         return numbers is None or tuple(map(int, numbers.groups())) >= version
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One capture, in SGLang's words."""
+    """One capture, in SGLang's terms."""
 
     fields: Mapping[str, Any]
     by_stage: bool = False
-    """The engine writes a file for each stage; one that did not come stays armed."""
+    """Whether the engine writes a file for each stage; a stage that was not reached stays armed."""
     cut: bool = False
-    """It writes one, which is cut into its stages afterwards."""
+    """Whether it writes one file, which is cut into its stages afterwards."""
     bound: int | None = None
-    """After how many forward steps the engine ends it by itself: of each stage, or of both where it is cut."""
+    """The number of forward steps after which the engine ends it: of each stage, or of both if the
+    file is cut.
+    """
     backends: tuple[str, ...] = ("torch",)
-    """What it records with."""
+    """The profilers that it records with."""
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What another process needs to find its files: JSON-able."""
+        """Return what another process needs to find its files: JSON-able."""
         return {
             "by_stage": self.by_stage,
             "cut": self.cut,
@@ -133,7 +141,7 @@ class Request:
 
     @classmethod
     def from_noted(cls, noted: Mapping[str, Any]) -> Request:
-        """Return what was asked for by another process."""
+        """Return the request that another process noted."""
         return cls({}, noted["by_stage"], noted["cut"], noted["bound"], tuple(noted["backends"]))
 
     @property
@@ -146,16 +154,17 @@ class Request:
         """Return the request for a window.
 
         Raises:
-            EngineFailure: this engine cannot do that, or would not survive it; nothing was sent.
+            EngineFailure: this engine cannot do that, or would crash; nothing was sent.
         """
         options = window.options
         if options.delay_iterations:
             raise EngineFailure(
-                f"{facts.name}: delay_iterations = {options.delay_iterations} cannot be kept: SGLang counts forward steps from its own "
-                "start and does not tell how many it has run; leave it out, or enter the window later",
+                f"{facts.name}: delay_iterations = {options.delay_iterations} cannot be applied: SGLang counts forward steps from its own "
+                "start and does not report how many it has run; leave it out, or enter the window later",
                 "unconfigured",
             )
-        # an engine that does not answer a start with a bound gets one only if it was asked for
+        # an engine that does not answer a start with a limit gets one only if the configuration
+        # asks for it
         bound = options.bound if facts.answers or options.max_iterations is not None else None
         backends = records(options)
         _check_backends(backends, facts, by_stage=options.by_stage)
@@ -183,7 +192,9 @@ class Request:
 
     @classmethod
     def clearing(cls, facts: Facts, folder: Path) -> Request:
-        """Return the smallest capture there is: started and stopped at once, it resets what an earlier request left armed."""
+        """Return the smallest possible capture: started and stopped at once, it resets what an
+        earlier request left armed.
+        """
         fields = {
             "output_dir": str(folder),
             "activities": ["CPU"],
@@ -195,7 +206,9 @@ class Request:
 
     @classmethod
     def of_a_step_that_never_comes(cls, facts: Facts, folder: Path) -> Request:
-        """Return a request that begins nothing: SGLang refuses it while it records, and notes it otherwise. The next stop removes the note."""
+        """Return a request that begins nothing: SGLang refuses it while it records, and otherwise
+        notes it. The next stop removes the note.
+        """
         smallest = cls.clearing(facts, folder).fields
         return cls({**smallest, "start_step": NEVER})
 
@@ -204,7 +217,7 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) -> None:
-    """Refuse what would kill the engine, or leave files that cannot be told apart."""
+    """Refuse options that would kill the engine, or leave indistinguishable files."""
     beside_torch = [name for name in backends if name in ("nsys", "memory")]
     if not beside_torch:
         return
@@ -217,15 +230,13 @@ def _check_backends(backends: tuple[str, ...], facts: Facts, *, by_stage: bool) 
         problem = "cannot record it by stage; leave by_stage out"
     elif name == "memory" and facts.workers != facts.tp:
         problem = (
-            f"has {facts.workers} processes, and the names of its snapshots tell only {facts.tp} of them apart; "
+            f"has {facts.workers} processes, and the names of its snapshots distinguish only {facts.tp} of them; "
             'leave it at engine.backend = "torch"'
         )
     elif name == "memory" and any(
         "cudaMallocAsync" in os.environ.get(variable, "") for variable in _ALLOCATOR
     ):
-        problem = (
-            f"would die of it: the allocator cudaMallocAsync ({' or '.join(_ALLOCATOR)}) keeps no history"
-        )
+        problem = f"would crash: the allocator cudaMallocAsync ({' or '.join(_ALLOCATOR)}) keeps no history"
     if problem is not None:
         raise EngineFailure(f'{facts.name}: engine.backend = "{name}": it {problem}', "unconfigured")
 
@@ -242,30 +253,30 @@ def _activities(wanted: object, facts: Facts, backends: tuple[str, ...]) -> list
     missing = [name for name in names if name not in there]
     if missing:
         raise EngineFailure(
-            f"{facts.name} runs on {facts.device or 'a device that it does not name'}, which cannot record {', '.join(missing)} (asked all "
-            f"the same, it would die); leave activities out, or name some of: {', '.join(there)}",
+            f"{facts.name} runs on {facts.device or 'a device that it does not name'}, which cannot record {', '.join(missing)} (such a "
+            f"request would kill it); omit activities, or name some of: {', '.join(there)}",
             "unconfigured",
         )
     return [*dict.fromkeys(there[name] for name in names or there), *snapshot]
 
 
 def _check(facts: Facts, fields: Mapping[str, Any]) -> None:
-    """Refuse what an old version would leave out, where that is not harmless."""
+    """Refuse options that an old version would ignore, if that is not harmless."""
     if fields["profile_by_stage"] and "profile_by_stage" not in facts.fields:
         raise EngineFailure(
-            f"{facts.name}: SGLang {facts.version or 'of this age'} cannot record by stage; leave by_stage out",
+            f"{facts.name}: SGLang {facts.version or 'of this version'} cannot record by stage; leave by_stage out",
             "unconfigured",
         )
     if not fields["with_stack"] and "with_stack" not in facts.fields:
         raise EngineFailure(
-            f"{facts.name}: SGLang {facts.version or 'of this age'} records Python stacks whether asked to or not, and they fill the memory "
-            "of a host while its engine idles; say with_stack = true to accept that, or use 0.4.7 or newer",
+            f"{facts.name}: SGLang {facts.version or 'of this version'} records Python stacks whether asked to or not, and they fill the memory "
+            "of a host while its engine idles; set with_stack = true to accept that, or use 0.4.7 or newer",
             "unconfigured",
         )
     if "num_steps" in fields and not facts.answers:
         raise EngineFailure(
-            f"{facts.name}: SGLang {facts.version or 'of this age'} does not answer a start that has a bound before it is over; leave "
-            "max_iterations out, or use 0.4.7 or newer",
+            f"{facts.name}: SGLang {facts.version or 'of this version'} answers a start with max_iterations only when the capture is over; "
+            "omit max_iterations, or use 0.4.7 or newer",
             "unconfigured",
         )
     if fields["record_shapes"] and "record_shapes" not in facts.fields:
@@ -281,7 +292,7 @@ def _warn_of_shapes(name: str, version: str) -> None:
 
 @functools.cache
 def _warn_of_spinning(name: str, with_stack: bool) -> None:
-    """Warn once for each engine: it has many windows."""
+    """Warn once for each engine, because it has many windows."""
     cost = "a gigabyte of its memory each second, since stacks are on" if with_stack else "some 5 MB a second"
     logger.warning(
         "engine.idle_polling",
@@ -292,7 +303,9 @@ def _warn_of_spinning(name: str, with_stack: bool) -> None:
 
 
 def refuse_environment() -> None:
-    """Refuse an engine of this process whose environment makes each start deadly. Raises EngineFailure."""
+    """Refuse an engine of this process if a variable of its environment makes each start kill it.
+    Raises EngineFailure.
+    """
     if os.environ.get("SGLANG_PROFILE_V2", "").strip().lower() in ("1", "true", "yes", "y", "on", "t"):
         raise EngineFailure(
             "SGLANG_PROFILE_V2 is set: with it, the first start or stop kills SGLang's scheduler; unset it where the engine is started",

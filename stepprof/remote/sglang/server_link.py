@@ -1,7 +1,8 @@
 """Send requests to an SGLang server.
 
-A refused stop is a bare 500, whether the capture has ended by itself, was never started, or failed: only its files tell. A server that cannot write its trace ends its
-whole process. So it is only given a folder that is known to be the same on its host.
+A refused stop is a bare 500, whether the capture has ended by itself, was never started, or failed:
+only its files show which. A server that cannot write its trace ends its whole process. So it only
+gets a folder that is known to be the same on its host.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ __all__ = ["ServerLink"]
 
 START_SECONDS = 600.0
 STOP_SECONDS = 3600.0
-"""Time limit of a stop: a server writes its files also if the request has timed out."""
+"""Time limit of a stop: a server writes its files even if the request has timed out."""
 
 _REQUESTS = ("ProfileReqInput", "ProfileReq")
-"""What the body of a start is called: before 0.5.15, and since."""
+"""The name of the body's schema of a start: before 0.5.15, and since."""
 
 
 class ServerLink(Link):
@@ -50,14 +51,14 @@ class ServerLink(Link):
         self._fields: frozenset[str] | None = None
         self._version: str | None = None
         self._limit: int | None = None
-        """Most requests that its schedulers run at a time, if it says so."""
+        """Maximum number of requests that its schedulers run at a time, if it reports it."""
 
     async def facts(self, window: EngineWindow) -> Facts:
-        """Ask it what it is; refuse a folder that it may not have."""
+        """Ask for its properties; refuse a folder that it may not have."""
         told = await self._told()
         version = str(told.get("version", ""))
         self._limit = _most_requests(told)
-        if self._fields is None or version != self._version:  # it may have been started anew
+        if self._fields is None or version != self._version:  # it may have been restarted
             self._fields, self._version = await self._takes(), version
         if window.trace_dir is None:
             await self._require_same_files(told)
@@ -78,7 +79,7 @@ class ServerLink(Link):
         return None if reply.ok else f"it answered 500 to such a start: {reply.text}"
 
     async def statistics(self) -> Sample | None:
-        """Return what ``GET /metrics`` says."""
+        """Return the counters of ``GET /metrics``."""
         found = await served(self._client, SGLANG)
         return None if found is None else replace(found, limit=self._limit)
 
@@ -103,7 +104,7 @@ class ServerLink(Link):
         return True
 
     async def _told(self) -> Mapping[str, Any]:
-        """Return what it says of itself; it asks its scheduler for that, so that a dead one is found."""
+        """Return its own description; it asks its scheduler for that, so that a dead one is noticed."""
         for path in ("/server_info", "/get_server_info"):
             reply = await self._client.request("GET", path)
             if reply.status != 404:
@@ -123,12 +124,12 @@ class ServerLink(Link):
             if properties:
                 return frozenset(properties)
         raise EngineFailure(
-            f"{self.name} does not say what its start takes (GET /openapi.json: {reply.status}); is it an SGLang server?",
+            f"{self.name} does not list the arguments of its start (GET /openapi.json: {reply.status}); is it an SGLang server?",
             "unconfigured",
         )
 
     async def _require_same_files(self, told: Mapping[str, Any]) -> None:
-        """Refuse a server that may not see the run's folder: it would be asked to write where it cannot."""
+        """Refuse a server that may not see the run's folder: it could not write there."""
         model = str(told.get("model_path") or "")
         if not self._server.same_host:
             reason = "runs on another host"
@@ -143,7 +144,7 @@ class ServerLink(Link):
         )
 
     async def _is_gone(self) -> bool:
-        """Return whether nothing listens there any more."""
+        """Return whether nothing listens there any longer."""
         try:
             await self._client.request("GET", "/health", timeout=2.0)
         except EngineFailure as error:
@@ -170,5 +171,5 @@ def _most_requests(told: Mapping[str, Any]) -> int | None:
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # no path can be like this
+    except (OSError, ValueError):  # an invalid path
         return False

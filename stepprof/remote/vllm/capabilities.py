@@ -1,6 +1,8 @@
-"""What a version of vLLM can be asked at each start, and the meaning of the files that a stop left.
+"""Which arguments a start accepts in each version of vLLM, and the meaning of the files that a stop
+left.
 
-Some versions take bounds for each capture, others only when the engine is built. A stop may leave fewer files than there are workers, or none.
+Some versions accept limits for each capture, others only when the engine is built. A stop may leave
+fewer files than there are workers, or none.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = ["bound_of", "differences", "outcome", "start_arguments"]
 def start_arguments(
     window: EngineWindow, settings: Settings, known: Container[str], prefix: str
 ) -> dict[str, object]:
-    """Return the arguments of ``start_profile``. Raises EngineFailure: this version does not take the bounds of the options."""
+    """Return the arguments of ``start_profile``. Raises EngineFailure: this version does not accept
+    the limits in the options.
+    """
     given: dict[str, object] = {"profile_prefix": prefix} if "profile_prefix" in known else {}
     delay, maximum = iterations(window.options)
     for name, wanted, built in (
@@ -29,7 +33,7 @@ def start_arguments(
         ("max_iterations", maximum, settings.max_iterations),
     ):
         if name in known:
-            # the bound also where the engine does not say what it was started with
+            # pass the limit also if the engine does not report its arguments
             if wanted != built or (name == "max_iterations" and settings.profiler is None):
                 given[name] = wanted
         elif wanted and wanted != built and (asked := getattr(window.options, name)) is not None:
@@ -42,15 +46,15 @@ def start_arguments(
 
 
 def bound_of(window: EngineWindow, settings: Settings, known: Container[str]) -> int | None:
-    """Return after how many forward steps a capture ends by itself; 0: never; None: not known."""
-    if "max_iterations" in known:  # given with the start
+    """Return after how many forward steps a capture ends by itself; 0: never; None: unknown."""
+    if "max_iterations" in known:  # passed with the start
         return window.options.bound or 0
     return None if settings.profiler is None else settings.max_iterations
 
 
 def _was(built: int, settings: Settings) -> str:
     if settings.profiler is None:
-        return "this one does not say what it was started with"
+        return "this one does not report its arguments"
     return f"this one was built with {built}"
 
 
@@ -92,7 +96,7 @@ def outcome(
     name: str,
     bound: int | None = None,
 ) -> Stopped:
-    """Return what a stop brought, in words.
+    """Return the result of a stop, in words.
 
     Args:
         window: what was recorded.
@@ -100,7 +104,7 @@ def outcome(
         workers: the engine's processes, as far as they are known.
         early: the files were there before the stop was sent.
         asleep: the engine sleeps.
-        name: what the engine is called.
+        name: the name of the engine.
         bound: after how many forward steps it ends a capture; 0: never; None: not known.
 
     Raises:
@@ -112,7 +116,7 @@ def outcome(
             reason = f"it made fewer than the {options.delay_iterations} forward steps of delay_iterations, so that its capture never began"
             return Stopped(partial=reason)
         raise EngineFailure(
-            f"the vLLM engine ({name}) stopped and left no trace: its workers swallow what their profiler raises, and say why in their own log",
+            f"the vLLM engine ({name}) stopped and left no trace: its workers swallow what their profiler raises, and report it in their own log",
             "ok",
         )
     if brought.problems and not brought.artifacts:
@@ -136,5 +140,5 @@ def outcome(
 
 
 def _is_short(brought: Brought, bound: int) -> bool:
-    """Return whether a capture that ended early did so before its own bound."""
+    """Return whether a capture that ended early did so before its own limit."""
     return bound == 0 or (brought.steps is not None and brought.steps < bound * brought.found)

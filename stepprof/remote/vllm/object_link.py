@@ -1,7 +1,8 @@
 """Calls to a vLLM engine object of this process, and its loop, settings and processes.
 
 Most of these attributes are private and differ between versions. They are read each time, because an engine sets some of them only while it runs.
-vLLM leaves a call open for ever if the engine dies, so each call also checks whether the engine and its loop live. No call is cancelled.
+vLLM leaves a call open for ever if the engine dies, so each call also checks whether the engine and
+its loop are alive. No call is cancelled.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FRONT_END = (
 
 
 class ObjectLink(Link):
-    """Calls to an ``AsyncLLM``, an ``LLM``, or what they derive from in older versions.
+    """Calls to an ``AsyncLLM``, an ``LLM``, or their base classes in older versions.
 
     Args:
         engine: the object.
@@ -101,7 +102,7 @@ class ObjectLink(Link):
 
     @property
     def dead(self) -> bool:
-        """Whether vLLM says that one of its processes has ended."""
+        """Whether vLLM reports that one of its processes has ended."""
         if getattr(self._core, "errored", False):
             return True
         resources = getattr(getattr(self._core, "engine_core", None), "resources", None)
@@ -111,7 +112,9 @@ class ObjectLink(Link):
         return getattr(self._core, "vllm_config", None)
 
     def _settings(self, options: EngineOptions) -> Settings:
-        """Return the settings of its profiler. Raises EngineFailure: none that can be recorded, or not with the backend of the options."""
+        """Return the settings of its profiler. Raises EngineFailure: there are none, or none that
+        suit the backend of the options.
+        """
         wanted = "cuda" if by_nsys(options) else "torch"
         config = getattr(self._config(), "profiler_config", None)
         if config is not None:
@@ -138,7 +141,7 @@ class ObjectLink(Link):
         )
 
     def processes(self) -> Workers:
-        """Return its core processes, as far as they are known here, and how many ranks each drives."""
+        """Return its core processes, as far as known here, and how many ranks each drives."""
         parallel = getattr(self._config(), "parallel_config", None)
         client = getattr(self._core, "engine_core", None)
         cores = getattr(client, "core_engines", None)
@@ -173,7 +176,7 @@ class ObjectLink(Link):
         return place
 
     async def statistics(self) -> Sample | None:
-        """Return what its own Prometheus counters say; None: it was built without (``disable_log_stats``)."""
+        """Return its own Prometheus counters; None: it was built without (``disable_log_stats``)."""
         found = metrics_of(VLLM, _counted(getattr(self._core, "logger_manager", None)))
         if found is None:
             return None
@@ -233,7 +236,7 @@ class ObjectLink(Link):
         loop = self.loop
         if loop is None:
             raise EngineFailure(
-                f"{self.called} has not run on any event loop yet, so that its event loop is not known: build it or attach it inside a coroutine",
+                f"{self.called} has not run on any event loop yet, so its event loop is unknown: build it or attach it inside a coroutine",
                 "unreachable",
             )
         return on_loop(loop, lambda: act(**given))

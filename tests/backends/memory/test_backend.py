@@ -107,7 +107,7 @@ class TestWithoutCuda:
     def test_another_allocator(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
         """As above, by whoever put it there."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
-        assert "leave torch its own (torch.cuda.memory.change_current_allocator)" in str(
+        assert "do not replace it with torch.cuda.memory.change_current_allocator" in str(
             MemoryBackend().probe()
         )
 
@@ -263,7 +263,7 @@ class TestOneWindow:
             raise AssertionError("it was not to be called")
 
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", older)
-        with pytest.raises(BackendError, match="cannot bound its allocation history"):
+        with pytest.raises(BackendError, match="cannot limit its allocation history"):
             MemoryBackend().start(place)
         assert not history._holder
 

@@ -270,7 +270,7 @@ class TestOptions:
             ({"extra": {"--stats": "true"}}, 'did you mean "stats"?'),
             ({"extra": {"trace": "cuda"}}, "did you mean nsys.trace?"),
             ({"extra": {"kill": "none"}}, "stepprof sets it; leave it out"),
-            ({"extra": {"stats": "a b"}}, "a shell would take"),
+            ({"extra": {"stats": "a b"}}, "a shell would interpret"),
             ({"tracing": ["cuda"]}, 'unknown key; did you mean "trace"?'),
         ],
     )

@@ -263,7 +263,9 @@ class TestWholeJob:
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", windows=9)
         assert time.monotonic() - began < 10
         assert job.statuses(windows) == {"lost": 4}
-        assert "nsys was told to write its reports after 9 windows, and there were 4" in windows[0]["error"]
+        assert (
+            "nsys was started to write its reports after 9 windows, and there were 4" in windows[0]["error"]
+        )
         assert len(list((job.folder / "runs" / "nsys").glob("*.nsys-rep"))) == 4
 
     def test_an_nsys_that_was_told_too_few(self, job):

@@ -174,7 +174,7 @@ class TestFinding:
         ("find", "message"),
         [
             ("engin", 'Plain has no attribute "engin"; did you mean "engine"?'),
-            ("nothing", 'there is no engine behind find = "nothing": it is None, as on a headless node'),
+            ("nothing", 'find = "nothing" is None: a headless node'),
             ("broken", "broken raised RuntimeError: not now"),
             (lambda actor: 1 / 0, "find raised ZeroDivisionError"),
             ("engine.starts", "is no engine that can be recorded"),

@@ -252,7 +252,7 @@ class TestAnswers:
         [
             ("GET /server_info", (503, "busy"), "unreachable", "503"),
             ("GET /server_info", (200, ["what?"]), "unreachable", "no SGLang server"),
-            ("GET /openapi.json", (404, {}), "unconfigured", "does not say what its start takes"),
+            ("GET /openapi.json", (404, {}), "unconfigured", "does not list the arguments of its start"),
         ],
     )
     def test_refused_at_arm(

@@ -61,7 +61,7 @@ MISTAKES = [
     ({"upload": 3}, "upload = 3: expected a URL"),
     ({"upload": "s4://bucket"}, 'upload = "s4://bucket": unknown scheme; did you mean "s3"?'),
     ({"upload": "gcz://bucket"}, "unknown scheme; did you mean "),
-    ({"upload": "https://host/x"}, 'nothing can be written by "https"'),
+    ({"upload": "https://host/x"}, '"https://host/x": cannot be written to; must be a writable scheme'),
     ({"upload": "/mnt/x"}, 'did you mean "file:///mnt/x"?'),
     ({"upload": "bucket/x"}, "expected a URL"),
     ({"upload": "file://x"}, 'expected an absolute path; did you mean "file:///x"?'),

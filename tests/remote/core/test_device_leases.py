@@ -177,7 +177,7 @@ class TestTurn:
     [
         ({"devices": [-1]}, "did you mean 0?"),
         ({"devices": "4"}, "did you mean 4?"),
-        ({"devices": [0.5]}, "a whole number"),
+        ({"devices": [0.5]}, "an integer"),
     ],
 )
 def test_what_is_refused(engine, meant):

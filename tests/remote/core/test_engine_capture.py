@@ -87,7 +87,7 @@ class TestRecording:
 
     @pytest.mark.parametrize(
         ("state", "what"),
-        [("starting", "its start"), ("aborting", "the stop that this needs"), ("stopping", "its stop")],
+        [("starting", "its start"), ("aborting", "the stop that must follow"), ("stopping", "its stop")],
     )
     def test_the_pending_call_is_named(self, state, what) -> None:
         """For the manifest of a window that finds the engine taken."""

@@ -123,7 +123,7 @@ class TestSlots:
         path.write_text(text)
         with pytest.raises(
             EngineFailure,
-            match=r"slot\.json should say which process records the engine, and is not believed",
+            match=r"slot\.json must name the process that records the engine, and is not trusted",
         ):
             FileSlot(path).read()
 
@@ -487,7 +487,7 @@ class TestCovering:
         [
             (9, 21, HERE, None),
             (9, 20, HERE, None),
-            (12, 21, HERE, "began the capture that came back, 2 s after"),
+            (12, 21, HERE, "began the capture that was returned, 2 s after"),
             (9, 15, HERE, "ended the capture 5 s before"),
             (2, 5, HERE, "ended the capture 15 s before"),
             (12, 23, Clock("there", 2 * SECOND, 0, "ping-pong"), None),

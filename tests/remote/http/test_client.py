@@ -139,7 +139,7 @@ class TestKeys:
     async def test_a_missing_and_a_wrong_key(self):
         """The failure says what to write."""
         with serving({"/a": (401, {"error": "Unauthorized"})}) as server:
-            for key, words in ((None, "wants a key"), ("s3cret", "wants another key")):
+            for key, words in ((None, "requires a key"), ("s3cret", "requires another key")):
                 client = Client(server.url, key)
                 failure = client.failure(await client.request("GET", "/a"), "GET /a")
                 assert words in str(failure)

@@ -192,11 +192,11 @@ class TestServers:
     )
     @pytest.mark.parametrize("server", [SglangLike], indirect=True)
     def test_a_description_that_is_none(self, server, recorded, described):
-        """SGLang is not started where it does not say what its start takes."""
+        """SGLang is not started where it does not list the arguments of its start."""
         server.routes["/openapi.json"] = described
         done = recorded(server)
         assert (done.entry.status, done.entry.health) == ("failed", "unconfigured")
-        assert "does not say what its start takes" in done.entry.error
+        assert "does not list the arguments of its start" in done.entry.error
         assert server.posts() == []
 
     @pytest.mark.parametrize("status", [401, 500])
@@ -215,7 +215,7 @@ class TestServers:
         threading.Timer(3.0, go.set).start()
         done = recorded(server, until=("partial",), engine_start_timeout_seconds=0.4)
         assert done.entered < 2.5
-        assert "late" in done.entry.error
+        assert "beginning of the window is missing" in done.entry.error
         assert server.posts() == ["/start_profile", "/stop_profile"]
         assert len(done.entry.artifacts) == 1
 

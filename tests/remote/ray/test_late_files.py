@@ -65,7 +65,7 @@ class TestInTheActor:
         again = owed.collect(WINDOW, None)
         assert again is not None
         assert again.outcome == "lost"
-        assert "nothing is awaited" in (again.error or "")
+        assert "no pending report" in (again.error or "")
 
 
 def waited(answers, until=None, bring=None):
@@ -112,7 +112,7 @@ class TestInTheDriver:
     def test_the_end_is_near(self):
         """The actor is told once how long it may take, which is less than there is: its reason has to come back."""
         asked, run = waited([], until=1.0)
-        with pytest.raises(ReportLost, match="before the actor had brought its report"):
+        with pytest.raises(ReportLost, match="before the actor returned its report"):
             run()
         told = [seconds for seconds in asked if seconds is not None]
         assert len(told) == 1

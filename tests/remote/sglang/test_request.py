@@ -239,7 +239,7 @@ class TestVersions:
         assert "cannot record by stage" in refusal(
             EngineOptions(by_stage=True, max_iterations=2, with_stack=True), old
         )
-        assert "leave max_iterations out" in refusal(EngineOptions(max_iterations=2, with_stack=True), old)
+        assert "omit max_iterations" in refusal(EngineOptions(max_iterations=2, with_stack=True), old)
         assert "num_steps" not in request(EngineOptions(with_stack=True), old).fields
 
     @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ class TestBackends:
             (
                 "memory",
                 {**CUDA, "tp": 2, "ranks": 2, "replicas": 2},
-                "has 4 processes, and the names of its snapshots tell only 2",
+                "has 4 processes, and the names of its snapshots distinguish only 2",
             ),
         ],
     )

@@ -141,7 +141,7 @@ class TestNames:
         (link / f"rank{many[:200]}.{STAMP}.pt.trace.json").write_text('{"traceEvents": [{"ph": "X"}]}')
         brought = bring(place, session, window, "stepprof-mine", Workers())
         assert len(brought.artifacts) == 1
-        assert all("no whole JSON" in problem for problem in brought.problems)
+        assert all("not complete JSON" in problem for problem in brought.problems)
         assert len(brought.problems) == 2
 
     def test_without_any_rank_the_order_of_the_processes_counts(self, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ class TestWords:
         [
             ({}, Settings("/t", max_iterations=32), None),
             ({}, Settings("/t"), "32 is the default, and this one was built with 0"),
-            ({}, Settings(None, profiler=None), "32 is the default, and this one does not say"),
+            ({}, Settings(None, profiler=None), "32 is the default, and this one does not report"),
             ({"max_iterations": "none"}, Settings("/t", max_iterations=32), '"none" was asked for, and'),
             ({"max_iterations": "none"}, Settings("/t"), None),
         ],

@@ -111,14 +111,14 @@ class TestArm:
     def test_a_proxy_that_wants_a_key(self, window: EngineWindow) -> None:
         """The remedy is in the message."""
         with vllm(GET_start_profile=401) as (_, driver):
-            assert "say attach(…, api_key=…)" in str(refusal(driver.arm(window)))
+            assert "pass attach(…, api_key=…)" in str(refusal(driver.arm(window)))
 
     def test_an_older_server_takes_no_bounds(self, tmp_path: Path) -> None:
         """Before 0.32 they belong to its command line, which it does not tell."""
         with vllm(GET_version={"version": "0.31.0"}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, max_iterations=3)))
             assert error.health == "unconfigured"
-            assert "this one does not say what it was started with" in str(error)
+            assert "this one does not report its arguments" in str(error)
             run(driver.arm(make_window(tmp_path)))
             run(driver.start(make_window(tmp_path)))
             assert started(server) == {}

@@ -34,10 +34,14 @@ GONE = "the process that drives this one has ended"
 EXPORT_SECONDS = 120.0
 """How long the exports of an actor may take after its driver has ended."""
 
-NO_STOP = "the process that drives the actor did not stop it: that process is gone, or max_seconds were over"
+NO_STOP = (
+    "the process that drives the actor did not stop it: that process has ended, or max_seconds were exceeded"
+)
 
 GRACE_SECONDS = 30.0
-"""How much longer than its bound an engine's capture runs whose stop never came: the process that started it is gone."""
+"""How much longer than its limit an engine's capture may run without a stop: the process that
+started it has ended.
+"""
 
 
 class Guest:
@@ -48,7 +52,7 @@ class Guest:
         self.turn = threading.Lock()
         self.plain = False
         self.pending = PendingReports()
-        """What its engine still waits for."""
+        """The pending reports of its engine."""
         self.attachment: Attachment | None = None
         self._engine: EngineDriver | None = None
         self._target: object = None
@@ -63,7 +67,7 @@ class Guest:
     # -- the verbs
 
     def arm(self, actor: object, attachment: Attachment, window: EngineWindow) -> Facts:
-        """Find what is asked for, and prepare it."""
+        """Find the requested engine or session, and prepare it."""
         self._take(attachment)
         self._run, self._visible = attachment.place()
         if attachment.kind == "engine":
@@ -74,7 +78,7 @@ class Guest:
         return self._facts()
 
     def start(self, window: EngineWindow) -> str | None:
-        """Begin. Returns where the manifest of a rank's window lies."""
+        """Begin. Return where the manifest of a rank's window is."""
         self._known("start")
         if self._follower is not None:
             return self._follower.start(window)
@@ -84,7 +88,7 @@ class Guest:
         return None
 
     def stop(self, window: EngineWindow) -> Report:
-        """End. What it brought lies on this host."""
+        """End. The files are on this host."""
         self._known("stop")
         self._unwatch()
         self._recording = None
@@ -99,7 +103,7 @@ class Guest:
         return Report(replace(stopped, later=None), folder=folder, awaited=True)
 
     def enter(self, window: EngineWindow) -> None:
-        """Enter a role's window inside the one that is recorded."""
+        """Enter a role's window inside the recorded one."""
         self._known("enter")
         if self._follower is not None:
             self._follower.enter(window)
@@ -110,16 +114,16 @@ class Guest:
             self._follower.exit(window)
 
     def abort(self) -> None:
-        """Leave whatever state it is in."""
+        """Leave any state."""
         self._unwatch()
         self._recording = None
         if self._follower is not None:
-            self._follower.abort("the process that drives this one gave the window up")
+            self._follower.abort("the driver process aborted the window")
         elif self._engine is not None:
             self._on_loop(self._engine.abort)
 
     def join(self, attachment: Attachment) -> Facts:
-        """Have a session in this process, to hear which windows are open."""
+        """Make a session in this process, for announcements of open windows."""
         if self.attachment is None:
             self._run, self._visible = attachment.place()
         self._take(attachment)
@@ -132,26 +136,28 @@ class Guest:
         return follower is not None and not self._closed and follower.hear(number, windows)
 
     def close(self, reason: str = DETACHED) -> None:
-        """Take no more windows; end the open ones, where possible on the thread that entered them."""
+        """Take no more windows; end the open ones, if possible on the thread that entered them."""
         self._closed = True
         watch.remove(self.token)
         if self._follower is not None:  # an engine may be recorded for another attachment by now
             self._follower.close(reason)
 
     def leave(self, timeout: float) -> list[str]:
-        """Wait for exports after `close`, and end the session. Returns the span files that the other process does not see."""
+        """Wait for exports after `close`, and end the session. Return the span files that the other
+        process cannot see.
+        """
         follower, self._follower = self._follower, None
         spans = [] if follower is None else follower.leave(timeout)
         return [] if self._visible else spans
 
     def close_and_leave(self, timeout: float) -> list[str]:
-        """Call `close` and `leave`, where any thread will do."""
+        """Call `close` and `leave`, if any thread may."""
         self.close()
         return self.leave(timeout)
 
     def _take(self, attachment: Attachment) -> None:
         if self._closed:
-            raise EngineFailure("it was detached before the actor came to this call", "ok")
+            raise EngineFailure("it was detached before the actor ran this call", "ok")
         make_room(attachment, [other for other in guests.values() if other is not self])
         self.attachment = attachment
         if attachment.lease is not None:
@@ -165,7 +171,7 @@ class Guest:
         return self._follower is not None
 
     def driver_is_gone(self) -> bool:
-        """Return whether the process that drives this one has surely ended."""
+        """Return whether the driver process has certainly ended."""
         lease = None if self.attachment is None else self.attachment.lease
         return lease is not None and lease.is_over
 
@@ -177,13 +183,14 @@ class Guest:
         """Keep what is recorded as partial after the driver has ended, and end a session that was made for it. Raises nothing.
 
         Args:
-            waits: the main thread of a plain actor waits meanwhile. A synchronous engine whose event loop no other thread runs is
-                stopped only then, on behalf of the next attachment.
+            waits: the main thread of a plain actor waits meanwhile, on behalf of the next
+                attachment. Only then may a synchronous engine, whose event loop no other thread runs,
+                be stopped.
         """
         attachment, window = self.attachment, self._recording
         runs_loop = self._engine is not None and self._engine.runs_loop
         if window is not None and self.plain and not waits and runs_loop:
-            return  # a stop would run the engine's event loop in the way of the actor's own call
+            return  # a stop would run the engine's event loop, which blocks the actor's own call
         if window is not None:
             self._end_forgotten(window)
         with self.turn:
@@ -217,7 +224,7 @@ class Guest:
         return self._engine
 
     def _find_engine(self, actor: object, attachment: Attachment) -> None:
-        """Return the engine as it is now: it may have been rebuilt since the last window."""
+        """Return the current engine: it may have been rebuilt since the last window."""
         find = only_engine(actor) if attachment.find is None else attachment.find
         target = locate(actor, find)
         if self._engine is None or not (target is self._target or same_url(target, self._target)):
@@ -226,7 +233,7 @@ class Guest:
             try:
                 self._engine = recognise(target, **attachment.options)
             except ConfigError as error:
-                what = f"what find = {shown(find)} gives is no engine that can be recorded"
+                what = f"find = {shown(find)} returned no engine that can be recorded"
                 raise EngineFailure(f"{what}: {error}", "unconfigured") from None
             self._target = target
         if self._engine.inside:
@@ -253,11 +260,13 @@ class Guest:
         return local
 
     def _on_loop(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Have the engine's driver do it. This is a thread of ours, which may wait as long as it takes."""
+        """Let the engine's driver do it. This is a thread of ours, which may wait as long as necessary."""
         return remote_loop().submit(call(*arguments)).result()
 
     def waits(self, verb: str, attachment: Attachment | None) -> float | None:
-        """Return how long a call may hold up a plain actor while another thread works; None: the call does the work itself, since a session's capture may be bound to its thread."""
+        """Return how long a call may block a plain actor while another thread works; None: the call
+        does the work itself, because a session's capture may be bound to its thread.
+        """
         known = attachment or self.attachment
         if known is None or known.kind != "engine" or verb not in ("arm", "start", "stop", "abort"):
             return None
@@ -285,7 +294,7 @@ class Guest:
             rank=None if self._follower is None else self._follower.rank,
         )
 
-    # -- the process that started it may be gone: an engine's capture would then grow without bound
+    # the process that started it may have ended: an engine's capture would then grow without limit
 
     def _watch_over(self, window: EngineWindow) -> None:
         attachment = self._known("start")
@@ -303,7 +312,7 @@ class Guest:
             self._forgotten = None
 
     def retire(self) -> None:
-        """Leave an engine to the next attachment, which ends what is still open."""
+        """Leave an engine to the next attachment, which ends anything still open."""
         if self._engine is not None:
             self._engine.retire()
 

@@ -31,7 +31,7 @@ def locate(actor: object, find: object) -> object:
                 raise EngineFailure(_missing(str(find), found, name, error), "unconfigured") from None
     if found is None:
         raise EngineFailure(
-            f"there is no engine behind find = {shown(find)}: it is None, as on a headless node, which serves none; "
+            f"find = {shown(find)} is None: a headless node serves no engine; "
             "attach the actor that holds the engine's head",
             "unconfigured",
         )
@@ -60,9 +60,9 @@ def only_engine(actor: object) -> str:
             found.append(name)
     if len(found) == 1:
         return found[0]
-    what = f"several are engines ({', '.join(found)})" if found else "none is an engine that is known here"
+    what = f"several are engines ({', '.join(found)})" if found else "none is a known kind of engine"
     raise EngineFailure(
-        f'of the attributes of {_class_of(actor)} {what}; say what it is: kind="engine" with find = the attribute that holds the engine, '
+        f'of the attributes of {_class_of(actor)} {what}; set one of: kind="engine" with find = the attribute that holds the engine, '
         'kind="rank" for a trainer, kind="both" for both in one, kind="spans" for anything else',
         "unconfigured",
     )

@@ -1,4 +1,6 @@
-"""Pending reports of an engine in an actor: the driver's process polls them, since no call may wait in an actor that generates."""
+"""Pending reports of an engine in an actor. The driver process polls them, because no call may wait
+in an actor that generates.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,26 @@ Key = tuple[int, "str | None", int]
 
 
 class PendingReports:
-    """What one engine owes, by window."""
+    """The pending reports of one engine, by window."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, tuple[Later, concurrent.futures.Future[Stopped]]] = {}
 
     def begin(self, window: EngineWindow, later: Later) -> None:
-        """Wait for what belongs to a window."""
+        """Wait for the report of a window."""
         self._waiting[_key(window)] = later, remote_loop().submit(_waited(later))
 
     def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
         """Return the result; None: there is none yet.
 
         Args:
-            window: whose it is.
-            seconds: how much longer it may be waited for, where the end of the run is near.
+            window: the window of the report.
+            seconds: the remaining seconds, if the end of the run is near.
         """
         waiting = self._waiting.get(_key(window))
         if waiting is None:
             return Collected(
-                outcome="lost", error="nothing is awaited in the actor: its process is another one"
+                outcome="lost", error="the actor has no pending report: its process was replaced"
             )
         later, future = waiting
         if not future.done():

@@ -215,7 +215,7 @@ class TestEngines:
         [
             ("engin", 'has no attribute "engin"; did you mean "engine"'),
             ("engine.llm", 'has no attribute "llm" \\(it has: '),
-            ("missing", 'there is no engine behind find = "missing": it is None'),
+            ("missing", 'find = "missing" is None: a headless node'),
             (lambda actor: actor.engine / 0, "find raised TypeError"),
         ],
     )
@@ -311,7 +311,7 @@ class TestSessions:
         (told,) = fragment(path)
         assert (told["status"], told["error"]) == (
             "partial",
-            "the process that drives this one gave the window up",
+            "the driver process aborted the window",
         )
         guest.leave(5.0)
 
