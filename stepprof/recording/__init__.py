@@ -1,1 +1,1 @@
-"""Wing 1, inside the training process: turns selected windows into captures, spans and manifest entries."""
+"""Recording, inside the training process: turn selected windows into captures, spans and manifest entries."""

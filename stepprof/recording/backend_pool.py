@@ -31,14 +31,16 @@ class BackendPool:
         self._folder = folder
         self._tell_unavailable = unavailable
         self._probed: dict[object, Backend | str] = {}
-        # two threads may ask at once; reentrant, since a signal handler may come in between
+        # two threads may ask at once; reentrant, because a signal handler may interrupt
         self._probing = threading.RLock()
 
     def __iter__(self) -> Iterator[Backend]:
         return (each for each in self._probed.values() if not isinstance(each, str))
 
     def find(self, policy: Policy) -> Backend:
-        """Return the backend of a policy. Pays its slow imports, once. Raises BackendError where it cannot record in this process."""
+        """Return the backend of a policy. Pays its slow imports, once. Raises BackendError if it
+        cannot record in this process.
+        """
         found = self._find(policy)
         if isinstance(found, str):
             raise BackendError(_cannot(policy, found))

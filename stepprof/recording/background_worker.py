@@ -52,8 +52,8 @@ class Background:
         self._chores = chores
         self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """What the thread waits for. It takes work in its round alone, so that none is in its hands while
-        another thread has the round.
+        """Wakes the thread. Work is taken only within a round, so that none is lost while another
+        thread runs the round.
         """
         self._round = threading.Lock()
         self._acting: int | None = None
@@ -107,7 +107,7 @@ class Background:
         return True
 
     def _do_posted(self) -> None:
-        """Run posted work, and what that posts, on the thread that holds the round."""
+        """Run posted work, and the work that it posts, on the thread that runs the round."""
         self._acting = threading.get_ident()
         try:
             while not self._posted.empty():
@@ -125,7 +125,7 @@ class Background:
             )
 
     def stop(self, timeout: float) -> None:
-        """End the thread and do the rest on the calling one, within ``timeout`` seconds."""
+        """End the thread and run the remaining work on the calling one, within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         self._ending = True
         self.wake()

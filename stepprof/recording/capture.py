@@ -1,7 +1,8 @@
 """One capture of the local target, from its start to the end of its export.
 
-It belongs to the window that opened it; windows entered meanwhile join it. It knows which fragments of which steps have to tell
-of it, and how each window ended, but nothing of when to start or stop: that is `stepprof.recording.local_target`'s.
+It belongs to the window that opened it; windows entered meanwhile join it. It knows which manifest
+fragments describe it and how each window ended. `stepprof.recording.local_target` decides when it
+starts and stops.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture"]
 
 MAX_ANNOTATIONS = 200_000
-"""Spans that one capture writes into its artifact at most; the files of spans have the rest."""
+"""Maximum number of spans that one capture writes into its artifact; the span files have all."""
 
 
 def _quietly(act: Callable[[], object]) -> None:
@@ -52,7 +53,7 @@ def _quietly(act: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a capture ends: what it will be when its export succeeds, why it is not whole, which cap ended it."""
+    """How a capture ends: its status if the export succeeds, why it is incomplete, which cap ended it."""
 
     status: Outcome
     code: ReasonCode | None = None
@@ -65,7 +66,7 @@ class LocalCapture:
 
     Args:
         opener: the ticket of the window that it belongs to.
-        region: the name of the region that opened it, where one did.
+        region: the name of the region that opened it, if one did.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class LocalCapture:
         self.request: Ending | None = None
         self._ending: Ending | None = None
         self._last = opener
-        """The window that went out last."""
+        """The window that exited last."""
         self.exported_beside = False
-        """Its export was given to its job on the background thread, which holds nothing up."""
+        """Whether the background thread submits its export, which delays no window."""
         self.submitting = threading.Lock()
         self.over = False
         self._sized = True
@@ -105,13 +106,13 @@ class LocalCapture:
         self.timing = Timing(time.perf_counter_ns()) if region else opener.timing
         self.record = self._tell(opener, "lost", self.timing)
         self._stopped_after = self.record
-        """The entry right after whose end it was stopped."""
+        """The entry after whose end the capture was stopped."""
         if region:
             self.record.region = region
         self.values: Capture | None = None
 
     def _tell(self, ticket: Ticket, status: Outcome, timing: Timing) -> WindowEntry:
-        """An entry for a window in the fragment of its step."""
+        """Return an entry for a window in the fragment of its step."""
         window = ticket.window
         fragment = self._fragments.get(window.step)
         if fragment is None:
@@ -130,22 +131,24 @@ class LocalCapture:
         return record
 
     def owns(self, step: int) -> bool:
-        """Whether it was opened for windows of this step; with ``join_steps`` for the whole run of steps."""
+        """Return whether it was opened for windows of this step; with ``join_steps`` for the whole
+        run of steps.
+        """
         return step == self.window.step or (
             self.policy.join_steps and step in self.seen and step in self.policy.steps
         )
 
     @property
     def held(self) -> bool:
-        """Whether it is kept open between two steps of a run (``join_steps``)."""
+        """Return whether it is kept open between two steps of a run (``join_steps``)."""
         return self.policy.join_steps and not self.open and self.region is None
 
     def awaits(self, step: int) -> bool:
-        """Whether a window of this step belongs to the run of steps so far, or goes on with it."""
+        """Return whether a window of this step belongs to the run of steps so far, or continues it."""
         return step in self.seen or step - 1 in self.seen
 
     def bytes_so_far(self) -> int:
-        """How large the artifact would be by now; 0 where that is not known."""
+        """Return the current size of the artifact; 0 if unknown."""
         if not self._sized:
             return 0
         try:
@@ -157,11 +160,11 @@ class LocalCapture:
 
     @property
     def fragment(self) -> Fragment:
-        """The fragment of the opener's step."""
+        """Return the fragment of the opener's step."""
         return self._fragments[self.window.step]
 
     def claim(self) -> Capture:
-        """Write the manifest ahead as lost, and say where the artifacts belong. Raises OSError."""
+        """Write the manifest ahead as `lost`, and return where the artifacts belong. Raises OSError."""
         claim = self.fragment.write_ahead()
         metadata = self._origin.metadata(self.window)
         if self.region:
@@ -170,10 +173,10 @@ class LocalCapture:
         return self.values
 
     def leave_marks(self) -> None:
-        """Leave the regions that are still in progress (on other threads, or around the window), right before the stop."""
+        """Leave the open regions (on other threads, or around the window), right before the stop."""
         may_leave = self.backend.may_leave
         marks = []
-        for key in reversed(list(self.marks)):  # the regions' own threads take theirs out meanwhile
+        for key in reversed(list(self.marks)):  # the regions' own threads remove theirs meanwhile
             mark = self.marks.get(key)
             if mark is not None and may_leave(mark) and self.marks.pop(key, None) is not None:
                 marks.append(mark)
@@ -190,7 +193,7 @@ class LocalCapture:
             self.marks[id(ticket)] = mark
 
     def join(self, ticket: Ticket) -> None:
-        """A window comes in while the capture runs."""
+        """Join a window that is entered while the capture runs."""
         self.open.add(ticket)
         self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
         self._mark(ticket)
@@ -200,12 +203,12 @@ class LocalCapture:
             record.capture = {"step": self.window.step, "stem": self.values.stem}
 
     def begin(self) -> None:
-        """The region that opened it begins, on this thread."""
+        """Begin the region that opened it, on this thread."""
         self.timing.begin(time.perf_counter_ns())
         self.record.update(**self.timing.keys(self._origin.anchor))
 
     def leave(self, ticket: Ticket) -> None:
-        """A window goes out; whether the capture ends with it is not decided here."""
+        """Exit a window. Whether the capture ends with it is decided elsewhere."""
         self.open.discard(ticket)
         self._last = ticket
         mark = self.marks.pop(id(ticket), None)
@@ -213,7 +216,7 @@ class LocalCapture:
             _quietly(lambda: mark.__exit__(None, None, None))
 
     def annotate(self) -> list[Annotation]:
-        """What the backend's stacks do not hold, with absolute times."""
+        """Return what the backend's stacks cannot hold, with absolute times."""
         found = []
         for name, kind, start, end, thread, _task, where, attributes, error in list(self.annotations):
             place = {} if where is None else {"step": where.number, "role": where.role, **(where.bound or {})}
@@ -233,14 +236,14 @@ class LocalCapture:
 
     @property
     def place(self) -> Capture:
-        """What the backend was given. Raises BackendError where nothing was claimed."""
+        """Return the place that was claimed for the backend. Raises BackendError if there is none."""
         if self.values is None:
             raise BackendError("the capture has no place in the run directory")
         return self.values
 
     def cut(self, end_ns: int) -> list[Ticket]:
-        """Nothing is recorded from now on. Returns the windows that are still open: their entries end here."""
-        left = list(self.open)  # a copy: windows go out on other threads meanwhile
+        """Record nothing from now on. Return the windows that are still open; their entries end here."""
+        left = list(self.open)  # a copy: other threads exit windows meanwhile
         for ticket in left:
             ticket.end(end_ns)
         if self.region:
@@ -254,7 +257,7 @@ class LocalCapture:
             self.record.update(**self.timing.keys(self._origin.anchor))
 
     def end(self, ending: Ending, left: list[Ticket]) -> None:
-        """The stop is done. ``left`` are the windows that were open when it began."""
+        """Note that the stop is done. ``left`` are the windows that were open when it began."""
         self.over = True
         self._ending = ending
         self.record.update(reason_code=ReasonCode.EXPORTING, error=EXPORTING, capped_by=ending.capped_by)
@@ -273,7 +276,7 @@ class LocalCapture:
                 )
 
     def fail(self, code: ReasonCode, error: str, status: Outcome = "failed") -> None:
-        """The capture came to nothing; every window that relied on it says so."""
+        """Fail the capture, and every window that relied on it."""
         self._fail(code, error, status)
         self.save()
 
@@ -286,13 +289,13 @@ class LocalCapture:
             self._end_region(time.perf_counter_ns())
 
     def exported(self, result: ExportResult) -> bool:
-        """The export job has ended; True where there is something to show for it."""
+        """Note the result of the export job. Return whether there are artifacts."""
         exported = self._conclude(result)
         self.save(now=True)
         return exported
 
     def exported_later(self, result: ExportResult) -> None:
-        """`exported`, on another thread."""
+        """Run `exported` on another thread."""
         self._post(lambda: self.exported(result))
 
     def _conclude(self, result: ExportResult) -> bool:
@@ -312,18 +315,20 @@ class LocalCapture:
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:
-        """In the export's own process: the one that recorded may have died, and then no other process knows the file."""
+        """Write the result from the export's own process: if the recording process has died, no
+        other process knows the file.
+        """
         self._conclude(result)
         for fragment in self._fragments.values():
             fragment.write_in_child()
 
     def add_stall(self, seconds: float) -> None:
-        """Count what its stop, or its export in place, held the training thread."""
+        """Add the time for which its stop, or its export in place, delayed the training thread."""
         record = self._stopped_after
         record.stall_seconds = round((record.stall_seconds or 0.0) + seconds, 6)
 
     def save(self, *, now: bool = False) -> None:
-        """Have every fragment written: soon, or on this thread."""
+        """Write every fragment: soon, or now on this thread."""
         for fragment in self._fragments.values():
             if now:
                 fragment.write()

@@ -1,6 +1,5 @@
-"""What a session needs of the engines attached to it: their registry, and the engines that follow one window.
-
-`stepprof.remote` implements these protocols: the session drives engines without importing what speaks to them.
+"""The protocols for engines that the session needs: their registry, and the engines that follow one
+window. `stepprof.remote` implements them, so that the session imports no driver.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ class WindowEngines(Protocol):
 
     @property
     def stops_elsewhere(self) -> bool:
-        """Return whether training may go on before their stops are answered: each is an engine in another process."""
+        """Return whether training may continue before their stops are answered: each is an engine
+        in another process.
+        """
 
     async def started(self) -> None:
         """Wait until their starts are answered, without blocking the event loop."""
@@ -52,7 +53,7 @@ class EngineRegistry(Protocol):
 
     @property
     def calm(self) -> bool:
-        """Return whether a window that is not selected has nothing to tell them."""
+        """Return whether the engines need no news of a window that is not selected."""
 
     def shares(self, role: str | None, other: str | None) -> bool:
         """Return whether an engine follows windows of both roles."""
@@ -61,12 +62,12 @@ class EngineRegistry(Protocol):
         """Return whether windows of this role reach an engine."""
 
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
-        """Prepare them for a step that is about to come."""
+        """Prepare them for an upcoming step."""
 
     def pass_by(
         self, step: int, role: str | None, *, is_recorded: bool
     ) -> Sequence[concurrent.futures.Future[None]]:
-        """Note that a window is entered; return the announcements of it that are still under way."""
+        """Announce that a window is entered; return the pending announcements."""
 
     def left(self) -> None:
         """Note that a window has ended."""
@@ -86,13 +87,13 @@ class EngineRegistry(Protocol):
         """Return what is pending in their windows."""
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """Return what each is, where and how: JSON-able."""
+        """Describe each engine, its kind, place and driver: JSON-able."""
 
     def send_stops(self, reason: str, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Stop at the end what records."""
+        """At the end, stop every engine that records."""
 
     def close(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Wait for the answers, and forget what is armed."""
+        """Wait for the answers, and disarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +112,4 @@ Join = Callable[[EngineHost, "EngineRegistry | None"], EngineRegistry]
 """Adds an engine to the registry of a session, which it creates if there is none. Raises ConfigError."""
 
 waiting: dict[object, Join] = {}
-"""What was attached before there was a session: the next session takes it over."""
+"""Engines that were attached before there was a session; the next session takes them over."""

@@ -20,14 +20,15 @@ __all__ = ["ExclusiveAccess"]
 class ExclusiveAccess:
     """Lets one thread act on the target at a time.
 
-    The access belongs to the function that acquired it, for as long as that function runs. If an interrupt (Ctrl-C, `ray.cancel`) kept it from
-    being released, the next caller finds that the function is on no stack any more, and takes it over. Acquiring and releasing are one operation of a
-    dict each, which no interrupt can divide.
+    The access belongs to the function that acquired it, for as long as that function runs. If an
+    interrupt (Ctrl-C, `ray.cancel`) prevented the release, the next caller finds that the function
+    is no longer on any stack, and takes over. Acquiring and releasing are one operation of a dict
+    each, which no interrupt can divide.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[int, FrameType]] = {}
-        # reentrant, since a signal handler may come in between
+        # reentrant, because a signal handler may interrupt
         self._looking = threading.RLock()
 
     def acquire(self, timeout: float, *, by: FrameType | None = None) -> bool:
@@ -35,7 +36,7 @@ class ExclusiveAccess:
 
         Args:
             timeout: how long to wait, in seconds.
-            by: the frame of the function that acts and releases it; None: the caller's.
+            by: the frame of the function that holds and releases it; None: the caller's.
         """
         mine = (threading.get_ident(), by or sys._getframe(1))
         deadline = time.monotonic() + timeout
@@ -60,7 +61,9 @@ class ExclusiveAccess:
         self._held.pop("access", None)
 
     def _holder(self) -> tuple[int, FrameType] | None:
-        """Return the thread and the function that have access. A function that is on no stack any more loses it."""
+        """Return the thread and the function that have access. A function that is no longer on any
+        stack loses it.
+        """
         holder = self._held.get("access")
         if holder is None or _runs(*holder):
             return holder
@@ -71,13 +74,13 @@ class ExclusiveAccess:
 
     @property
     def held_elsewhere(self) -> bool:
-        """Whether another thread acts on the target now."""
+        """Return whether another thread acts on the target now."""
         holder = self._holder()
         return holder is not None and holder[0] != threading.get_ident()
 
 
 def _runs(thread: int, frame: FrameType) -> bool:
-    """Whether this frame is on the stack of that thread."""
+    """Return whether this frame is on the stack of that thread."""
     top = frames().get(thread)
     while top is not None and top is not frame:
         top = top.f_back

@@ -50,7 +50,7 @@ _deadline: float | None = None
 _came_back = False
 _put_off = False
 _guarding = False
-"""What `guard` was called with last on the main thread: each change of the state calls it."""
+"""The arguments of the last `guard` call on the main thread: each change of the state calls it."""
 _watchdog: int | None = None
 _masks: dict[int, set[int]] = {}
 
@@ -97,7 +97,7 @@ def guard(on: bool) -> None:
 
 
 def after_act() -> None:
-    """Run after an act of the session: a SIGTERM that came during it takes effect."""
+    """Run at the end of an act of the session: let a SIGTERM that arrived during it take effect."""
     if _put_off and _session is not None and threading.current_thread() is threading.main_thread():
         _end(_session)
 

@@ -33,7 +33,7 @@ def remove_leftovers(run: Path, seconds: float) -> int:
             break
         for name in _hidden(folder):
             if is_left_over(name):
-                with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+                with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
                     (folder / name).unlink()
                     removed += 1
     return removed

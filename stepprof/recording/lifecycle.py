@@ -1,7 +1,7 @@
-"""``init`` and ``shutdown``: how a process gets its session, and how that ends.
+"""``init`` and ``shutdown``: start and end the session of a process.
 
-Everything that can be wrong is found here, before the first step: this is the only place in the training loop's life where
-stepprof raises.
+Every mistake in the configuration is found here, before the first step. Nowhere else does stepprof
+raise into the training loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def init(
         rank: the global rank. None: that of torch.distributed, if it is initialised, else of the launcher's variables, else 0 of 1.
         world_size: the number of ranks, if ``rank`` is given.
         run_id: the name of the run. None: from the launcher, so that all ranks agree.
-        name: what this process is called in tables, files and headlines if it has no rank: ``driver``, ``reward``. Different
+        name: the name of this process in tables, files and headlines if it has no rank: ``driver``, ``reward``. Different
             processes need different names. None: ``driver``, or ``actor-`` and the beginning of its id in a Ray actor.
 
     Returns:
@@ -106,7 +106,7 @@ def shutdown(timeout: float | None = None) -> None:
 
 
 def _hand_over(session: Session, settled: Config) -> Session | None:
-    """The job calls `init` itself, after an adapter did: it gets that session, or None where it wants another one."""
+    """Return an adapter's session to a job that calls `init` itself, or None if the job wants another one."""
     session.by_adapter = False
     if session.config == settled:
         return session

@@ -155,7 +155,7 @@ class Translator:
 
 
 class Sender:
-    """A span reader that sends spans. `take` only appends to a queue.
+    """Sends spans to a collector. `take` only appends to a queue.
 
     Args:
         options: the endpoint and the limits.

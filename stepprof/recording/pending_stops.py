@@ -1,6 +1,6 @@
-"""Stops of engines that a window inside a step's window has sent and not waited for: training goes on while engines write their files.
-
-They are waited for where that is needed: before the next window of these engines, and at the end of the step's window.
+"""Keep the stops of engines that a role's window inside a step's window has sent without waiting:
+training continues while engines write their files. The next window of these engines and the end of
+the step's window wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PendingStops:
         self._steps: set[Ticket] = set()
         """Selected windows without a role that are open."""
         self._pending: list[tuple[int, str | None, WindowEngines]] = []
-        self._lock = threading.RLock()  # a signal handler may come in between
+        self._lock = threading.RLock()  # a signal handler may interrupt
 
     def opened(self, ticket: Ticket) -> None:
         """Note that a selected window has been entered."""
@@ -32,7 +32,7 @@ class PendingStops:
                 self._steps.add(ticket)
 
     def closed(self, ticket: Ticket) -> list[WindowEngines]:
-        """Note that a window is left; return the stops that its exit waits for, its own among them."""
+        """Note that a window is exited; return the stops that its exit waits for, including its own."""
         bracket, window = ticket.bracket, ticket.window
         with self._lock:
             self._steps.discard(ticket)
@@ -46,12 +46,14 @@ class PendingStops:
             return [*own, *self._take(lambda step, _: step == window.step)]
 
     def abandoned(self, ticket: Ticket) -> None:
-        """Note that a window was interrupted: nothing waits."""
+        """Note that a window was interrupted: it waits for nothing."""
         with self._lock:
             self._steps.discard(ticket)
 
     def before(self, role: str | None, engines: EngineRegistry) -> list[WindowEngines]:
-        """Return the stops of engines that follow windows of a role: such a window is about to start them again."""
+        """Return the stops of engines that follow windows of a role, before such a window starts
+        them again.
+        """
         if not self._pending:
             return []
         with self._lock:

@@ -1,5 +1,5 @@
-"""Look for torch.distributed after `init`: it tells the rank, and whether all ranks record into one
-run.
+"""Wait for torch.distributed after `init`: it provides the rank, and shows whether all ranks record
+into one run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Joining:
         self._is_done = False
 
     def look(self) -> None:
-        """Compare as soon as torch.distributed is up. A separate thread asks the store: the caller has
-        other chores.
+        """Compare as soon as torch.distributed is up. A separate thread queries the store: the
+        caller has other work.
         """
         if not self._is_done and self._store.is_up():
             self._is_done = True

@@ -72,8 +72,8 @@ class Selector:
     # -- requests
 
     def request(self, request: Request) -> bool:
-        """Select the steps of a request, with its changes. Return False if it is known. From any
-        thread.
+        """Select the steps of a request, with its changes. Return False if it is already known. Any
+        thread may call this.
 
         Windows of its steps that enter later are recorded. Raise ConfigError if it conflicts with
         the configuration, or names ranks that this world does not have.
@@ -90,8 +90,8 @@ class Selector:
         return True
 
     def withdraw(self, name: str) -> bool:
-        """Withdraw a request: its steps that have not begun are as configured. Return False if it is
-        unknown.
+        """Withdraw a request: its steps that have not begun use the configuration. Return False if
+        it is unknown.
         """
         with self._requesting:
             left = tuple(request for request in self.requests if request.name != name)
@@ -124,7 +124,9 @@ class Selector:
         return rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none
 
     def select(self, step: int, role: str | None) -> Policy | None:
-        """Return the policy of a selected window, or None. Raise ConfigError if the role is no name."""
+        """Return the policy of a selected window, or None. Raise ConfigError if the role is not a
+        valid name.
+        """
         if role is not None:
             role_name(role)
         self.visits.pass_by(step, role)
@@ -149,8 +151,8 @@ class Selector:
         return None
 
     def policy_at(self, step: int, role: str | None) -> Policy | None:
-        """Return the policy by which this process, or its engines, record this window; None: nothing
-        does.
+        """Return the policy by which this process, or its engines, record this window; None: it is
+        not recorded.
         """
         for policy in self._selecting(role):
             if step in policy.steps and self._concerns(role, policy):
@@ -191,7 +193,7 @@ class Selector:
         return Window(step=step, role=role, occurrence=occurrence, version=version, visit=visit)
 
     def came(self, role: str | None = None) -> set[int]:
-        """Return the steps with a selected window: of this role, or of any."""
+        """Return the steps with a selected window, of this role or of any."""
         if role is not None:
             return set(self._came.get(role, ()))
         return set().union(*list(self._came.values()))
@@ -208,7 +210,9 @@ class Selector:
         return [policy for role, policy in policies.items() if self._concerns(role, policy)]
 
     def has_come(self, step: int) -> bool:
-        """Return whether a selected window of this step has entered, of any role. From any thread."""
+        """Return whether a selected window of this step, of any role, was entered. Any thread may
+        call this.
+        """
         return any(step in steps for steps in list(self._came.values()))
 
     def never_came(self) -> Iterator[tuple[str | None, Steps]]:
@@ -241,7 +245,7 @@ class Selector:
                         yield told if role is None else f"roles.{role}: {told}"
 
     def look_for_rank(self) -> None:
-        """Look for the rank again: torch.distributed may be initialised by now. From any thread."""
+        """Look for the rank again: torch.distributed may be initialised by now. Any thread may call this."""
         with self._noting:
             if self.identity.final:
                 return

@@ -1,4 +1,4 @@
-"""What the parts of a session need of the session that they belong to."""
+"""The protocol of a session for its parts."""
 
 from __future__ import annotations
 

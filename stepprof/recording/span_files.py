@@ -52,12 +52,12 @@ class SpanFile:
         self._cut_told = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
-        """Each is called with every batch of finished spans, on the draining thread. One that fails is
+        """Called with every batch of finished spans, on the draining thread. A reader that fails is
         logged once and removed.
         """
 
     def restate(self, **header: object) -> None:
-        """Change the header: the next spans go into a new file. From any thread."""
+        """Change the header: the next spans go into a new file. Any thread may call this."""
         self._header = {**self._header, **header}
         self._is_outdated = True
 

@@ -35,7 +35,7 @@ class Reader(Protocol):
         ...
 
     def close(self, timeout: float) -> None:
-        """End within `timeout` seconds: no more spans come."""
+        """End within `timeout` seconds: no more spans follow."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""What a selected window holds between its enter and its exit.
+"""The ticket of a selected window, between its enter and its exit.
 
-The window itself is a value of the user's code, and knows nothing of captures; the capture that it opened or joined may end before it
-does, or never have come about. The ticket is what the two know of each other.
+The window is a value of the user's code and knows nothing of captures. The capture that it opened
+or joined may end before it, or fail to start. The ticket connects the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Ahead", "LeftOpen", "Ticket", "tell"]
 
 
 class LeftOpen(StateError):
-    """Why a window ends that was not stopped: the next ``start()`` of its role came."""
+    """Why an unstopped window ends: the next ``start()`` of its role was called."""
 
 
 class JoinedCapture(Protocol):
@@ -34,7 +34,7 @@ class JoinedCapture(Protocol):
 
     @property
     def region(self) -> str | None:
-        """Return the region that is captured; None: the window is."""
+        """Return the region that is captured; None: the window is captured."""
 
     @property
     def opener(self) -> Ticket:
@@ -43,7 +43,7 @@ class JoinedCapture(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """What a selected window holds between its enter and its exit. Closing it twice does nothing."""
+    """The state of a selected window between its enter and its exit. Closing it twice does nothing."""
 
     window: Window
     policy: Policy
@@ -58,14 +58,16 @@ class Ticket:
     bracket: WindowEngines | None = None
     """The engines that follow the window."""
     awaits_engines: bool = False
-    """A coroutine leaves the window, and awaits their stops itself."""
+    """Whether a coroutine exits the window and awaits the stops itself."""
 
     def begin(self, now_ns: int) -> None:
-        """The body begins, on this thread."""
+        """Note that the body begins, on this thread."""
         self.timing.begin(now_ns)
 
     def end(self, now_ns: int, *, moved: bool = False) -> None:
-        """The body has ended, or before it the capture; ``moved``: the calling thread tells whether the body was one thread's."""
+        """Note that the body, or before it the capture, has ended. ``moved``: the calling thread
+        knows whether the body stayed on one thread.
+        """
         if self.timing.end(now_ns, moved=moved):
             self._note_times()
 
@@ -79,7 +81,9 @@ class Ticket:
             self.record.update(**self.timing.keys(fragment.origin.anchor))
 
     def tell_error(self, error: BaseException) -> None:
-        """Note the exception that left the body, beside the outcome; a window that was left open is partial."""
+        """Note the exception that left the body, in addition to the outcome. A window that was left
+        open is partial.
+        """
         if self.record is None or self.fragment is None:
             return
         if not isinstance(error, LeftOpen):
@@ -91,22 +95,22 @@ class Ticket:
 
 @dataclass(slots=True)
 class Ahead:
-    """Handed from the waiting to the enter of one window."""
+    """What a coroutine's wait passes on to the enter of its window."""
 
     waited_seconds: float = 0.0
-    """For another thread's stop."""
+    """Seconds waited for a stop on another thread."""
     window: Window | None = None
-    """The window, where it was made already: its engines have been started under it."""
+    """The window, if it exists already: its engines have been started under it."""
     bracket: WindowEngines | None = None
     """Its engines, until a window takes them over."""
 
     def take(self) -> WindowEngines | None:
-        """The engines: from now on the window's."""
+        """Return the engines, which belong to the window from now on."""
         bracket, self.bracket = self.bracket, None
         return bracket
 
     def give_up(self, reason: str) -> None:
-        """No window takes them over: they are stopped."""
+        """Stop the engines, because no window takes them over."""
         bracket = self.take()
         if bracket is not None:
             bracket.send_stops(None, partial=reason)
@@ -121,7 +125,7 @@ def tell(
     code: ReasonCode,
     reason: str,
 ) -> None:
-    """Write into the manifest of its step why a window was not captured, in a fragment of its own."""
+    """Write into the manifest of its step, in a separate fragment, why a window was not captured."""
     fragment = Fragment(origin, ticket.window, post)
     backend = "+".join(ticket.policy.backend)
     record = window_entry(

@@ -62,10 +62,12 @@ number has doubled.
 """
 
 OVERLAP = 8
-"""In asynchronous training, windows of a step may come until this many later steps have begun."""
+"""In asynchronous training, windows of a step may be entered until this many later steps have begun."""
 
 Outcome = Literal["accepted", "reached", "missed", "refused", "withdrawn", "not here"]
-"""``accepted``: pending; ``reached``: a window of every step came and was passed to the capture; ``not here``: for other ranks."""
+"""``accepted``: pending; ``reached``: a window of every step was entered and passed to the capture;
+``not here``: for other ranks.
+"""
 
 
 @dataclass(slots=True)
@@ -266,7 +268,7 @@ class Control:
     # -- outcomes
 
     def _conclude(self) -> None:
-        """Update requests whose steps were recorded or can no longer come."""
+        """Update requests whose steps were recorded or are past."""
         last = self._last_step()
         if last is None:
             return

@@ -64,7 +64,7 @@ class Evidence:
         running = _Running(self._recorder, start_ns, (step, role))
         try:
             running.start()
-            if _newest:  # of a session that was left with its window open
+            if _newest:  # the evidence of a session that was left with its window open
                 _newest.pop().stop(start_ns)
             _newest.append(running)
             self._running = running
@@ -99,7 +99,7 @@ class Evidence:
             self._post(partial(self._finish, running))
 
     def forget(self) -> None:
-        """In a forked child: nothing here is its own."""
+        """Drop everything in a forked child: it belongs to the parent."""
         running, self._running = self._running, None
         _newest.clear()
         if running is not None:
@@ -175,7 +175,7 @@ class _Running:
                 found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
         for total in () if self._sampler is None else self._sampler.totals.values():
             times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
-            if times[0] > times[1]:  # a thread that came when the window was over, or had ended before it
+            if times[0] > times[1]:  # a thread that appeared after the window, or ended before it
                 continue
             used = _used(total.first, total.last, ("cpu", "run_queue"))
             counts = {"samples": total.samples, "dropped": total.dropped}
@@ -224,7 +224,7 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
 
 
 def _is_recorder(stretch: Stretch) -> bool:
-    """Return whether the thread was in stepprof's own code, or in what that called of the standard library."""
+    """Return whether the thread was in stepprof's own code, or in standard-library code that it called."""
     for code, _ in stretch.stack:
         file = code.co_filename
         if file.startswith(_PACKAGE):

@@ -27,7 +27,7 @@ __all__ = ["StackSampler", "Stretch", "ThreadTotal"]
 
 
 LONGEST_NS = 600_000_000_000
-"""Nothing is sampled after so long in one capture: its window may never be closed."""
+"""Maximum seconds of sampling in one capture: its window may never be closed."""
 
 DEPTH = 16
 """Maximum number of frames of a stack, the innermost ones."""
@@ -175,10 +175,8 @@ class StackSampler:
         return True
 
     def _sample(self) -> None:
-        """Sample all threads.
-
-        A sample counts from the time when it was due: a call that held the interpreter's lock since
-        then is what the thread was doing.
+        """Sample all threads. A sample counts from when it was due: if a call held the
+        interpreter's lock since then, the thread was in that call.
         """
         place = self._place()
         for ident, thread in list(self._threads.items())[:MOST_THREADS]:

@@ -102,8 +102,8 @@ class Exporter:
             raise
 
     def _is_somebodys(self, job: ExportJob) -> bool:
-        """Return whether a job that an interrupt took from its caller has a thread, a child or a place
-        in the queue, or has ended.
+        """Return whether a job whose caller was interrupted has a thread, a child or a place in the
+        queue, or has ended.
         """
         with self._lock:
             children = any(child.job is job for child in self._children)
@@ -178,7 +178,7 @@ class Exporter:
         self._fork(job, on_caller=True)
 
     def _fork(self, job: ExportJob, *, on_caller: bool) -> None:
-        """Start a child for `job`, in the place that the caller has reserved."""
+        """Start a child for `job`, in the reserved place."""
         child, failure = None, None
         try:
             with fork.signals_held() as mask:

@@ -1,7 +1,7 @@
 """Pending exports after a stop: those to be submitted, those that run, and their results.
 
-Between a stop and its export job lies a moment in which an interrupt, or the end of the process, could lose the capture. So
-each is noted here before anything else happens, and is given to its job exactly once, by the first thread that comes.
+Between a stop and its export job, an interrupt or the end of the process could lose the capture. So
+each capture is noted here first, and the first thread that arrives submits its job exactly once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Exports:
     Args:
         exporter: runs the jobs.
         rank: of this process, for the log.
-        label: what a capture is called in logs and in ``state().pending_exports``.
+        label: returns the name of a capture for logs and ``state().pending_exports``.
         failed: called with the error of an export, for ``stepprof.state``.
         changed: called after each change that ``stepprof.state`` shows.
     """
@@ -44,7 +44,7 @@ class Exports:
     ) -> None:
         self.recorded: tuple[int, ...] = ()
         self.recorded_bytes = 0
-        """What the artifacts of this process take."""
+        """The total size of this process's artifacts."""
         self._exporter = exporter
         self._rank = rank
         self._label = label
@@ -56,12 +56,12 @@ class Exports:
 
     @property
     def unsubmitted(self) -> bool:
-        """Whether there is a capture that is not yet with its job."""
+        """Return whether a capture has no export job yet."""
         return bool(self._pending)
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The labels of the jobs that have not ended."""
+        """Return the labels of the jobs that have not ended."""
         return tuple(self._running.copy().values())
 
     def owe(self, capture: LocalCapture, export: ExportCall) -> None:
@@ -69,17 +69,19 @@ class Exports:
         self._pending[capture] = export
 
     def forget(self, capture: LocalCapture) -> None:
-        """Forget a stop that failed after all."""
+        """Forget a stop that failed."""
         self._pending.pop(capture, None)
 
     def submit_all(self) -> None:
-        """At the end: exports that another thread is about to submit, or that an interrupt kept from being submitted."""
+        """Submit all remaining exports at the end: those of other threads, and those of interrupted
+        callers.
+        """
         for capture in list(self._pending):
             self.submit(capture)
 
     def submit(self, capture: LocalCapture) -> None:
-        """Give the export to its job."""
-        with capture.submitting:  # the second thread waits, and finds it done
+        """Submit the export to its job."""
+        with capture.submitting:  # a second thread waits here, and finds it done
             export = self._pending.get(capture)
             if export is None:
                 return
@@ -93,7 +95,7 @@ class Exports:
                 in_child=capture.exported_in_child,
             )
             self._pending.pop(capture, None)
-        if capture in self._running:  # else it has ended, and that was shown
+        if capture in self._running:  # otherwise it has ended, and that was published
             self._changed()
 
     def _ended(self, capture: LocalCapture, result: ExportResult) -> None:
@@ -108,7 +110,7 @@ class Exports:
             exported = capture.exported(result)
         except (
             BaseException
-        ):  # an interrupt right after an export in place: another thread tells the manifest
+        ):  # an interrupt right after an export in place: another thread updates the manifest
             capture.exported_later(result)
             raise
         if exported:
