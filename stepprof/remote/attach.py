@@ -42,7 +42,7 @@ def attach(
         target: an engine object (vLLM's ``AsyncLLM`` or ``LLM``, SGLang's ``Engine`` or ``TokenizerManager``), the URL of a server or
             router, a Ray actor's handle, a list of those, or a callable that returns them. A callable is called again before each
             recorded step, because engines restart and scale.
-        role: the role whose windows the engine follows; of several (``["actor", "ref"]``) the first names it. A rank also follows
+        role: the role whose windows the engine follows; of several (``["actor", "ref"]``) the first names it in tables and files. A rank also follows
             windows without a role.
         replica: its number among the engines of the role (for a list: that of the first). None: in the order of attaching.
         kind: of a Ray actor: ``engine`` (it holds one), ``rank`` (a trainer: its own session follows), ``both``, or ``spans``
@@ -51,8 +51,9 @@ def attach(
         ranks: the global ranks of the engine, as in the configuration (``"0-7"``); of a list: in equal parts. None: as many ranks as
             the engine has workers, in the order of the replicas.
         trace_dir: a folder that the engine's host and this host share, if they do not share the run directory.
-        name: its name in logs and in the manifest; those of a list have a number behind it. An actor without a rank
-            (``kind="spans"``) is called so in every table and file. None: its URL, its actor's class, or its type.
+        name: its name in logs and in the manifest; engines of a list get a number after it. An
+            actor without a rank (``kind="spans"``) has this name in every table and file. None: its
+            URL, its actor's class, or its type.
         options: options of the kind of engine, such as ``api_key`` of a server.
 
     Returns:

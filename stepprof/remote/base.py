@@ -1,4 +1,4 @@
-"""The contract between stepprof and one kind of engine, and the values that go over it.
+"""The contract between stepprof and one kind of engine, and the values that they exchange.
 
 A driver translates four verbs into the calls of one library. `stepprof.remote.core.engine_target` decides whether a call is legal now, which
 call is pending after a time-out, and what the manifest says. A plug-in is a class that derives from `EngineDriver`, and an `EngineKind` that makes it,
@@ -50,7 +50,7 @@ class EngineFailure(EngineError):
     """
 
     lost = False
-    """Whether the recording process has ended, although another one answers in its place."""
+    """Whether the recording process has ended, although another one now answers at its address."""
 
     def __init__(self, message: str, health: Health = "unknown", *, owes_stop: bool = False) -> None:
         super().__init__(redacted(message))
@@ -117,13 +117,15 @@ class EngineWindow:
 
 
 class Later(Protocol):
-    """A result that arrives some time after a stop, such as a report that another program writes. A background task waits for it."""
+    """A result that arrives some time after a stop, such as a report that another program writes. A
+    background task waits for it.
+    """
 
     async def wait(self) -> Stopped:
         """Return the result. Raises EngineFailure, or an `ExportError` with the outcome of the window."""
 
     def hurry(self, until: float) -> None:
-        """Wait no longer than until then (by `time.monotonic`): the run is about to end."""
+        """Limit the wait to this time (by `time.monotonic`): the run is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,15 @@ class Stopped:
     partial: str | None = None
     """What is missing and why; None: nothing."""
     joined: tuple[int, str] | None = None
-    """The capture that contains its part: the step, and the path below the step's folder without a suffix."""
+    """The capture that contains this engine's part: the step, and the path below the step's folder
+    without a suffix.
+    """
     later: Later | None = None
-    """The part that is still to come; the engine may be started again meanwhile."""
+    """The part that arrives later; the engine may be started again meanwhile."""
     statistics: Mapping[str, Any] | None = None
-    """What the engine counted itself from the start to the stop (`stepprof.remote.core.statistics`); None: not known."""
+    """The engine's own counts from the start to the stop (`stepprof.remote.core.statistics`); None:
+    unknown.
+    """
 
 
 class EngineDriver(ABC):
@@ -204,7 +210,9 @@ class EngineDriver(ABC):
         return False
 
     async def expand(self) -> Sequence[EngineDriver]:
-        """Return the drivers that stand for it now (a router: those of its workers). Called before each window; raises nothing."""
+        """Return the drivers that currently represent it (for a router: those of its workers).
+        Called before each window; raises nothing.
+        """
         return [self]
 
     @abstractmethod
@@ -231,7 +239,7 @@ class EngineDriver(ABC):
         """Note which windows are open now. Only called if `listens`, at each entry and exit of a window, recorded or not.
 
         Args:
-            number: grows with each call; of two announcements the one with the larger number holds.
+            number: grows with each call; the announcement with the larger number is valid.
             windows: the step and the role of each, the outermost first.
         """
 
@@ -244,17 +252,19 @@ class EngineDriver(ABC):
         return False
 
     def recovered(self) -> Awaitable[None] | None:
-        """Return what ends once an unreachable engine answers again (it raises EngineFailure if the engine is dead); None: the next arm finds out."""
+        """Return an awaitable that ends once an unreachable engine answers again (it raises
+        EngineFailure if the engine is dead); None: the next arm finds out.
+        """
         return None
 
     async def enter(self, window: EngineWindow) -> None:
-        """Note that a role's window begins inside the one that it records."""
+        """Note that a role's window begins inside the recorded one."""
 
     async def exit(self, window: EngineWindow) -> None:
-        """Note that a role's window has ended inside the one that it records."""
+        """Note that a role's window has ended inside the recorded one."""
 
     def retire(self) -> None:
-        """Call the engine no more. What is still open is left to the next driver of the engine."""
+        """Stop calling the engine. Anything unfinished is left to the next driver of the engine."""
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop what is still open, such as a capture whose stop failed. Called when the engine is detached and at the end of the run.

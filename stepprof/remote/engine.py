@@ -50,16 +50,16 @@ class Engine:
         options: Mapping[str, object],
     ) -> None:
         self.role = role
-        """Under which it is named."""
+        """The role that names it."""
         self.also = frozenset(also)
         """Further roles whose windows it follows."""
         self.targets: tuple[EngineTarget, ...] = ()
         self.stop_seconds = 60.0
         """How long its role waits for the answer to a stop."""
         self.changes = callable(target) and not is_known(target)
-        """Whether who the engines are has to be asked again at each arm."""
+        """Whether the list or callable must be asked again for its engines at each arm."""
         self.counts = ranks is None
-        """Whether its engines span as many ranks as they have workers: the caller named none."""
+        """Whether its engines span as many ranks as they have workers, because the caller gave none."""
         self._target = target
         self._first = replica
         self._ranks = ranks
@@ -90,7 +90,9 @@ class Engine:
         return {target.label: f"{target.machine.state}, {target.health}" for target in self.targets}
 
     def join(self, fleet: Registry, policy: Policy) -> None:
-        """Become part of a session. Raises ConfigError where the configuration asks for ranks that a list does not have."""
+        """Become part of a session. Raises ConfigError if the configuration selects ranks that a
+        list does not have.
+        """
         for driver in self._drivers:
             check_backends_of(driver.kind, policy.engine, self.role)
         self._fleet = fleet
@@ -124,7 +126,9 @@ class Engine:
         return said[place * share : (place + 1) * share]
 
     async def ask_again(self) -> None:
-        """Ask who the engines are now. Raises what the callable raises, ConfigError for a target of no known kind."""
+        """Ask the list or callable for its current engines. Raises what the callable raises,
+        ConfigError for a target of no known kind.
+        """
         if callable(self._target) and not is_known(self._target):
             found = await in_thread(self._target)
             if inspect.isawaitable(found):
@@ -134,12 +138,14 @@ class Engine:
             drivers = self._drivers
         found = await asyncio.gather(
             *(driver.expand() for driver in drivers)
-        )  # one that hangs delays no other
+        )  # one that hangs does not delay the others
         self._take(itertools.chain.from_iterable(found))
 
     def _take(self, drivers: Iterable[EngineDriver]) -> None:
-        """Keep the targets of engines that are still there, with their state; make new ones; let the others go."""
-        # what an actor or a server is may be known only later: it stays the same one
+        """Keep the targets of engines that still exist, with their state; add new ones; release the
+        others.
+        """
+        # the kind of an actor or a server may be known only later: it stays the same target
         wanted = {(driver.key, driver.kind in RANKS): driver for driver in drivers}
         known = {(target.driver.key, target.is_rank): target for target in self.targets}
         staying = [target for key, target in known.items() if key in wanted]

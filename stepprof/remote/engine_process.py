@@ -39,7 +39,9 @@ class EngineProcess(Protocol):
         """Return how it was started under nsys."""
 
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> Slot:
-        """Return where its drivers note which of them records; `shared` is a file that all of them see, if there is one."""
+        """Return the note of which of its drivers records; `shared` is a file that all of them see,
+        if there is one.
+        """
 
 
 class OwnProcess:
@@ -94,7 +96,7 @@ class ServerProcess:
         return bool(self._client.same_host)
 
     async def user(self) -> int | None:
-        """Return its user; None: not known, as on another host."""
+        """Return its user; None: unknown, as on another host."""
         return await in_thread(user_of_server, self._client.address.port) if self.same_host else None
 
     async def clock(self) -> Clock | None:

@@ -1,6 +1,6 @@
 """Run remote calls: one event loop on one daemon thread, and calls to other loops and threads.
 
-No call of a driver is cancelled: engines keep state of their own, and a call that is cut off leaves it wrong for good. A time-out only ends the waiting.
+No call of a driver is cancelled: a cancelled call would leave the engine's own state wrong for good. A timeout only ends the waiting.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class RemoteLoop:
 
     @property
     def here(self) -> bool:
-        """Whether the caller runs on this very loop."""
+        """Return whether the caller runs on this loop."""
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop; its future."""
+        """Run a coroutine on the loop; return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, act: Callable[..., object], *arguments: object) -> None:
-        """Have a function called on the loop, soon."""
+        """Call a function on the loop, soon."""
         self._loop.call_soon_threadsafe(act, *arguments)
 
 
@@ -106,7 +106,9 @@ async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -
 
 
 def drop_result(task: asyncio.Future[Any]) -> None:
-    """Read the result of a task that no caller waits for any longer, so that asyncio does not log its exception."""
+    """Read the result of a task that no caller awaits any longer, so that asyncio does not log its
+    exception.
+    """
     if not task.cancelled():
         task.exception()
 
@@ -159,7 +161,7 @@ async def in_thread(act: Callable[..., T], *arguments: object) -> T:
             failure = error
         try:
             loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:  # the loop has ended, and with it everybody who waited
+        except RuntimeError:  # the loop has ended, and with it every caller that waited
             return
 
     threading.Thread(target=run, name="stepprof-call", daemon=True).start()

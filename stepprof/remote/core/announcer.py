@@ -1,6 +1,7 @@
-"""Announces which windows are open here to sessions in other processes, at each entry and exit.
+"""Announce which windows are open here to sessions in other processes, at each entry and exit.
 
-Each announcement has all windows that are open and a number, so that one which is lost or overtaken is made good by the next.
+Each announcement lists all open windows and has a number, so that the next one repairs one that was
+lost or overtaken.
 """
 
 from __future__ import annotations
@@ -25,28 +26,32 @@ __all__ = ["Announcer"]
 Key = tuple[int, "str | None"]
 
 DIRECT = 64
-"""So many listeners are sent to by the thread of the training loop, at 0.05 to 0.3 ms each: no work that it sends next overtakes that. More hear of
-recorded windows only, which wait for the announcement."""
+"""Up to this many listeners, the thread of the training loop sends the announcements itself, at
+0.05 to 0.3 ms each, so that no work that it sends next overtakes them. With more listeners only
+recorded windows are announced, and wait for it.
+"""
 
 GATHER_SECONDS = 0.02
-"""For so long announcements to more listeners are gathered: the exit of one phase and the entry of the next are one message."""
+"""How long announcements to more listeners are gathered: the exit of one phase and the entry of the
+next are one message.
+"""
 
 
 class Announcer:
-    """The listeners of one process, and what each has been told."""
+    """The listeners of one process, and the last announcement to each."""
 
     def __init__(self) -> None:
         self.listeners: list[tuple[Engine, EngineDriver]] = []
-        """Of sessions in other processes that hear of every window."""
+        """The sessions in other processes that receive every window."""
         self._told: dict[EngineDriver, tuple[Key, ...]] = {}
         self._number = 0
         self._later: dict[EngineDriver, tuple[int, tuple[Key, ...]]] = {}
         self._sending: concurrent.futures.Future[None] | None = None
-        """Sends what is in ``_later``."""
-        self._lock = threading.RLock()  # a signal handler may come in between
+        """The timer that sends ``_later``."""
+        self._lock = threading.RLock()  # a signal handler may interrupt
 
     def look(self, engines: Iterable[Engine]) -> None:
-        """Find the listeners among these attachments, and tell new ones what is open."""
+        """Find the listeners among these attachments, and announce the open windows to new ones."""
         with self._lock:
             self.listeners = [
                 (engine, target.driver)
@@ -61,7 +66,7 @@ class Announcer:
     def announce(
         self, opening: Key | None, *, is_recorded: bool = False
     ) -> Sequence[concurrent.futures.Future[None]]:
-        """Tell each listener the open windows of its roles, if they are others than it knows.
+        """Announce to each listener the open windows of its roles, if they have changed.
 
         Args:
             opening: a window that is about to begin.

@@ -1,6 +1,8 @@
-"""Engines on the event loop that a synchronous window blocks: they cannot answer while it waits.
+"""Handle engines on the event loop that a synchronous window blocks: they cannot answer while it
+waits.
 
-Every other engine can, because calls run on stepprof's own loop. So only these are refused at the entry of a synchronous window, and not waited for at its exit.
+Calls to all other engines run on stepprof's own loop. So only these engines are refused at the
+entry of a synchronous window, and not awaited at its exit.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ HINT = (
 
 
 class OwnLoop:
-    """The two warnings about such engines, each logged once in a session: every recorded step would repeat it."""
+    """The two warnings about such engines, each logged once per session, not at every recorded step."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -46,7 +48,7 @@ class OwnLoop:
             logger.warning("engine.not_started", target=target.label, reason=NOT_STARTED)
 
     def warn_stopped_late(self, targets: Iterable[EngineTarget]) -> None:
-        """Log that the stops of engines could not be waited for."""
+        """Log that the stops of engines could not be awaited."""
         labels = ", ".join(target.label for target in targets)
         if labels and self._is_new(STOPPED_LATE):
             logger.warning("engine.stop_not_awaited", target=labels, reason=STOPPED_LATE)
@@ -58,5 +60,5 @@ class OwnLoop:
 
 
 def lives_on(target: EngineTarget, loop: asyncio.AbstractEventLoop | None) -> bool:
-    """Return whether an engine lives on this event loop; None is no loop."""
+    """Return whether an engine lives on this event loop; False without a loop."""
     return loop is not None and target.driver.loop is loop

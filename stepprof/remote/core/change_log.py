@@ -1,4 +1,6 @@
-"""Gather the changes of a session's engines, publish them and log them together: a thousand engines answer one after the other."""
+"""Gather the changes of a session's engines, then publish and log them together: a thousand engines
+answer one after another.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["ChangeLog", "HealthChange"]
 GATHER_SECONDS = 0.01
 
 TOLD = 8
-"""Up to so many engines whose health changes alike get a log line each; more get one line."""
+"""Up to this many engines with the same change of health get a log line each; more share one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class ChangeLog:
     def __init__(self, post: Callable[[Callable[[], object]], None], publish: Callable[[], object]) -> None:
         self.publish = publish
         self.version = object()
-        """Another object after each change."""
+        """Replaced by another object after each change."""
         self._post = post
         self._gathering = False
         self._transitions: list[dict[str, object]] = []
@@ -58,18 +60,18 @@ class ChangeLog:
             remote_loop().call(self._show_soon)
 
     def add_transition(self, line: dict[str, object]) -> None:
-        """Have a transition logged soon, on another thread: a thousand lines would hold up the calls."""
+        """Log a transition soon, on another thread: a thousand lines would delay the calls."""
         self._transitions.append(line)
 
     def add_health(self, change: HealthChange) -> None:
-        """Have a change of an engine's health logged soon, together with others of the same kind."""
+        """Log a change of an engine's health soon, together with others of the same kind."""
         self._health.append(change)
 
     def _show_soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_SECONDS, self.show)
 
     def show(self) -> None:
-        """Publish and log what has been gathered."""
+        """Publish and log the gathered changes."""
         self._gathering = False
         self.publish()
         lines, self._transitions = self._transitions, []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["close"]
 
 LEAST_SECONDS = 0.5
-"""The least time for the answer to a driver's close, also where the stop before it took all the time there was."""
+"""The minimum time for the answer to a driver's close, even if the stop before it used up the whole limit."""
 
 
 async def close(driver: EngineDriver, label: str, *, answer_seconds: float, timeout: float) -> None:
@@ -25,9 +25,9 @@ async def close(driver: EngineDriver, label: str, *, answer_seconds: float, time
 
     Args:
         driver: the driver.
-        label: what its engine is called in the log.
+        label: the name of its engine in the log.
         answer_seconds: how long to wait for an engine that does not answer.
-        timeout: how long to wait for exports; only a session of another process has any.
+        timeout: how long to wait for exports; only sessions of other processes have exports.
     """
     answers = max(answer_seconds, LEAST_SECONDS)
     closing = asyncio.ensure_future(_call(driver.close, max(timeout, 0.0), answers))

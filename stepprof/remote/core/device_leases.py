@@ -26,7 +26,9 @@ __all__ = ["Turn"]
 
 _LOOK_SECONDS = 0.02
 _OF_START = 0.8
-"""Of the time that its window waits for the start: what is left is for the start itself."""
+"""The share of the window's start timeout that may be spent waiting for a lease; the rest is for
+the start itself.
+"""
 
 
 class Turn:
@@ -36,13 +38,15 @@ class Turn:
         self._held: list[_Shared] = []
 
     def announce(self, window: EngineWindow) -> None:
-        """Register as a recorder of these devices; no engine holds a lease while it is only armed."""
-        with contextlib.suppress(BackendError):  # told when it is its turn
+        """Register as a user of these devices, so that no trainer keeps a lease while it is only armed."""
+        with contextlib.suppress(BackendError):  # a problem is reported by `take`
             for shared in _of(window):
                 shared.lease.is_shared()
 
     async def take(self, recording: Recording, window: EngineWindow, label: str) -> str | None:
-        """Acquire the leases, waiting until the window is over at most; return why they are not available, or None."""
+        """Acquire the leases; wait at most until the window is over. Return why they are not
+        available, or None.
+        """
         refused = await self._take(recording.stop, window, f"{label} of step {window.window.step}")
         if refused is not None and recording.late is None:
             reason = f"{refused}; nothing was sent to the engine"
@@ -66,7 +70,7 @@ class Turn:
         return None
 
     def give(self) -> None:
-        """Give back what is held; harmless where nothing is."""
+        """Release the held leases; do nothing if there are none."""
         while self._held:
             self._held.pop().give()
 
@@ -79,7 +83,7 @@ class _Shared:
         self._users = 0
 
     def take(self, label: str) -> str | None:
-        """Use the lease too; return which other process holds it, or None."""
+        """Share the lease; return which other process holds it, or None."""
         if not self.lease.held:
             self._users = 0
             try:
@@ -100,7 +104,9 @@ _known: dict[tuple[Path, int], _Shared] = {}
 
 
 def _of(window: EngineWindow) -> Iterator[_Shared]:
-    """Yield the leases in the order of their numbers, so that two engines that wait for the same ones do not wait for each other. Raises BackendError."""
+    """Yield the leases in the order of their numbers, so that two engines cannot deadlock on the
+    same ones. Raises BackendError.
+    """
     if "npu" not in records(window.options):
         return
     for number in sorted(set(window.options.devices)):

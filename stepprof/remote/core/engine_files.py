@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 LINK = "current"
-"""The symbolic link through which vLLM is given a folder for each window."""
+"""The symbolic link through which vLLM gets a folder for each window."""
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"
@@ -35,7 +35,9 @@ ROOT = 0
 
 
 def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, str]]:
-    """Return the user and the inode of each socket of this host that listens on a port; none where the system does not say."""
+    """Return the user and the inode of each socket of this host that listens on a port; none if the
+    system does not list them.
+    """
     found = []
     for table in tables:
         try:
@@ -49,7 +51,7 @@ def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, 
 
 
 def user_of_server(port: int, *, tables: tuple[Path, ...] = _TABLES) -> int | None:
-    """Return the user who listens on a port of this host; None where the system does not say, or several do."""
+    """Return the user that listens on a port of this host; None if unknown or ambiguous."""
     users = {user for user, _ in listening(port, tables)}
     return users.pop() if len(users) == 1 else None
 
@@ -58,10 +60,10 @@ def writers(user: int | None) -> frozenset[int] | None:
     """Return the users whose files count as an engine's.
 
     Args:
-        user: as whom the engine runs; None: not known, as on another host.
+        user: the user that the engine runs as; None: unknown, as on another host.
 
     Returns:
-        None where every user's do.
+        None: the files of every user count.
     """
     if user is None or not hasattr(os, "geteuid"):
         return None
@@ -72,8 +74,8 @@ def check_named_folder(folder: Path, user: int | None) -> None:
     """Refuse the folder that a server of another user names, unless it belongs to that user or was prepared for an engine.
 
     Args:
-        folder: what the server names.
-        user: as whom the server runs; None: not known.
+        folder: the folder that the server names.
+        user: the user that the server runs as; None: unknown.
 
     Raises:
         EngineFailure: it must be named by the caller of `attach`.
@@ -88,7 +90,7 @@ def check_named_folder(folder: Path, user: int | None) -> None:
                 return
             if status.st_uid == os.geteuid() and link.is_symlink() and link.lstat().st_uid == os.geteuid():
                 return
-    except OSError:  # nothing is made where such a server says
+    except OSError:  # do not create folders at the request of such a server
         pass
     who = "a user that cannot be determined" if user is None else f"user {user}"
     raise EngineFailure(
@@ -98,7 +100,7 @@ def check_named_folder(folder: Path, user: int | None) -> None:
 
 
 def is_engine_file(path: Path, users: frozenset[int] | None) -> bool:
-    """Return whether this is a plain file of one of these users, and no link to one."""
+    """Return whether this is a plain file of one of these users, and not a link."""
     try:
         status = path.lstat()
     except OSError:
@@ -111,7 +113,7 @@ def open_engine_file(path: Path, users: frozenset[int] | None = None) -> IO[byte
 
     Args:
         path: the file.
-        users: who may own it, as `writers` returns them.
+        users: the users that may own it, as `writers` returns them.
 
     Raises:
         OSError: it cannot be read, is a link or no plain file, has a hole, or belongs to another user.

@@ -1,6 +1,8 @@
-"""What is known of one attached engine: its state, its health, its clock, and the windows that it is prepared for and records.
+"""The state of one attached engine: state machine, health, clock, and the windows that it is armed
+for and records.
 
-`stepprof.remote.core.engine_target` makes the calls, and notes each answer here. Everything runs on stepprof's own event loop.
+`stepprof.remote.core.engine_target` makes the calls, and notes each answer here. Everything runs on
+stepprof's own event loop.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ class Observer(Protocol):
 
     @property
     def changes(self) -> ChangeLog:
-        """Return what publishes and logs changes of the state and the health."""
+        """Return the log that publishes changes of the state and the health."""
 
     def unused(self, target: Any, window: EngineWindow) -> None:
-        """Remove a folder that was made for nothing, unless the engine uses it again by then."""
+        """Remove an unused folder, unless the engine has started to use it."""
 
 
 class EngineState:
@@ -57,12 +59,12 @@ class EngineState:
         self.armed: EngineWindow | None = None
         """The window that it is armed for."""
         self.recording: Recording | None = None
-        """The capture that it is being started for, records, or is being stopped for."""
+        """The capture of its current start, recording or stop."""
         self.detached = False
         self._arming: list[EngineWindow] = []
         self._observer = observer
         self._recovering: asyncio.Task[None] | None = None
-        """Held so that it is not collected while it waits."""
+        """A reference, so that the waiting task is not collected."""
 
     @property
     def boot_id(self) -> str | None:
@@ -71,7 +73,7 @@ class EngineState:
         return clock.boot_id if clock is not None and clock.host == self.driver.host else None
 
     def commit(self, trigger: str, window: EngineWindow | None, *, reason: str | None = None) -> None:
-        """Change the state. Raises StateError where the trigger is illegal."""
+        """Change the state. Raises StateError if the trigger is illegal."""
         self.machine.commit(
             trigger,
             step=None if window is None else window.window.step,
@@ -83,7 +85,7 @@ class EngineState:
         self._observer.changes.changed()
 
     def rest(self, reason: str) -> None:
-        """Go back to idle, from whatever state."""
+        """Go back to idle, from any state."""
         self.disarm(reason)
         if self.machine.state != "idle":
             self.commit("done" if self.machine.state == "flushing" else "abort", None, reason=reason)
@@ -91,7 +93,7 @@ class EngineState:
     # -- the window that it is prepared for
 
     def reserve(self, window: EngineWindow) -> None:
-        """Note that it is about to be armed for a window: a start that comes first uses the same folder."""
+        """Note that it is about to be armed for a window: a start that arrives first uses the same folder."""
         if self.detached:
             self._observer.unused(self, window)
         else:
@@ -101,7 +103,7 @@ class EngineState:
         """Note that it is armed for a window."""
         if self.machine.state == "idle":
             self.commit("arm", window)
-        if self.armed is not None:  # for a step that has not come
+        if self.armed is not None:  # for a step that was not entered
             self._observer.unused(self, self.armed)
         self.armed = window
 
@@ -114,7 +116,7 @@ class EngineState:
             self.commit("abort", armed, reason=reason)
 
     def prepared_for(self, window: Window) -> EngineWindow | None:
-        """Return the place that it is armed for, or being armed for, if that is this window's."""
+        """Return the place that it is armed for, or being armed for, if it belongs to this window."""
         for place in (self.armed, *self._arming):
             if place is not None:
                 other = place.window

@@ -1,6 +1,7 @@
 """One-shot event; each waiter has its own timeout.
 
-It makes no future for each waiter: a window waits for a thousand engines at once. Everything runs on stepprof's own loop.
+It creates no future for each waiter, because a window waits for a thousand engines at once.
+Everything runs on stepprof's own loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["Gate", "passed"]
 
 
 class Gate:
-    """Closed, until it is opened for good."""
+    """A gate that is closed until it is opened for good."""
 
     __slots__ = ("_then", "is_open")
 
@@ -21,7 +22,7 @@ class Gate:
         self._then: list[Callable[[], object]] = []
 
     def open(self) -> None:
-        """Let everybody through who waits, and who still comes. Opened twice, nothing happens."""
+        """Release all present and future waiters. Opening it twice does nothing."""
         if not self.is_open:
             self.is_open = True
             waiting, self._then = self._then, []
@@ -29,17 +30,17 @@ class Gate:
                 act()
 
     def then(self, act: Callable[[], object]) -> None:
-        """Have it called when the gate opens."""
+        """Call a function when the gate opens."""
         self._then.append(act)
 
     def forget(self, act: Callable[[], object]) -> None:
-        """Remove what `then` was given."""
+        """Remove a function that was given to `then`."""
         if act in self._then:
             self._then.remove(act)
 
 
 async def passed(gates: Iterable[Gate], timeout: float | None = None) -> bool:
-    """Wait until all of them are open; False where that took longer than ``timeout`` seconds."""
+    """Wait until all gates are open; return False after ``timeout`` seconds."""
     closed = [gate for gate in gates if not gate.is_open]
     if not closed:
         return True

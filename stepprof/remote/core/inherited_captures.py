@@ -1,4 +1,6 @@
-"""Keep a capture that its own driver could not stop: its files as `partial`, in the manifest of the run that it belongs to."""
+"""Keep a capture that its own driver could not stop: list its files as `partial` in the manifest of
+its own run.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ _IDENTITY = ("host", "pid", "pid_start", "boot_id")
 
 
 def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str, object]) -> None:
-    """Put what a capture brought into the manifest of its own run. Blocks; raises nothing.
+    """Write the files of a capture into the manifest of its own run. Blocks; raises nothing.
 
     Args:
         window: what was recorded.
         stopped: its files, which lie below `window.folder`.
-        reason: why it is not whole.
-        owner: the process whose window it is, as it wrote itself into its fragment.
+        reason: why it is incomplete.
+        owner: the process whose window it is, as in its fragment.
     """
     told = {
         "status": "partial" if stopped.artifacts else "lost",
@@ -56,7 +58,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
 
 
 def kept_there(window: EngineWindow) -> tuple[Artifact, ...]:
-    """Return the traces that another process has brought to a window's folder."""
+    """Return the traces that another process has moved to a window's folder."""
     found = sorted((path, path.stat().st_size) for path in window.output.glob(f"*rank-[0-9]*{SUFFIX}"))
     return tuple(
         Artifact(path.relative_to(window.folder).as_posix(), "trace", size)
@@ -75,19 +77,19 @@ def left_there(window: EngineWindow) -> list[str]:
 
 
 async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -> str:
-    """Return the reason of a capture that failed, with the files that it left in its folder.
+    """Return why a capture failed, with the files that it left in its folder.
 
     Args:
         error: the reason.
-        window: whose folder it is; None: it has none.
-        otherwise: what to add where there is no file.
+        window: the window of the folder; None: there is none.
+        otherwise: what to add if there is no file.
     """
     left = [] if window is None else await in_thread(left_there, window)
     return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
 
 
 def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> bool:
-    """Correct the entry of a window in a fragment; return whether it is there."""
+    """Correct the entry of a window in a fragment; return whether it exists."""
     content = read_table(path)
     if not _is_same(content.get("writer") or {}, owner):
         return False
@@ -100,7 +102,7 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
     if entry is None:
         return False
     if not told["artifacts"] and entry.status != "lost":
-        return True  # what it says is all that is known
+        return True  # nothing more is known than what it says
     end = entry.end_unix_ns or time.time_ns()
     entry.update(**{**told, "end_unix_ns": end, "artifacts": [*entry.artifacts, *told["artifacts"]]})
     if fragment is None:

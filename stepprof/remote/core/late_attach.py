@@ -1,4 +1,4 @@
-"""Log from which window on an engine takes part that is attached inside a recorded window."""
+"""Log which window an engine records first, if it is attached inside a recorded window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["tell_if_inside"]
 
 
 def tell_if_inside(engine: Engine, selector: Selector) -> None:
-    """Log one line where a window that the engine would have followed is being recorded."""
+    """Log one line if a window that the engine would have followed is being recorded."""
     for window in _recorded():
         step, role = window.number, window.role
         if step is not None and (engine.follows(role) or role is None):
@@ -33,7 +33,7 @@ def tell_if_inside(engine: Engine, selector: Selector) -> None:
 
 
 def _recorded() -> Iterator[StepWindow]:
-    """Yield the selected windows that are open, the one entered last first."""
+    """Yield the open selected windows, the one entered last first."""
     for window in open_windows():
         if isinstance(window, StepWindow) and window._after:
             yield window
@@ -42,7 +42,7 @@ def _recorded() -> Iterator[StepWindow]:
 def _next(engine: Engine, selector: Selector, step: int, role: str | None) -> str:
     """Name the first window that it can follow."""
     following = selector.next_selected(step, engine.role)
-    if not engine.follows(role):  # a window of its own role may still come in this step
+    if not engine.follows(role):  # a window of its own role may still follow in this step
         following = step
     if following >= sys.maxsize:
         return "no window: no later step is selected"

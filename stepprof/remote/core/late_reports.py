@@ -25,15 +25,15 @@ __all__ = ["Awaiting"]
 AWAITED = "the process ended before the engine's report had come"
 
 MARGIN_SECONDS = 1.0
-"""What is left of the time at the end when the waiting is over: the manifest still has to be written."""
+"""The time at the end that is reserved for writing the manifest."""
 
 
 class Awaiting:
-    """What one engine has outstanding. All of it happens on stepprof's own loop.
+    """The pending reports of one engine. Everything runs on stepprof's own loop.
 
     Args:
-        label: what the engine is called.
-        changed: called when something is awaited, and when it is no more.
+        label: the name of the engine.
+        changed: called when a report becomes pending, and when it no longer is.
     """
 
     def __init__(self, label: str, changed: Callable[[], object]) -> None:
@@ -44,11 +44,11 @@ class Awaiting:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is awaited, as ``state().pending_exports`` shows it."""
+        """Return the pending reports, as ``state().pending_exports`` shows them."""
         return tuple(label for label, _ in self._pending.copy().values())
 
     def begin(self, recording: Recording, later: Later, partial: str | None) -> None:
-        """Wait for what belongs to a window; `partial` is what it lacks even if all comes."""
+        """Wait for the report of a window; `partial` is what it lacks even if everything arrives."""
         recording.tell("lost", AWAITED, ReasonCode.REPORT_PENDING, pending=True)
         task = asyncio.get_running_loop().create_task(self._take(recording, later, partial))
         self._pending[task] = (f"{self._label} of step {recording.step}", later)
@@ -63,7 +63,7 @@ class Awaiting:
             recording.disown(error.outcome, reason, ReasonCode.EXPORT_FAILED)
             logger.warning("engine.report_failed", target=self._label, step=recording.step, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
-            if self._over:  # cancelled: what was written ahead holds
+            if self._over:  # cancelled: the entry that was written ahead stays
                 return
             reason = await naming(describe_error(error), recording.window)
             recording.disown("lost", reason, ReasonCode.EXPORT_FAILED)
@@ -79,7 +79,7 @@ class Awaiting:
         self._changed()
 
     async def end(self, timeout: float) -> None:
-        """Wait for pending reports when the run ends or the engine is detached; what is late is lost."""
+        """Wait for pending reports when the run ends or the engine is detached; later ones are lost."""
         if not self._pending:
             return
         until = time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)

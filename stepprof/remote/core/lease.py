@@ -1,7 +1,9 @@
-"""The lease of an actor: the process that drives it, and whether that process lives.
+"""The lease of an actor: the process that drives it, and whether that process is alive.
 
-An actor may outlive its driver, for instance if the driver is killed. On one machine the system knows whether the driver lives. On another node Ray does: the lease carries an
-object that the driver owns, and Ray raises `OwnerDiedError` for it once the driver, or its node, is dead. A driver that is slow or stopped keeps its actors.
+An actor may outlive its driver, for example if the driver is killed. On one machine the system
+knows whether the driver is alive. On another node Ray does: the lease carries an object that the
+driver owns, and Ray raises `OwnerDiedError` for it once the driver or its node is dead. A driver
+that is slow or stopped keeps its actors.
 """
 
 from __future__ import annotations
@@ -19,30 +21,34 @@ from stepprof.run.manifest_writer import describe_error
 __all__ = ["Lease", "Watch", "new_lease"]
 
 LOOK_SECONDS = 2.0
-"""How often an actor looks whether its driver lives: one small file of /proc where both are on one machine."""
+"""Interval at which an actor checks its driver: one small file of /proc on the same machine."""
 
 ASK_SECONDS = 2.0
-"""How long an actor waits for what Ray says of its driver."""
+"""How long an actor waits for Ray's answer about its driver."""
 
 ASK_EVERY = 5
-"""Ray is asked at every fifth look only, and only while something is recorded."""
+"""Ray is asked only at every fifth check, and only while something is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The driver of an actor: ``owner`` is its `writer_identity`, ``proof`` a list with an object of Ray's that it owns, if any."""
+    """The driver of an actor: ``owner`` is its `writer_identity`, ``proof`` a list with a Ray
+    object that it owns, if there is one.
+    """
 
     owner: Mapping[str, object]
     proof: list[Any] = field(default_factory=list, compare=False)
 
     @property
     def here(self) -> bool | None:
-        """Whether the driver lives; None: the system of this machine does not know."""
+        """Return whether the driver is alive; None: the system of this machine does not know."""
         return is_alive(self.owner)
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver has surely ended. Blocks for `ASK_SECONDS` at most, where Ray has to be asked."""
+        """Return whether the driver has certainly ended. Blocks for at most `ASK_SECONDS` if Ray
+        has to be asked.
+        """
         here = self.here
         return self._is_over_for_ray() if here is None else not here
 
@@ -66,19 +72,19 @@ _proofs: dict[str, list[Any]] = {}
 
 
 def new_lease() -> Lease:
-    """Return the lease of actors that this process drives. Where Ray is not connected it has no proof."""
+    """Return the lease of actors that this process drives. Without a connection to Ray it has no proof."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return Lease(writer_identity())
     job = ray.get_runtime_context().get_job_id()
     if job not in _proofs:
-        _proofs.clear()  # of a job that has ended: this process was connected anew
+        _proofs.clear()  # of an earlier job: this process has connected again
         _proofs[job] = [ray.put(None)]
     return Lease(writer_identity(), _proofs[job])
 
 
 class Watch:
-    """Looks after the leases of this process, on one thread while there are any."""
+    """Watches the leases of this process, on one thread while there are any."""
 
     def __init__(self) -> None:
         self._leases: dict[str, tuple[Lease, Callable[[], bool], Callable[[], object]]] = {}
@@ -87,13 +93,13 @@ class Watch:
         self._looks = 0
 
     def add(self, key: str, lease: Lease, is_open: Callable[[], bool], end: Callable[[], object]) -> None:
-        """Look after a lease.
+        """Watch a lease.
 
         Args:
-            key: what it is removed by; a lease that had it before is replaced.
-            lease: whose driver is looked at.
+            key: identifies it for `remove`; an earlier lease with this key is replaced.
+            lease: the lease whose driver is checked.
             is_open: whether anything is recorded under it.
-            end: called once, on a thread of its own, when the driver has ended.
+            end: called once, on a new thread, when the driver has ended.
         """
         with self._changing:
             self._leases[key] = lease, is_open, end
@@ -102,7 +108,7 @@ class Watch:
                 self._thread.start()
 
     def remove(self, key: str) -> None:
-        """Look after it no more."""
+        """Stop watching the lease."""
         with self._changing:
             self._leases.pop(key, None)
 
@@ -119,7 +125,7 @@ class Watch:
                     return
 
     def _may_ask(self, lease: Lease, is_open: Callable[[], bool]) -> bool:
-        """Return whether to look now: asking Ray is expensive, and done rarely."""
+        """Return whether to check now: asking Ray is expensive, and done rarely."""
         return lease.here is not None or (self._looks % ASK_EVERY == 0 and is_open())
 
     def _take(self, key: str) -> bool:

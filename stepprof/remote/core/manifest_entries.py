@@ -35,13 +35,13 @@ SAVE_SECONDS = 0.02
 
 
 class Entries:
-    """The engines of one window, as they stand in its fragment.
+    """The entries of one window's engines in its fragment.
 
     Args:
-        origin: who writes.
+        origin: the identity of this process.
         window: the window.
-        post: has the writing done on another thread.
-        unsaved: those of all windows that are about to be written.
+        post: runs the writing on another thread.
+        unsaved: the entries of all windows that are about to be written.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class Entries:
         code: ReasonCode | None = ReasonCode.RECORDING,
         error: str | None = LOST,
     ) -> EngineEntry:
-        """Add the entry of an engine, written ahead as lost unless its outcome is known. None: which engine is not known."""
+        """Add the entry of an engine, written ahead as lost unless its outcome is known. None: the
+        engine is unknown.
+        """
         window = self._window
         entry = EngineEntry(
             role=window.role,
@@ -96,31 +98,33 @@ class Entries:
             entry.body_error = text
 
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
-        """Have it written off this thread, with the clocks as they are known now; a window that reached no engine leaves nothing."""
+        """Write on another thread, with the current clocks; a window that reached no engine leaves
+        nothing.
+        """
         self.note_clocks(targets)
         if self.fragment.engines:
             self.fragment.save()
 
     def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
-        """Note the clocks as they are known now."""
+        """Note the current clocks."""
         clocks = _clocks(targets)
         if clocks:
             self.fragment.clocks = clocks
 
     def save_later(self) -> None:
-        """Have it written in a moment: an engine's answer is one of many, and writing delays the handling of the others."""
+        """Write in a moment: many engines answer at once, and writing delays the handling of the others."""
         if self not in self._unsaved:
             self._unsaved.add(self)
             asyncio.get_running_loop().call_later(SAVE_SECONDS, self.save)
 
     def save(self) -> None:
-        """Have it written, if it is about to be."""
+        """Write now, if a write is scheduled."""
         if self in self._unsaved:
             self._unsaved.discard(self)
             self.fragment.save()
 
     def now(self, target: EngineTarget, place: EngineWindow, policy: Policy) -> EngineWindow:
-        """Return the window that a driver is given for a place, with all that is known of it by now."""
+        """Return the window that a driver gets for a place, with everything known so far."""
         window = self._window
         if (
             (place.window is window or place.window == window)
@@ -151,7 +155,7 @@ class Entries:
             owner=self._origin.writer,
         )
 
-    # blocking: called on a thread
+    # blocking: runs on a thread
 
     def places(self, targets: Iterable[EngineTarget]) -> list[EngineWindow]:
         """Make a folder for each engine. Raises OSError."""
@@ -166,7 +170,9 @@ class Entries:
         return made
 
     def take(self, targets: Iterable[EngineTarget]) -> dict[int, Mapping[str, object]]:
-        """Claim the engines that other processes may have attached too; those that another one drives, and which."""
+        """Claim the engines that other processes may have attached too. Return those that another
+        process drives, and which one.
+        """
         window = self._window
         found: dict[int, Mapping[str, object]] = {}
         for target in targets:
@@ -174,7 +180,7 @@ class Entries:
                 holder = self._origin.run.take_engine(
                     window.step, window.role or WHOLE_STEP, target.driver.key, window.occurrence
                 )
-            except OSError as error:  # then everybody drives it, and all but one are refused by the engine
+            except OSError as error:  # then every process drives it, and the engine refuses all but one
                 logger.warning("engine.claim_failed", target=target.label, reason=str(error))
                 continue
             if holder is not None:
@@ -183,11 +189,13 @@ class Entries:
 
 
 def remove_folder(window: EngineWindow) -> None:
-    """Remove a folder that was made for nothing, with the step's where no process has claimed a place in that; one that has something in it stays."""
+    """Remove an unused folder if it is empty, and the step's folder if no process has claimed a
+    place in it.
+    """
     if not window.stem:
         return
     step = window.folder
-    claimed = (step / MANIFEST).exists()  # then other files may be about to come into the role's folder
+    claimed = (step / MANIFEST).exists()  # then other files may soon be written to the role's folder
     above = window.output.parent
     try:
         window.output.rmdir()
@@ -199,7 +207,9 @@ def remove_folder(window: EngineWindow) -> None:
 
 
 def _remove_step(step: Path, above: Path) -> None:
-    """Remove a step's folder; one in which a process has claimed a place meanwhile gets back the role's folder, where it may be about to write."""
+    """Remove a step's folder. If a process has claimed a place in it meanwhile, restore the role's
+    folder, into which it may be about to write.
+    """
     try:
         step.rmdir()
     except OSError:

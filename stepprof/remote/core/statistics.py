@@ -1,7 +1,7 @@
-"""Read what an engine counts itself (Prometheus metrics) at the start and at the stop of a capture.
+"""Read an engine's own counters (Prometheus metrics) at the start and at the stop of a capture.
 
-No call waits for it: a request runs concurrently with the engine's own start and stop, and an answer that is not there when
-these have answered is left out. A figure that an engine does not count is left out too.
+No call waits for it: the request runs concurrently with the engine's start or stop, and an answer
+that is later than theirs is not used. A figure that an engine does not count is omitted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RANK = re.compile(rb'(?:tp|pp)_rank="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The names under which a kind of engine counts."""
+    """The names of the metrics of one kind of engine."""
 
     counters: Mapping[str, tuple[str, ...]]
-    """By the name of the figure; the first one that the engine has counts."""
+    """The metrics of each figure; the first one that the engine has is used."""
     pending: tuple[str, ...] = ()
-    """What it states of requests that are not finished. All are zero when it is idle."""
+    """Metrics of unfinished requests. All are zero when the engine is idle."""
 
 
 VLLM = Metrics(
@@ -79,17 +79,17 @@ SGLANG = Metrics(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What an engine had counted at one time."""
+    """The counters of an engine at one time."""
 
     counts: Mapping[str, float]
     idle: bool | None = None
-    """Whether it had no request; None: not known."""
+    """Whether it had no request; None: unknown."""
     limit: int | None = None
-    """Most sequences that it may work on at a time; None: not known."""
+    """Maximum number of sequences that it works on at a time; None: unknown."""
 
 
 def metrics_of(metrics: Metrics, found: Iterable[tuple[str, float]]) -> Sample | None:
-    """Return the sample that some values make, those of one name added up; None: there is none of these.
+    """Return the sample of some values, added up by name; None: none of the metrics is there.
 
     Args:
         metrics: the names.
@@ -111,7 +111,7 @@ def metrics_of(metrics: Metrics, found: Iterable[tuple[str, float]]) -> Sample |
 
 
 async def served(client: Client, metrics: Metrics) -> Sample | None:
-    """Return what a server counts (``GET /metrics``); None: it does not say."""
+    """Return a server's counters (``GET /metrics``); None: it has none."""
     reply = await client.request("GET", "/metrics", timeout=SECONDS)
     return metrics_of(metrics, _lines(reply.body)) if reply.ok else None
 
@@ -146,7 +146,7 @@ class Reading:
             return None
 
     def now(self) -> Sample | None:
-        """Return the sample if it is there; else it is never used."""
+        """Return the sample if it has arrived; otherwise it is never used."""
         if self._task.done() and not self._task.cancelled():
             return self._task.result()
         self._task.add_done_callback(drop_result)
@@ -154,10 +154,10 @@ class Reading:
 
 
 def between(before: Sample | None, after: Sample | None) -> dict[str, Any] | None:
-    """Return what an engine counted between two samples, for the manifest; None: not known.
+    """Return what an engine counted between two samples, for the manifest; None: unknown.
 
-    A count that has become smaller is left out: the engine was started anew. One that is new had been zero. No other
-    number than a finite one is taken: JSON has no other.
+    A count that has become smaller is omitted: the engine was restarted. A new one was zero before.
+    Only finite numbers are taken, because JSON has no others.
     """
     if before is None or after is None:
         return None

@@ -1,6 +1,6 @@
 """One window over its engines: they start together and stop together, and an engine that is slow, dead or hung delays no other beyond the time limit.
 
-The thread or coroutine that opens a window has the starts sent and waits with a time limit. Everything else runs on stepprof's own loop.
+The thread or coroutine that opens a window triggers the starts and waits with a time limit. Everything else runs on stepprof's own loop.
 `stepprof.remote.core.manifest_entries` keeps the outcome of each engine.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Bracket"]
 
 SLACK_SECONDS = 1.0
-"""What a wait is longer than the bound it waits for: the bound itself is kept on the loop."""
+"""How much longer a wait is than its timeout, which is applied on the loop."""
 
 
 class Bracket:
@@ -41,9 +41,9 @@ class Bracket:
     Args:
         fleet: the engines that are attached.
         window: the window.
-        policy: what holds for its role.
-        blocked: the event loop that the caller blocks while it waits: engines that live on it could not answer, so that nothing is
-            sent to them.
+        policy: the policy of its role.
+        blocked: the event loop that the caller blocks while it waits: nothing is sent to engines
+            that live on it, because they could not answer.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Bracket:
         self._started: concurrent.futures.Future[None] | None = None
         self._stopped: concurrent.futures.Future[None] | None = None
 
-    # -- called by the session, which opens and closes the window
+    # called by the session, which opens and closes the window
 
     def send_starts(self) -> None:
-        """Have the starts sent."""
+        """Send the starts."""
         self._started = remote_loop().submit(self._guarded(self._start()))
 
     def wait_started(self) -> None:
-        """Wait until each engine has started or failed, or the bound is over."""
+        """Wait until each engine has started or failed, within the timeout."""
         if not waited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
             remote_loop().call(self._begin_without, time.monotonic())
 
@@ -87,19 +87,22 @@ class Bracket:
         partial: str | None = None,
         blocked: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Have the stops sent, once; also those of engines whose start has not been answered.
+        """Send the stops, once; also to engines whose start has not been answered.
 
         Args:
             body_error: what the window's body raised.
             partial: why the captures lack something.
-            blocked: the event loop that the caller blocks while it waits: engines that live on it answer later, and are not waited for.
+            blocked: the event loop that the caller blocks while it waits: engines that live on it
+                answer later, and are not awaited.
         """
         if self._stopped is None:
             self._stopped = remote_loop().submit(self._guarded(self._stop(body_error, partial, blocked)))
 
     @property
     def stops_elsewhere(self) -> bool:
-        """Whether training may go on before the stops are answered: all engines are in other processes, and no thread of this process calls them."""
+        """Whether training may continue before the stops are answered: all engines are in other
+        processes, and no thread of this process calls them.
+        """
         targets = [target for target, _ in self._members.recordings]
         return not self._members.joins and not any(
             target.is_rank or target.driver.runs_loop or target.driver.key.startswith("object:")
@@ -107,7 +110,7 @@ class Bracket:
         )
 
     def wait_stopped(self) -> None:
-        """Wait until each engine has stopped, or the bound is over."""
+        """Wait until each engine has stopped, within the timeout."""
         waited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def stopped(self) -> None:
@@ -115,7 +118,9 @@ class Bracket:
         await awaited(self._stopped, self._policy.engine_stop_timeout_seconds + SLACK_SECONDS)
 
     async def ended(self, timeout: float, blocked: asyncio.AbstractEventLoop | None) -> None:
-        """Wait as `stopped` at the end of the run, for ``timeout`` seconds at most; engines on the loop that the caller blocks are not waited for."""
+        """Wait as `stopped` at the end of the run, for at most ``timeout`` seconds. Engines on the
+        loop that the caller blocks are not awaited.
+        """
         bound = min(timeout, self._policy.engine_stop_timeout_seconds)
         recordings = self._members.recordings
         others = [recording.finished for target, recording in recordings if not lives_on(target, blocked)]
@@ -167,8 +172,8 @@ class Bracket:
             recording.finished.then(self._answered)
             self._unanswered += 1
             recording.task = loop.create_task(target.record(recording, window))
-        await asyncio.sleep(0)  # the starts are on their way: from here on there is time
-        self._members.entries.write_soon(targets)  # as lost
+        await asyncio.sleep(0)  # the starts are being sent: from here on there is time
+        self._members.entries.write_soon(targets)  # written ahead as lost
         if self._policy.max_seconds is not None:
             self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
         waiting = [recording.started for _, recording in self._members.recordings]
@@ -177,7 +182,9 @@ class Bracket:
         await entered(self._members.inner, deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
-        """Note that the caller waits no longer, since ``now`` of the monotonic clock: what is answered later begins after the body."""
+        """Note that the caller waits no longer, since ``now`` of the monotonic clock: later answers
+        begin after the body did.
+        """
         self._body_began = True
         for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:
@@ -241,7 +248,9 @@ class Bracket:
         self._fleet.own_loop.warn_stopped_late([target for target, _ in unable])
 
     def _look_at_caps(self) -> None:
-        """End what has recorded for as long as it may: one timer for all, since a thousand engines are answered one after the other."""
+        """End captures that have reached their time limit: one timer for all, since a thousand
+        engines are answered one after another.
+        """
         loop, bound = asyncio.get_running_loop(), self._policy.max_seconds
         if bound is None:
             return
@@ -266,7 +275,9 @@ class Bracket:
             self._fleet.forget(self)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work so that no failure reaches the training loop: a folder that cannot be made, a callable that raises."""
+        """Run work so that no failure reaches the training loop, such as a folder that cannot be
+        made or a callable that raises.
+        """
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable

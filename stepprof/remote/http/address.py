@@ -1,4 +1,6 @@
-"""The address of a server: a URL is parsed once, so that no secret in it reaches a name, a message or a manifest."""
+"""The address of a server: a URL is parsed once, so that none of its secrets reaches a name, a
+message or a manifest.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _UNFIT = re.compile(r"[^\x21-\x7e]")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, without anything secret in what is shown of it.
+    """The address of a server; what is shown of it contains no secret.
 
     >>> Address.parse("http://me:secret@LOCALHOST:8000/v1/").name
     'http://localhost:8000/v1'
@@ -33,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read a URL. Raises ConfigError that says what is wrong with it, and shows no secret."""
+        """Read a URL. Raises ConfigError with the problem, and without secrets."""
         try:
             parts = urlsplit(url.strip())
             port = parts.port
@@ -65,12 +67,14 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The URL without secrets."""
+        """Return the URL without secrets."""
         return joined(self.scheme, self.host, self.port, self.path)
 
     @property
     def key(self) -> str:
-        """The same for every URL by which processes of one host name this server: `localhost` of two hosts are two servers."""
+        """Return the same key for every URL of this server, within one host: `localhost` of two
+        hosts are two servers.
+        """
         local = self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")  # noqa: S104 - compared with, never bound
         return joined(self.scheme, socket.gethostname() if local else self.host, self.port, self.path)
 

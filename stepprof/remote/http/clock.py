@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["clock"]
 
 EXACT_NS = 20_000_000
-"""Asked no further: below the round trips of a busy server."""
+"""Precise enough: below the round trips of a busy server."""
 DOUBTFUL_NS = 5 * SECOND
-"""A Date that is older than this makes one ask whether it is our clock at all."""
+"""A Date older than this raises the question whether it is our clock at all."""
 _WAIT_SECONDS = 0.8
 _SAMPLES = 8
 _LATEST = 1 << 40
-"""No clock shows more seconds than these."""
+"""The largest number of seconds that a clock can show."""
 
 
 async def clock(client: Client) -> Clock | None:
-    """Compare a server's clock with ours; None where it does not tell the time.
-
-    On this host there is nothing to measure. A connection that only looks like one within the host, a tunnel, is recognised by a clock that
-    cannot be ours. Elsewhere some answers are asked for, for about a second at most; the bounds become narrower from one call to the
-    next.
+    """Compare a server's clock with ours; None if it does not report the time. On this host there
+    is nothing to measure. A tunnel only looks like a connection within the host, and is recognised
+    by a clock that cannot be ours. For other hosts it sends some requests, for about a second at
+    most; the bounds become narrower with each call.
 
     Raises:
         EngineFailure: it cannot be reached.
@@ -65,13 +64,13 @@ async def clock(client: Client) -> Clock | None:
 
 
 async def _ask(client: Client) -> bool:
-    """Ask once for the server's time; whether asking again may tell more."""
+    """Ask once for the server's time; return whether asking again may help."""
     try:
         reply = await client.request("GET", "/v1/models", timeout=2.0)
-    except EngineFailure:  # whether it can be reached is not told here
+    except EngineFailure:  # whether it can be reached is reported elsewhere
         return False
     created, date = _created(reply), date_of(reply)
-    if created is None or date is None or created < date - 1:  # not of the moment: when the model was made
+    if created is None or date is None or created < date - 1:  # not the current time: when the model was made
         return False
     client.bounds.note(created, reply)
     return True

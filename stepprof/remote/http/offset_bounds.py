@@ -12,37 +12,37 @@ __all__ = ["SECOND", "Bounds", "date_of"]
 
 SECOND = 1_000_000_000
 DRIFT = 1e-4
-"""How fast two clocks part at worst: a tenth of a millisecond in a second."""
+"""How fast two clocks drift apart at worst: a tenth of a millisecond per second."""
 
 
 class Bounds:
-    """Between which two values the offset lies (theirs minus ours, in nanoseconds), by all that was seen so far."""
+    """The two bounds of the offset (theirs minus ours, in nanoseconds), by all answers so far."""
 
     def __init__(self) -> None:
         self.low: int | None = None
         self.high: int | None = None
         self.lag_ns = 0
-        """How old the last Date seemed, by our own clock."""
+        """The apparent age of the last Date, by our own clock."""
         self._noted_ns = 0
 
     @property
     def known(self) -> bool:
-        """Whether both are."""
+        """Return whether both bounds are known."""
         return self.low is not None and self.high is not None
 
     def admit(self, offset_ns: int) -> bool:
-        """Return whether the offset may be this."""
+        """Return whether this offset is possible."""
         return (self.low is None or self.low <= offset_ns) and (self.high is None or offset_ns <= self.high)
 
     def note_date(self, reply: Reply) -> None:
-        """Take in the Date of an answer, which may be older than the answer."""
+        """Use the Date of an answer, which may be older than the answer."""
         second = date_of(reply)
         if second is not None:
             self.lag_ns = reply.sent_unix_ns - (second + 1) * SECOND
             self._narrow(second * SECOND - reply.received_unix_ns, None, reply.received_unix_ns)
 
     def note(self, second: int, reply: Reply) -> None:
-        """Take in an answer that was stamped with the second in which it was made."""
+        """Use an answer that was stamped with the second in which it was made."""
         low = second * SECOND - reply.received_unix_ns
         self._narrow(low, (second + 1) * SECOND - reply.sent_unix_ns, reply.received_unix_ns)
 
@@ -55,7 +55,7 @@ class Bounds:
         self.low, self.high, self._noted_ns = max(lows), min(highs, default=None), now_ns
         if (
             self.high is not None and self.low > self.high
-        ):  # one of the clocks was set: what was known is worth nothing
+        ):  # one of the clocks was set: earlier bounds are void
             self.low, self.high = low, high
 
     def seconds_to_change(self, unix_ns: int) -> float:
@@ -64,17 +64,17 @@ class Bounds:
 
     @property
     def offset_ns(self) -> int:
-        """The middle; only where both are known."""
+        """Return the middle of the bounds; both must be known."""
         return ((self.low or 0) + (self.high or 0)) // 2
 
     @property
     def error_ns(self) -> int:
-        """By how much that may be wrong."""
+        """Return the largest possible error of the middle."""
         return ((self.high or 0) - (self.low or 0) + 1) // 2
 
 
 def date_of(reply: Reply) -> int | None:
-    """Return the whole second that an answer's ``Date`` says."""
+    """Return the whole second in an answer's ``Date``."""
     text = reply.headers.get("date")
     if text is None:
         return None
@@ -86,5 +86,5 @@ def date_of(reply: Reply) -> int | None:
         ArithmeticError,
         LookupError,
         OSError,
-    ):  # whatever the parser makes of rubbish
+    ):  # the parser may raise anything for invalid text
         return None

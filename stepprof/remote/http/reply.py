@@ -1,4 +1,4 @@
-"""The answer of a server: the parts that may be read, and those that may be shown."""
+"""The answer of a server: the parts that may be parsed, and those that may be shown."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from stepprof.remote.http.address import PORTS, joined
 __all__ = ["MOST_BYTES", "Reply", "read_body"]
 
 MOST_BYTES = 1 << 22
-"""No engine tells more of itself; what is parsed takes some twenty times as much memory at worst."""
+"""Maximum size of an answer. No engine sends more; parsing takes up to twenty times as much memory."""
 _SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered, and when, by our clock."""
+    """A server's answer, and when it arrived, by our clock."""
 
     status: int
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-    """Names in small letters."""
+    """Names in lower case."""
     sent_unix_ns: int
     received_unix_ns: int
     same_host: bool
-    """Both ends of the connection have one address; a tunnel may deceive."""
+    """Whether both ends of the connection have one address; a tunnel may look so too."""
 
     @property
     def ok(self) -> bool:
-        """Whether the server did what it was asked to."""
+        """Return whether the request succeeded."""
         return 200 <= self.status < 300
 
     @property
     def text(self) -> str:
-        """The beginning of the body, fit for a message."""
+        """Return the beginning of the body, fit for a message."""
         return quoted(" ".join(masked(self.body.decode("utf-8", "replace")).split()), _SHOWN)
 
     @property
     def target(self) -> str:
-        """Where a redirect points to, fit for a message, without what may be secret in it; empty where it does not say."""
+        """Return the target of a redirect, fit for a message and without secrets; empty if it names none."""
         try:
-            parts = urlsplit(masked(self.headers.get("location", "")))  # before it is taken apart
+            parts = urlsplit(masked(self.headers.get("location", "")))  # before it is parsed
             port = parts.port or PORTS.get(parts.scheme, 80)
         except ValueError:
             return ""
@@ -54,14 +54,14 @@ class Reply:
         return quoted(parts.path if not host else joined(parts.scheme, host, port, parts.path), _SHOWN)
 
     def json(self) -> Any:
-        """Return the body as JSON; None: it is none."""
+        """Return the body as JSON; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
 
     def table(self, *keys: str) -> dict[str, Any]:
-        """Return the mapping at these keys of a successful answer; an empty one if there is none."""
+        """Return the mapping at these keys of a successful answer; empty if there is none."""
         content = self.json() if self.ok else None
         for key in keys:
             content = content.get(key) if isinstance(content, dict) else None
@@ -69,7 +69,9 @@ class Reply:
 
 
 def read_body(response: http.client.HTTPResponse) -> bytes:
-    """Return the whole body. Raises HTTPException for one that is longer than `MOST_BYTES` or shorter than it says."""
+    """Return the whole body. Raises HTTPException if it is longer than `MOST_BYTES` or shorter than
+    stated.
+    """
     data = bytearray()
     while block := response.read1(1 << 16):
         data += block

@@ -1,7 +1,10 @@
-"""An engine's part in a capture of nsys: the engine marks a range, and its report is found, moved and listed like that of a rank.
+"""An engine's part in a capture of nsys: the engine marks a range, and its report is found, moved
+and listed like a rank's.
 
-nsys names a report after the process that it started and the number of the range. An engine object has the reports of this process's session, whichever child calls
-`cudaProfilerStart`. A server has those of the process that listens on its port. All ranges of one session are one: an engine inside this process's own capture is in its report.
+nsys names a report after the process that it started and the number of the range. The reports of an
+engine object are those of this process's session, whichever child calls `cudaProfilerStart`. A
+server has those of the process that listens on its port. All ranges of one session are one: an
+engine inside this process's own capture is in its report.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ELSEWHERE", "NsysPart", "Started", "this_process"]
 
 NAME = "engine"
-"""What its report is called in the engine's folder: all of its ranks are in one."""
+"""The name of its report in the engine's folder; it covers all ranks."""
 
 ELSEWHERE = (
     "recorded by nsys, if the engine was started under it: its report is written where that command says, which cannot be seen from here; "
@@ -43,13 +46,13 @@ class Started:
     """How the process of an engine was started under nsys."""
 
     launch: Launch | None
-    """None: what it writes cannot be seen from here."""
+    """None: its reports are not visible from here."""
     environ: Mapping[str, str]
-    """Of that process; empty where it cannot be seen."""
+    """The session of that process; empty if unknown."""
     count: RangeCount
     pid: int | None = None
     under: bool = True
-    """Whether nsys started it; True if that is not known."""
+    """Whether nsys started it; True if unknown."""
 
 
 def this_process(window: EngineWindow) -> Started:
@@ -69,16 +72,14 @@ class NsysPart:
         self._number = number
         self._began = began
         self.sent = sent
-        """Whether the engine was told to begin, and has to be told to end."""
+        """Whether a start was sent to the engine, so that a stop must follow."""
 
     @classmethod
     async def begin(
         cls, window: EngineWindow, started: Started, send: Callable[[], Awaitable[object]]
     ) -> NsysPart:
-        """Have the engine begin.
-
-        Nothing is sent where this process's own capture has its range open already: the engine is in it, and its stop would be the end of it.
-        Raises what `send` raises.
+        """Start the engine. Nothing is sent if this process's own capture has an open range: the
+        engine is in it, and the engine's stop would end it. Raises what `send` raises.
         """
         began, count = time.time(), started.count
         if started.under and started.launch is not None:
@@ -90,7 +91,7 @@ class NsysPart:
         return cls(window, started, await in_thread(count.begin, place), began, sent=True)
 
     async def end(self, send: Callable[[], Awaitable[object]]) -> Stopped:
-        """Have the engine end; its report comes later. Raises what `send` raises."""
+        """Stop the engine; its report arrives later. Raises what `send` raises."""
         count = self._started.count
         if self.sent:
             await send()
@@ -128,14 +129,14 @@ class NsysPart:
 
 
 class _Awaited:
-    """A report that is looked for on stepprof's own loop, by a thread each time."""
+    """A pending report. stepprof's own loop checks for it, each time on a thread."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._hurried = asyncio.Event()
 
     async def wait(self) -> Stopped:
-        """Return the report, moved. Raises ExportError."""
+        """Return the report after it was moved. Raises ExportError."""
         while (artifact := await in_thread(self._report.look)) is None:
             hurried = asyncio.ensure_future(self._hurried.wait())
             await asyncio.wait({hurried}, timeout=self._report.pause_seconds)
@@ -144,6 +145,6 @@ class _Awaited:
         return Stopped((artifact,))
 
     def hurry(self, until: float) -> None:
-        """Wait no longer than until then."""
+        """Limit the wait to this time."""
         self._report.hurry(until)
         self._hurried.set()

@@ -1,7 +1,8 @@
-"""Find how the process of a server was started under nsys, by the port that it listens on.
+"""Find out how nsys started the process of a server, by the port that it listens on.
 
-`/proc` says which process listens. A server outlives the jobs that record it, so that the number of its ranges is kept in a file next to its reports. The process of another host, user or
-container cannot be read: then the folder named at `attach` is all that is known.
+`/proc` shows which process listens. A server outlives the jobs that record it, so the number of its
+ranges is kept in a file next to its reports. The process of another host, user or container cannot
+be read; then only the folder given to `attach` is known.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["KeptCount", "NsysServer", "environment_of", "listener"]
 
 SESSION = "NSYS_PROFILING_SESSION_ID"
-"""Of which session a process is: one that this process has started is of its own."""
+"""The session of a process. A process that this one has started belongs to its session."""
 _DIGITS = 18
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class KeptCount(RangeCount):
-    """The ranges of a server's session: others may have recorded it before."""
+    """The counted ranges of a server's session: other jobs may have recorded it before."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class KeptCount(RangeCount):
 
 
 class NsysServer:
-    """The process of one server, looked for again when it is another one."""
+    """The process of one server, looked up again when it is replaced."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -73,7 +74,7 @@ class NsysServer:
         self._since: int | None = None
 
     async def started(self, window: EngineWindow) -> Started:
-        """Return how it was started, as far as that can be known."""
+        """Return how it was started, as far as known."""
         return await in_thread(self._look, window)
 
     def _look(self, window: EngineWindow) -> Started:
@@ -108,7 +109,7 @@ class NsysServer:
 
 
 def listener(port: int) -> int | None:
-    """Return the process of this host that listens on a port; None: none that may be looked at."""
+    """Return the process of this host that listens on a port; None: none that this user may inspect."""
     wanted = {inode for _, inode in listening(port)}
     found = [
         int(process.name)
@@ -120,7 +121,7 @@ def listener(port: int) -> int | None:
 
 def _sockets(process: Path) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):  # another user's, or gone
+    with contextlib.suppress(OSError):  # another user's process, or it has ended
         for link in (process / "fd").iterdir():
             with contextlib.suppress(OSError):
                 matched = _SOCKET.fullmatch(str(link.readlink()))
@@ -129,7 +130,9 @@ def _sockets(process: Path) -> list[str]:
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
-    """Return the environment of a process of this user or of root; None: it cannot be read, or another user chose what it says."""
+    """Return the environment of a process of this user or of root; None: it cannot be read, or
+    another user controls its content.
+    """
     process = Path(f"/proc/{pid}")
     try:
         if process.stat().st_uid not in (os.geteuid(), ROOT):

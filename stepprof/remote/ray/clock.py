@@ -12,7 +12,7 @@ from stepprof.remote.base import Clock, EngineFailure
 __all__ = ["Clocks", "ping_pong"]
 
 FRESH_SECONDS = 1.0
-"""For this long one measurement of a machine's clock serves all the actors on it."""
+"""How long one measurement of a machine's clock serves all actors on it."""
 
 
 class Clocks:
@@ -22,7 +22,7 @@ class Clocks:
         self._known: dict[str, tuple[float, asyncio.Future[Clock]]] = {}
 
     async def of(self, machine: str, measure: Callable[[], Awaitable[Clock]]) -> Clock:
-        """Return the clock of a machine, measured if need be. Raises EngineFailure."""
+        """Return the clock of a machine, measured if necessary. Raises EngineFailure."""
         began, measuring = self._known.get(machine, (0.0, None))
         if measuring is None or time.monotonic() - began > FRESH_SECONDS:
             measuring = asyncio.ensure_future(measure())
@@ -31,15 +31,16 @@ class Clocks:
             return await asyncio.shield(measuring)
         except (
             EngineFailure
-        ):  # by way of another actor on that machine, which may be dead while this one is not
+        ):  # measured through another actor on that machine, which may be dead while this one is not
             return await measure()
 
 
 async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], tries: int = 8) -> Clock:
-    """Return the offset of a clock that answers with its time: from the quickest of some round trips, wrong by half of that at most.
+    """Return the offset of a clock, from the quickest of some round trips; its error is at most
+    half of that round trip.
 
     Args:
-        host: whose it is.
+        host: the host of the clock.
         ask: returns an awaitable of the time there in nanoseconds, first of a tuple.
     """
     best: Clock | None = None

@@ -37,20 +37,20 @@ __all__ = [
 ]
 
 PIECE_BYTES = 8 * 2**20
-"""What one piece holds: a few of them fit into any object store."""
+"""Size of one piece: several fit into any object store."""
 
 SETTLE_SECONDS = 900.0
-"""How long a rank's export is waited for."""
+"""Timeout of a rank's export."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Brings what one actor has left on its node.
+    """Fetches the files that one actor has left on its node.
 
     Args:
         agents: reach the nodes.
         node: the actor's.
-        host: what the node is called in messages.
+        host: the name of the node in messages.
         fetch: False leaves files where they are.
         limit: files above this many bytes are left.
     """
@@ -62,7 +62,9 @@ class Carrier:
     limit: int
 
     async def engine_files(self, stopped: Stopped, source: Path, folder: Path) -> Stopped:
-        """Bring an engine's artifacts from its folder there to the same place here; what stays there is the reason for `partial`."""
+        """Fetch an engine's artifacts from its folder there to the same place here. Files that stay
+        there are the reason for `partial`.
+        """
         brought: list[Artifact] = []
         left: list[str] = []
         for artifact in stopped.artifacts:
@@ -78,13 +80,13 @@ class Carrier:
         )
 
     async def rank_files(self, fragment: Path, run: Path, step: str, lost: dict[str, Any]) -> None:
-        """Bring a rank's fragment and its artifacts into the step's folder of the run here.
+        """Fetch a rank's fragment and its artifacts into the step's folder of the run here.
 
         Args:
             fragment: there.
             run: the run's folder here.
             step: the name of the step's folder.
-            lost: what the fragment says where it cannot be brought.
+            lost: the content of the fragment if it cannot be fetched.
         """
         folder = run / step
         source = fragment.parent.parent
@@ -114,12 +116,12 @@ class Carrier:
             record["error"] = "; ".join(filter(None, [record["error"], *left]))
 
     async def plain_file(self, source: Path, final: Path) -> str | None:
-        """Bring a file under a name that is still free. Returns why it was left, or None."""
+        """Fetch a file under a name that is still free. Return why it was left, or None."""
         size = (await self.agents.ask(self.node, "sizes", [str(source)]))[0]
         return "it is not there" if size is None else await self._bring(source, final, size)
 
     async def _bring(self, source: Path, final: Path, size: int) -> str | None:
-        """Return why the file was left where it is, or None."""
+        """Return why the file was left on its node, or None."""
         where = f"{final.name} ({size} bytes) was left on {self.host} at {source}"
         if not self.fetch:
             return f"{where}: fetch = False"
@@ -138,7 +140,7 @@ class Carrier:
         return None
 
     async def _copy(self, source: Path, tmp: Path, size: int) -> None:
-        """Copy a file: one piece is written while the next is on its way."""
+        """Copy a file: one piece is written while the next one is transferred."""
         offset = 0
         coming = self._ask_piece(source, offset)
         while offset < size:
@@ -189,14 +191,16 @@ def lost_fragment(
 
 
 def mark(run: Path) -> Path:
-    """Return the path of a file that no process looked for before: no cache of a shared file system can say that it is missing."""
+    """Return the path of a file that no process looked for before, so that no cache of a shared
+    file system can hide it.
+    """
     marker = run / f".seen-{uuid.uuid4().hex}"
     marker.touch()
     return marker
 
 
 def unmark(marker: Path) -> None:
-    """Take the mark away."""
+    """Remove the mark."""
     with contextlib.suppress(OSError):
         marker.unlink()
 

@@ -1,7 +1,8 @@
-"""Tell one actor which windows are open in the process that drives it, by calls whose answers are not awaited.
+"""Announce to one actor which windows its driver has open, by calls whose answers are not awaited.
 
-The first call has the session made there, which takes a second or more; later ones are sent at once by the thread of the training
-loop. A call that fails, since the actor was restarted, makes the next one such a first call again.
+The first call makes the session there, which takes a second or more. Later calls are sent at once
+by the thread of the training loop. If a call fails because the actor was restarted, the next one is
+a first call again.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from stepprof.run.manifest_writer import describe_error
 __all__ = ["Listening"]
 
 MOST_PENDING = 64
-"""So many calls wait in an actor that is busy; then none is sent until it has answered: each says all that is open."""
+"""Maximum number of calls that wait in a busy actor; then none is sent until it has answered. Each
+lists all open windows.
+"""
 
 RETRY_SECONDS = 1.0
-"""After how long a session that could not be made is tried again; each time twice as long."""
+"""Seconds before a failed session is tried again; doubled each time."""
 
 Windows = Sequence[tuple[int, "str | None"]]
 
 
 class Listening:
-    """What one actor has heard.
+    """The announcements to one actor.
 
     Args:
-        name: what the actor is called in the log.
-        join: has the session made there.
-        hear: sends what is open; the future of the actor's `Answer`.
+        name: the name of the actor in the log.
+        join: makes the session there.
+        hear: sends the open windows; returns the future of the actor's `Answer`.
         is_recorded: the actor is a rank, so that a recorded step reports why it cannot take part.
     """
 
@@ -62,7 +65,7 @@ class Listening:
         self._again_at = 0.0
 
     def tell_now(self, number: int, windows: Windows) -> bool:
-        """Send an announcement on the calling thread; return whether nothing else is to be done."""
+        """Send an announcement on the calling thread; return whether nothing else has to be done."""
         self._latest = number, windows
         if not self._joined:
             return False
@@ -71,7 +74,9 @@ class Listening:
         return True
 
     async def tell(self, number: int, windows: Windows) -> None:
-        """Send an announcement from stepprof's loop; have the session made first, if there is none. Raises nothing."""
+        """Send an announcement from stepprof's loop; make the session first if there is none.
+        Raises nothing.
+        """
         self._latest = max(self._latest, (number, windows), key=lambda each: each[0])
         async with self._joining:
             if self._joined:
@@ -89,7 +94,7 @@ class Listening:
             self._wait_seconds *= 2
             return
         self._joined = True
-        self._catch_up()  # with what is open by now
+        self._catch_up()  # with the windows that are open by now
 
     def _is_reported_later(self, error: Exception) -> bool:
         """Return whether the first recorded step fails for the same reason and reports it: one line is enough."""
@@ -100,7 +105,7 @@ class Listening:
         self._joined = False
 
     def _catch_up(self) -> None:
-        """Send what was announced meanwhile."""
+        """Send the announcements that were made meanwhile."""
         if self._joined and self._sent < self._latest[0] and self._pending < MOST_PENDING:
             self._send(*self._latest)
 

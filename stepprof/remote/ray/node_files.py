@@ -1,4 +1,4 @@
-"""Read files on the node where they are: what an agent does there."""
+"""Read files on the node where they are: the work of an agent there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_piece(path: str, offset: int, size: int) -> bytes:
 
 
 def size_of(path: str) -> int | None:
-    """Return the size of a file; None: there is none."""
+    """Return the size of a file; None if it does not exist."""
     try:
         return Path(path).stat().st_size
     except OSError:
@@ -29,7 +29,9 @@ def size_of(path: str) -> int | None:
 
 
 def settled_fragment(path: str, timeout: float) -> bytes:
-    """Return a fragment once no export of its windows is pending, its writer is dead, or the time is up. Raises OSError."""
+    """Return a fragment once no export of its windows is pending, its writer is dead, or the
+    timeout has passed. Raises OSError.
+    """
     deadline = time.monotonic() + timeout
     while True:
         data = read_plain(path)

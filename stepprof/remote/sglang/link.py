@@ -1,4 +1,4 @@
-"""What the SGLang driver needs of an engine, whether it is an object of this process or a server."""
+"""The calls that the SGLang driver needs of an engine, which is an object of this process or a server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Link(ABC):
         return None
 
     def allow(self, seconds: float) -> None:
-        """Let calls run the engine's event loop for so long from now on, because the caller waits meanwhile."""
+        """Let calls run the engine's event loop for this long from now on, because the caller waits
+        meanwhile.
+        """
         return
 
     @property
@@ -63,10 +65,12 @@ class Link(ABC):
 
     @abstractmethod
     async def records(self, fields: Mapping[str, Any]) -> str | None:
-        """Send a start for a step that never comes. Return how it was refused, as it is while the engine records; None: it was not."""
+        """Send a start for a step that never comes. Return the refusal, which means that the engine
+        records; None: it was accepted.
+        """
 
     async def statistics(self) -> Sample | None:
-        """Return what the engine has counted so far; None: not known."""
+        """Return the engine's counters; None: unknown."""
         return None
 
     @abstractmethod
@@ -75,8 +79,10 @@ class Link(ABC):
 
     @abstractmethod
     async def stop(self) -> bool | None:
-        """Send a stop. True: it recorded; False: it says that it did not; None: it refused, and does not say why."""
+        """Send a stop. True: it recorded; False: it reports that it did not; None: it refused
+        without a reason.
+        """
 
     def withdraw(self) -> bool:
-        """Take back a start that has not been sent yet; return whether there was one."""
+        """Withdraw a start that has not been sent yet; return whether there was one."""
         return False

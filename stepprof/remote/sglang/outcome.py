@@ -1,4 +1,6 @@
-"""The result of a stop of SGLang: which files to wait for, whether the capture ended by its bound, and why there is no file."""
+"""Evaluate a stop of SGLang: which files to wait for, whether the capture ended at its limit, and
+why there is no file.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def outcome(brought: Brought, recorded: bool | None, request: Request, folder: P
 
     Args:
         brought: its files.
-        recorded: what the stop answered; None: it was refused.
-        request: what was sent.
+        recorded: the answer of the stop; None: it was refused.
+        request: the request that was sent.
         folder: the folder that the engine was given.
 
     Raises:
@@ -52,7 +54,9 @@ def outcome(brought: Brought, recorded: bool | None, request: Request, folder: P
 
 
 def _reached_bound(artifacts: Sequence[Artifact], request: Request) -> bool:
-    """Return whether a capture ended by its bound; else another driver stopped it. The traces of old engines name no forward steps: the bound is assumed."""
+    """Return whether a capture ended at its limit; else another driver stopped it. The traces of
+    old engines name no forward steps: the limit is assumed.
+    """
     counts = [artifact.forward_steps for artifact in artifacts]
     if request.bound is None:
         return False
@@ -96,9 +100,10 @@ RIGHT_SINCE = (0, 5, 22)
 
 
 def credible(counted: Mapping[str, Any] | None, facts: Facts | None) -> Mapping[str, Any] | None:
-    """Return what an engine counted, without the sum of the times to the first token where it may be wrong.
+    """Return an engine's counts, without the sum of the times to the first token if it may be wrong.
 
-    Before 0.5.22, the time of a request that is not streamed ends with its first output: after 50 tokens, or with its end.
+    Before 0.5.22, the time of a request that is not streamed ends with its first output: after 50
+    tokens, or with its end.
 
     It is right in newer versions, and if each later token was counted with a time of its own: then all requests were
     streamed token by token.

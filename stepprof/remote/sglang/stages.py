@@ -1,10 +1,12 @@
 """Cut one SGLang trace into prefill and decode, in a process of its own: a parsed trace is large, and parsing blocks all threads.
 
 SGLang's own capture by stage is not used from 0.5.14 on. It stops the prefill capture and starts the decode capture inside a range of its scheduler; torch writes the end of that range
-into freed memory, and the scheduler dies within a few windows (seen with 0.5.23: the first time with two data-parallel replicas, the eighth with one). The forward steps are in
-the trace by name, so that it can be cut afterwards.
+into freed memory, and the scheduler dies within a few windows (seen with 0.5.23: the first time
+with two data-parallel replicas, the eighth with one). The trace has the names of the forward steps,
+so it can be cut afterwards.
 
-``python -m stepprof.remote.sglang.stages TRACE BYTES`` reads a trace of the run, and writes a file for each stage next to it, in so many bytes of memory.
+``python -m stepprof.remote.sglang.stages TRACE BYTES`` reads a trace of the run, and writes a file
+for each stage next to it, in this many bytes of memory.
 """
 
 from __future__ import annotations
@@ -28,25 +30,30 @@ __all__ = ["STAGES", "cut", "cut_apart", "main"]
 STAGES = ("prefill", "decode")
 
 CUT_SECONDS = 600.0
-"""How long cutting one trace may take."""
+"""Timeout of cutting one trace."""
 MOST_BYTES = 1 << 30
-"""Uncompressed bytes of a trace that is cut; parsed, it takes several times as much memory. A larger one is kept whole."""
+"""Maximum uncompressed bytes of a trace to cut; parsed, it takes several times as much memory. A
+larger one is kept whole.
+"""
 
 MOST_MEMORY = 16 << 30
-"""Bytes of memory that cutting may take: what an engine writes may take a hundred times its size when it is parsed, and training needs the rest."""
+"""Maximum bytes of memory for cutting: parsing may take a hundred times the size of the trace, and
+training needs the rest.
+"""
 
 _STEP = "step["
 _DECODE = "step[DECODE"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LEVEL = 1
-"""Of compression: the files are compressed again when the run takes them over."""
+"""Compression level: the files are compressed again when they are moved to the run."""
 
 
 def cut(trace: Path) -> dict[str, Path]:
-    """Cut a trace apart in a process of its own; the files by their stage, none where it has no forward steps. Blocks, for `CUT_SECONDS` at most.
+    """Cut a trace apart in a separate process. Return the files by their stage; none if it has no
+    forward steps. Blocks for at most `CUT_SECONDS`.
 
     Raises:
-        EngineFailure: it cannot be; the trace is as it was.
+        EngineFailure: it cannot be cut; the trace is unchanged.
     """
     parts = _parts(trace)
     _remove(parts.values())
@@ -124,18 +131,20 @@ def _parts(trace: Path) -> dict[str, Path]:
 
 
 def main(trace: Path) -> None:
-    """Cut a trace apart in this process. Raises SystemExit where it is too large, and whatever its content leads to."""
+    """Cut a trace apart in this process. Raises SystemExit if it is too large, and any exception
+    that its content causes.
+    """
     with open_plain(trace) as file, gzip.GzipFile(fileobj=file) as stream:
         text = stream.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
         sys.exit(f"it has more than {MOST_BYTES} bytes")
     content = json.loads(text)
     del text
-    content.pop("stepprof", None)  # stated anew, with the stage
+    content.pop("stepprof", None)  # written again, with the stage
     apart = cut_apart(content["traceEvents"])
     for stage, path in _parts(trace).items():
         if stage in apart:
-            # "x" follows no link that another user has put there
+            # "x" does not follow a link of another user
             with gzip.open(path, "xt", compresslevel=_LEVEL) as out:
                 json.dump({**content, "traceEvents": apart[stage]}, out, indent=1)
 

@@ -1,7 +1,7 @@
 """Build a vLLM engine so that its steps can be recorded: the settings of its profiler, and its output folder.
 
 The settings are environment variables up to 0.12, and `ProfilerConfig` from 0.13 on. No version can change the output folder while the engine lives. But the path is resolved whenever a
-trace is written, so that the folder is a symbolic link which is retargeted for each window:
+trace is written, so the folder is a symbolic link that is retargeted for each window:
 
     {folder}/engine-1/current -> idle          the folder that the engine writes to; between windows a link to `idle`
     {folder}/engine-1/idle/                    files of other uses of the profiler
@@ -34,7 +34,7 @@ _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "privateuse1": "Priva
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an engine's profiler was set to when the engine was built; None where that version cannot be told."""
+    """The profiler settings that an engine was built with; None: unknown in that version."""
 
     folder: str | None
     profiler: str | None = "torch"
@@ -46,7 +46,7 @@ class Settings:
 
     @classmethod
     def of_config(cls, config: Any) -> Settings:
-        """Read the `ProfilerConfig` of an engine, of whatever version."""
+        """Read the `ProfilerConfig` of an engine, of any version."""
         activities = getattr(config, "torch_profiler_activities", None)
         return cls(
             folder=getattr(config, "torch_profiler_dir", None) or None,
@@ -60,7 +60,9 @@ class Settings:
 
     @classmethod
     def of_environment(cls, envs: Any) -> Settings:
-        """Read the module `vllm.envs` of a version up to 0.12, which reads the variables when it is asked."""
+        """Read the module `vllm.envs` of a version up to 0.12, which evaluates the variables at
+        each access.
+        """
         folder = getattr(envs, "VLLM_TORCH_PROFILER_DIR", None)
         return cls(
             folder=folder or None,
@@ -82,7 +84,7 @@ def engine_args(
     record no stacks unless requested, and name a folder that can be retargeted for each step.
 
     Args:
-        folder: a folder that the engine's workers can write, with the same path on their host. Each call creates a folder of its own in it.
+        folder: a folder that the engine's workers can write, with the same path on their host. Each call creates a new folder in it.
         options: the ``[engine]`` table of the role, if it enables stacks, shapes or activities: vLLM accepts them only here. Up to
             0.31 the same applies to its limits of iterations.
 
@@ -208,7 +210,9 @@ def _config_fields() -> frozenset[str] | None:
 
 
 def _require_cuda() -> None:
-    """Refuse a platform without CUDA's profiler: vLLM's workers would end, and the engine with them. Raises ConfigError."""
+    """Raise ConfigError for a platform without CUDA's profiler: vLLM's workers would end, and the
+    engine with them.
+    """
     try:
         platform = importlib.import_module("vllm.platforms").current_platform
     except ImportError:

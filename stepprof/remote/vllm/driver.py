@@ -73,9 +73,9 @@ class VllmDriver(EngineDriver):
         """The capture that a stop is pending for."""
         self._part: NsysPart | None = None
         self._before: Sample | None = None
-        """What the engine had counted at the start."""
+        """The engine's counters at the start."""
         self._brought = False
-        """Whether a stop that failed has brought the files of the capture."""
+        """Whether a failed stop has left the files of the capture."""
 
     @classmethod
     def of_engine(cls, engine: object, name: str | None = None) -> VllmDriver:
@@ -103,7 +103,9 @@ class VllmDriver(EngineDriver):
         return None if self._session is None or self._place is None else self._session.folder
 
     async def arm(self, window: EngineWindow) -> None:
-        """Check that the engine lives, was configured to be recorded and takes the bounds; prepare its folder."""
+        """Check that the engine is alive, was configured to be recorded and accepts the limits;
+        prepare its folder.
+        """
         refuse_backends(self.kind, window.options, self.name)
         self._facts = facts = await self._link.facts(window)
         self.host = self._link.process.host
@@ -149,7 +151,7 @@ class VllmDriver(EngineDriver):
             await self._link.start(given)
 
     async def stop(self, window: EngineWindow) -> Stopped:
-        """Stop the capture, and bring its files to the run, if they can be seen from here."""
+        """Stop the capture, and move its files to the run, if they are visible from here."""
         before, self._before = self._before, None
         reading = Reading(self._link.statistics(), self.name)
         stopped = await self._hold.stop(window, lambda: self._stop(window), self._forget)
@@ -164,7 +166,7 @@ class VllmDriver(EngineDriver):
         return stopped
 
     async def finish(self, window: EngineWindow) -> Stopped:
-        """End a capture whose stop failed or never came. Sends no stop if another one has ended it."""
+        """End a capture whose stop failed or was never sent. Sends no stop if another client has ended it."""
         place, session = self._place, self._session
         if by_nsys(window.options):
             await self._link.leave()
@@ -196,7 +198,7 @@ class VllmDriver(EngineDriver):
         except EngineFailure as error:
             failure = error
         over = failure is None or self._link.dead
-        if over:  # else the capture may still run: the next start stops it first
+        if over:  # otherwise the capture may still run: the next start stops it first
             await self._free()
         workers = self._link.processes()
         if place is None:
@@ -208,7 +210,7 @@ class VllmDriver(EngineDriver):
             self._brought |= bool(brought.artifacts)
             if (
                 brought.artifacts
-            ):  # the engine's own bound had ended the capture before, or only the answer was lost
+            ):  # the engine's own limit had ended the capture before, or only the answer was lost
                 return Stopped(tuple(brought.artifacts), partial=str(failure))
             raise failure
         if self._link.process.same_host:
@@ -236,11 +238,11 @@ class VllmDriver(EngineDriver):
             await in_thread(self._place.discard, session, self._prefix)
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
-        """Stop an open capture, and keep it as partial. Another driver may have the engine afterwards."""
+        """Stop an open capture, and keep it as partial. Another driver may use the engine afterwards."""
         await self._hold.close(self._finisher, answer_seconds)
 
     def retire(self) -> None:
-        """Call the engine no more. An open capture is left to the next driver."""
+        """Stop calling the engine. An open capture is left to the next driver."""
         self._hold.retire()
 
     async def clock(self) -> Clock | None:
@@ -248,7 +250,9 @@ class VllmDriver(EngineDriver):
         return await self._link.process.clock()
 
     def _finisher(self, held: Held) -> Finisher:
-        """Return what ends a capture: this driver its own, a copy of it that of a driver that is gone."""
+        """Return an object that ends a capture: this driver for its own, a copy of it for that of a
+        driver that has ended.
+        """
         if held is self._hold.held:
             return self
         made = VllmDriver(self._link)

@@ -42,33 +42,33 @@ _HEAD = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The processes of an engine, as far as they are known."""
+    """The processes of an engine, as far as known."""
 
     cores: Sequence[int] = ()
-    """Of a data-parallel group: the process of each of its engines, in order."""
+    """In a data-parallel group: the process of each of its engines, in order."""
     width: int = 1
     """How many workers each of them has."""
     groups: int = 0
-    """How many of them there are; 0: not known."""
+    """The number of these engines; 0: unknown."""
 
     @property
     def count(self) -> int | None:
-        """How many workers there are in all; None: not known."""
+        """Return the total number of workers; None: unknown."""
         return self.width * self.groups or None
 
 
 @dataclass(slots=True)
 class Brought:
-    """What a capture left."""
+    """The files of a capture."""
 
     artifacts: list[Artifact] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     written_ns: list[int] = field(default_factory=list)
-    """When the engine wrote each, by its own clock."""
+    """When the engine wrote each trace, by its own clock."""
     found: int = 0
-    """How many traces there were, kept or not."""
+    """The number of traces, kept or not."""
     steps: int | None = None
-    """How many forward steps are in them; None: too large to be counted in passing."""
+    """The number of forward steps in them; None: too large to be counted on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,15 @@ def bring(
     *,
     over: bool = True,
 ) -> Brought:
-    """Make the capture's traces artifacts of the run; those of workers outside the selection are removed.
+    """Move the capture's traces to the run as artifacts; remove those of unselected workers.
 
     Args:
         folder: where the engine writes.
-        session: what its `begin` returned.
-        window: whose they are.
-        prefix: what the names of this engine's files may begin with.
+        session: the result of its `begin`.
+        window: the window of the files.
+        prefix: a prefix that the names of this engine's files may have.
         workers: the engine's processes, if they are known.
-        over: the capture has ended; False: its stop failed, and more files may come to the same place.
+        over: the capture has ended; False: its stop failed, and more files may appear in the same place.
     """
     brought = Brought()
     found, repeated = _once_each([_look(path, folder.users) for path in folder.traces(session, prefix)])
@@ -130,7 +130,7 @@ def bring(
 
 
 def _once_each(found: Sequence[_Found]) -> tuple[list[_Found], list[tuple[_Found, _Found]]]:
-    """Return the first trace of each worker, and each later one of the same worker with the first."""
+    """Return the first trace of each worker, and each later trace of a worker together with its first."""
     firsts: dict[tuple[object, ...], _Found] = {}
     repeated = []
     for each in sorted(found, key=_written):
@@ -172,7 +172,7 @@ def _numbered(found: Sequence[_Found], workers: Workers) -> list[tuple[_Found, i
 
 
 def _look(path: Path, users: frozenset[int] | None) -> _Found:
-    """Return what a file says of its writer, in its name or its head."""
+    """Return the writer that a file states in its name or its head."""
     rank, group, owner = _RANK.search(path.name), _GROUP.search(path.name), _HOST_PID.search(path.name)
     head = b""
     with (
@@ -192,7 +192,9 @@ def _look(path: Path, users: frozenset[int] | None) -> _Found:
 
 
 def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:
-    """Return which engine of a data-parallel group wrote a file: the one that its process descends from, or is, if that runs on this host."""
+    """Return which engine of a data-parallel group wrote a file: the engine process that is the
+    writer or its ancestor, if it runs on this host.
+    """
     here = socket.gethostname()
     pid = found.pid if found.host in (here, None) else None
     while pid is not None and pid > 1:

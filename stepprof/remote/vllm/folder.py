@@ -1,7 +1,9 @@
 """The folder that a vLLM engine writes its traces to, retargeted for each window while the engine lives.
 
-The folder is a link (`stepprof.remote.vllm.arguments` makes it). It points to a folder of its own for each window, and to an idle one between windows. One engine owns it, by a lock
-that the kernel releases with its process. A file next to it says which of a server's drivers records (`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
+The folder is a link (`stepprof.remote.vllm.arguments` makes it). It points to a separate folder for
+each window, and to an idle one between windows. One engine owns it, by a lock that the kernel
+releases with its process. A file next to it names the driver of a server that records
+(`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
 """
 
 from __future__ import annotations
@@ -35,16 +37,18 @@ __all__ = ["Session", "TraceFolder", "new_prefix"]
 PREFIX = "stepprof-"
 
 MOST_NAMES = 300
-"""Files of a plain folder that are noted; among more than these only those with the engine's prefix are looked for."""
+"""Maximum number of files of a plain folder that are noted; with more, only those with the engine's
+prefix are searched.
+"""
 
-# neither through a link that another user made, nor into a pipe
+# follow no link of another user, and open no pipe
 _OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One capture, as its files go: where they come to, and what lay there before."""
+    """The files of one capture: where they are written, and what was there before."""
 
     folder: Path
     before: frozenset[str] = frozenset()
@@ -52,14 +56,14 @@ class Session:
 
 
 class TraceFolder:
-    """Where an engine writes, as it is seen from here.
+    """The folder of an engine's traces, as this host sees it.
 
     Args:
         path: the engine's ``torch_profiler_dir``, or the folder of it that both hosts share.
-        owner: which engine it is; only one may retarget a link.
-        alive: whether the engine still is; what a dead one has claimed is free again.
+        owner: identifies the engine; only one may retarget a link.
+        alive: whether the engine is alive; the claims of a dead one are free again.
         shared: other processes may drive the engine too (a server).
-        users: whose files count as the engine's; None: every user's.
+        users: the users whose files count as the engine's; None: every user.
     """
 
     def __init__(
@@ -80,11 +84,11 @@ class TraceFolder:
 
     @property
     def link(self) -> Path | None:
-        """The link that can be retargeted; None: a plain folder."""
+        """Return the link that can be retargeted; None: a plain folder."""
         return self.path if _is_link(self.path) else None
 
     def prepare(self) -> None:
-        """Make what is missing, and see that files can be made there. Raises EngineFailure."""
+        """Make what is missing, and check that files can be made there. Raises EngineFailure."""
         try:
             if not os.path.lexists(self.path):
                 self._make()
@@ -101,7 +105,9 @@ class TraceFolder:
             ) from error
 
     def _make(self) -> None:
-        """Make a folder that was named on another host, or long ago: vLLM would make a plain folder of it."""
+        """Make a folder that was named on another host, or long ago: vLLM would make a plain folder
+        instead.
+        """
         if self.path.name == LINK:
             (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
             self.path.symlink_to(IDLE)
@@ -111,14 +117,14 @@ class TraceFolder:
 
     @property
     def slot(self) -> FileSlot:
-        """Where the drivers of a server that writes here note which of them records."""
+        """Return where the drivers of a server that writes here note which of them records."""
         link = self.link
         if link is not None:
             return FileSlot(link.parent / ".capture.json")
         return FileSlot(self.path / f".stepprof-{digest(self._owner)}.json")
 
     def begin(self, window: EngineWindow) -> Session:
-        """Make a place for a window's files: a folder of its own if the engine writes through a link."""
+        """Make a place for a window's files: a separate folder if the engine writes through a link."""
         link = self.link
         if link is None:
             return Session(self.path, frozenset(_names(self.path)))
@@ -132,7 +138,7 @@ class TraceFolder:
         return Session(folder, link=link)
 
     def lead(self, session: Session) -> None:
-        """Have what is written from now on come to the place of a capture."""
+        """Direct everything written from now on to the place of a capture."""
         if session.link is not None:
             _retarget(session.link, session.folder.name)
 
@@ -142,7 +148,9 @@ class TraceFolder:
         return {"folder": session.folder.name, "before": before if len(before) <= MOST_NAMES else None}
 
     def again(self, noted: Mapping[str, Any], prefix: str) -> Session:
-        """Return a capture that another process has begun. Raises EngineFailure: its folder is no name."""
+        """Return a capture that another process has begun. Raises EngineFailure: its folder has an
+        invalid name.
+        """
         link, name, before = self.link, noted["folder"], noted["before"]
         if link is not None:
             if not is_plain_name(name):
@@ -153,17 +161,17 @@ class TraceFolder:
         return Session(self.path, frozenset(before))
 
     def end(self, session: Session) -> None:
-        """Point the link at the idle folder again, and remove what the engine left besides traces."""
+        """Point the link at the idle folder again, and remove the engine's files that are not traces."""
         if session.link is None:
             return
-        if session.folder.is_symlink():  # not what was made here
+        if session.folder.is_symlink():  # not made by this class
             return
         if session.link.is_symlink() and session.link.readlink().name == session.folder.name:
             _retarget(session.link, IDLE)
         for name in _names(session.folder):
             if "profiler_out" in name:
                 (session.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # what could not be adopted stays, with its folder
+        with contextlib.suppress(OSError):  # files that could not be adopted stay, with their folder
             session.folder.rmdir()
 
     def discard(self, session: Session, prefix: str) -> None:
@@ -173,7 +181,9 @@ class TraceFolder:
         self.end(session)
 
     def traces(self, session: Session, prefix: str) -> list[Path]:
-        """Return the traces of a capture that are there by now: of engines that share a plain folder, those with this driver's prefix."""
+        """Return the traces of a capture so far: in a plain folder that engines share, those with
+        this driver's prefix.
+        """
         names = [
             name
             for name in _names(session.folder)
@@ -185,7 +195,9 @@ class TraceFolder:
         return [path for path in paths if is_engine_file(path, self.users)]
 
     def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
-        """Return whether a capture has left its files before it reached its bound: another stop has ended it."""
+        """Return whether a capture has left its files before it reached its limit: another stop has
+        ended it.
+        """
         found, bound = self.traces(session, prefix), window.options.bound
         if not found or bound is None:
             return bool(found)
@@ -194,7 +206,9 @@ class TraceFolder:
 
 
 def new_prefix() -> str:
-    """Return a prefix for the names of one engine's files, where its version allows one: it distinguishes engines that share a folder."""
+    """Return a prefix for the names of one engine's files, if its version supports one: it
+    distinguishes engines that share a folder.
+    """
     return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 
@@ -206,7 +220,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _retarget(link: Path, target: str) -> None:
-    """Lead a link somewhere else, in one step: the engine never finds it missing."""
+    """Retarget a link in one step: the engine never finds it missing."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -233,7 +247,7 @@ def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -
         except BlockingIOError:
             os.close(descriptor)
             raise EngineFailure(_shared(link), "unconfigured") from None
-        except OSError as error:  # a file system without locks: the rule is the user's to keep
+        except OSError as error:  # a file system without locks: the user must keep the rule
             logger.debug("folder.not_locked", path=str(link.parent), reason=str(error))
         _claims[link] = (descriptor, owner, alive)
 
@@ -259,5 +273,5 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
-    except OSError:  # no name can be like this, or it may not be looked at: to be said when it is prepared
+    except OSError:  # an invalid name, or no permission: reported when it is prepared
         return False

@@ -1,4 +1,4 @@
-"""What the vLLM driver needs of an engine, whether it is an object of this process or a server."""
+"""The calls that the vLLM driver needs of an engine, which is an object of this process or a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Link(ABC):
     Args:
         name: the name in logs and the manifest.
         key: identifies the engine.
-        called: the name in messages, with what it is.
+        called: the name in messages, with its kind.
         process: the engine's process.
     """
 
@@ -50,7 +50,7 @@ class Link(ABC):
 
     @property
     def elsewhere(self) -> str:
-        """Where its traces are if they cannot be seen from here."""
+        """Where its traces are if they are not visible from here."""
         return ""
 
     @property
@@ -73,19 +73,23 @@ class Link(ABC):
         return
 
     def processes(self) -> Workers:
-        """Return its processes, as far as they are known."""
+        """Return its processes, as far as known."""
         return Workers()
 
     @abstractmethod
     async def facts(self, window: EngineWindow) -> Facts:
-        """Return its properties. Raises EngineFailure: it cannot be recorded, or not as the window asks."""
+        """Return its properties. Raises EngineFailure: it cannot be recorded, or not with the
+        window's options.
+        """
 
     @abstractmethod
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:
-        """Return the folder of its traces, prepared; None: it cannot be seen from here. Raises EngineFailure: it cannot be used."""
+        """Return the folder of its traces, prepared; None: it is not visible from here. Raises
+        EngineFailure: it cannot be used.
+        """
 
     async def statistics(self) -> Sample | None:
-        """Return what the engine has counted so far; None: not known."""
+        """Return the engine's counters; None: unknown."""
         return None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Requests to a vLLM server: it has the routes of a profiler only if it was started with one.
+"""Send requests to a vLLM server, which has the routes of a profiler only if it was started with one.
 
 ``GET /start_profile`` is answered with 405 where the route exists, and with 404 where it does not: this changes nothing. The folder of the traces is
 ``trace_dir`` of the attachment, or the folder that a server of this host names in development mode.
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["ServerLink"]
 
 STOP_SECONDS = 3600.0
-"""Time limit of a stop: a server writes its files also if the request has timed out."""
+"""Time limit of a stop: a server writes its files even if the request has timed out."""
 
 START_SECONDS = 600.0
 
 _PER_CAPTURE = (0, 32)
-"""The first version whose start takes bounds and a prefix."""
+"""The first version whose start accepts limits and a prefix."""
 
 _BODY = frozenset({"profile_prefix", "delay_iterations", "max_iterations"})
 
@@ -99,7 +99,7 @@ class ServerLink(Link):
         return Facts(settings, takes)
 
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:
-        """Return the folder of its traces; None: it cannot be seen from here. Raises EngineFailure."""
+        """Return the folder of its traces; None: it is not visible from here. Raises EngineFailure."""
         folder = window.trace_dir
         if folder is None and settings.folder and self._server.same_host:
             folder = Path(settings.folder)
@@ -116,7 +116,7 @@ class ServerLink(Link):
         return place
 
     async def statistics(self) -> Sample | None:
-        """Return what ``GET /metrics`` says."""
+        """Return the counters of ``GET /metrics``."""
         return await served(self._client, VLLM)
 
     async def start(self, given: Mapping[str, object]) -> None:
@@ -150,7 +150,9 @@ class ServerLink(Link):
         return frozenset(name for name in _BODY if f'"{name}"'.encode() in described.body)
 
     async def _ask_settings(self) -> Settings:
-        """Return how it was started, which a server states only in development mode (VLLM_SERVER_DEV_MODE)."""
+        """Return its start arguments, which a server reports only in development mode
+        (VLLM_SERVER_DEV_MODE).
+        """
         reply = await self._client.request("GET", "/server_info?config_format=json")
         profiler = reply.table("vllm_config", "profiler_config")
         if not profiler:
@@ -164,7 +166,7 @@ class ServerLink(Link):
         return Settings.of_config(SimpleNamespace(**_believed(profiler)))
 
     def _refused(self, reply: Reply, verb: str) -> EngineFailure:
-        """Return the failure that an answer means."""
+        """Return the failure for an answer."""
         doing = f"POST /{verb}_profile"
         if reply.status == 404:
             return self._unconfigured()

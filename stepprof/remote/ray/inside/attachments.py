@@ -18,7 +18,7 @@ watch = Watch()
 
 
 class Occupant(Protocol):
-    """An attachment that is in this process already."""
+    """An attachment that exists in this process."""
 
     attachment: Attachment | None
 
@@ -27,14 +27,16 @@ class Occupant(Protocol):
         """Return whether it uses a session of this process."""
 
     def driver_is_gone(self) -> bool:
-        """Return whether the process that drives it has surely ended."""
+        """Return whether the driver process has certainly ended."""
 
     def end_with_driver(self, *, waits: bool = False) -> None:
         """Keep what it records as partial, and release the process."""
 
 
 def make_room(attachment: Attachment, others: Iterable[Occupant]) -> None:
-    """End the attachments of drivers that have ended, and those of an earlier run of this driver. Raises EngineFailure where a living one's session is in the way."""
+    """End the attachments of drivers that have ended, and those of an earlier run of this driver.
+    Raises EngineFailure if a living driver's session occupies the process.
+    """
     lease = attachment.lease
     for other in others:
         theirs = other.attachment

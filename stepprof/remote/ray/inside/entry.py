@@ -25,7 +25,9 @@ _numbers = itertools.count(1)
 
 
 def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
-    """Run by the actor's ``__ray_call__``: do it, or have it done. Raises nothing."""
+    """Serve a call from the actor's ``__ray_call__``: do the work here, or on another thread.
+    Raises nothing.
+    """
     if verb == "answer":
         return _answer(*arguments)
     if verb == "leave":
@@ -51,7 +53,7 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
 def _elsewhere(
     guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...], wait_seconds: float
 ) -> Answer:
-    """Have it done on a thread of its own, and wait that long for it."""
+    """Do the work on a new thread, and wait for it up to a limit."""
     ticket = next(_numbers)
     _answers[ticket] = None
     over = threading.Event()
@@ -91,9 +93,9 @@ def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> 
 
 
 def _leave(token: str, timeout: float) -> Answer:
-    """End an attachment. An engine that hangs does not delay it: only a session has exports.
-
-    Exports are waited for on another thread: while the caller asks for the answer, it sees that this process lives.
+    """End an attachment. An engine that hangs does not delay it, because only a session has
+    exports. Another thread waits for exports: the caller polls the answer, and so sees that this
+    process is alive.
     """
     guest = guests.pop(token, None)
     watch.remove(token)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Follower", "spans_only"]
 
 _users: dict[Session, set[Follower]] = {}
-"""Sessions that were made for followers, and who uses them."""
+"""The sessions that were made for followers, and their users."""
 _making = threading.Lock()
 
 Key = tuple[int, "str | None", int]
@@ -40,7 +40,7 @@ CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
 
 _OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
-"""Duties of one process per run: here the followed process has them."""
+"""Duties of one process per run: for a follower, its driver process has them."""
 
 
 class Follower:
@@ -54,13 +54,13 @@ class Follower:
 
     @property
     def rank(self) -> int | str | None:
-        """The rank of the session, once there is one."""
+        """The rank of the session, once it exists."""
         return None if self._session is None else self._session.rank
 
-    # -- what the other process asks for
+    # requests of the driver process
 
     def join(self, attachment: Attachment, run: Path) -> Path:
-        """Have a session in this process. Returns the run's folder that it writes to."""
+        """Make or find the session of this process. Return the run's folder that it writes to."""
         session = self._ensure(attachment, run)
         if session.path is None:
             raise EngineFailure(
@@ -83,7 +83,7 @@ class Follower:
         session.approach(window.window.step, window.window.role)
 
     def start(self, window: EngineWindow) -> str | None:
-        """Enter the window on this thread, as the actor's own code would. Returns the path of its manifest."""
+        """Enter the window on this thread, as the actor's own code would. Return the path of its manifest."""
         session = self._here()
         key = _key(window)
         if key in self._open:
@@ -107,7 +107,7 @@ class Follower:
         return _fragment_path(ticket)
 
     def enter(self, window: EngineWindow) -> None:
-        """Enter a role's window inside the one that is recorded: regions from here on are the role's."""
+        """Enter a role's window inside the recorded one: later regions belong to the role."""
         self._here()
         key = _key(window)
         if key not in self._open:
@@ -121,7 +121,7 @@ class Follower:
             self._close(_key(window))
 
     def stop(self, window: EngineWindow) -> tuple[str | None, str | None]:
-        """Exit the window. Returns the path of its manifest, and what capped its capture."""
+        """Exit the window. Return the path of its manifest, and what capped its capture."""
         self._here()
         key = _key(window)
         if key not in self._open:
@@ -143,7 +143,7 @@ class Follower:
         """Note which windows are open in the other process: regions without a window of their own carry the last one's step and role.
 
         Returns:
-            Whether there is a session here to hear of them.
+            Whether there is a session here.
         """
         session = self._session
         if session is None or current_session() is not session:
@@ -157,7 +157,9 @@ class Follower:
         return bool(self._open)
 
     def close(self, reason: str) -> None:
-        """End every window, on this thread: also what the session keeps open, if it ends with this attachment."""
+        """End every window on this thread, and what the session keeps open, if it ends with this
+        attachment.
+        """
         self.abort(reason)
         session = self._session
         self._heard.end_all(session)
@@ -190,7 +192,7 @@ class Follower:
     # -- the session
 
     def _ensure(self, attachment: Attachment, run: Path) -> Session:
-        """Return the session of this process, made if there is none."""
+        """Return the session of this process; make it if there is none."""
         with _making:
             session = current_session()
             if session is None:
@@ -208,7 +210,7 @@ class Follower:
                 except StepprofError as error:
                     raise EngineFailure(f"no session in the actor: {error}", "unconfigured") from None
                 if session.path is not None:
-                    if not is_final:  # torch.distributed may come up later, and knows better
+                    if not is_final:  # torch.distributed may be initialised later; its answer is better
                         session.selector.identity = replace(session.selector.identity, final=False)
                     _users[session] = set()
                     session.lent = True
@@ -220,7 +222,7 @@ class Follower:
 
     @staticmethod
     def _ask(session: Session, attachment: Attachment) -> None:
-        """Apply the requests of the process that this one follows."""
+        """Apply the requests of the driver process."""
         for table in attachment.requests:
             try:
                 session.selector.request(Request.read(table))
@@ -230,8 +232,8 @@ class Follower:
                 ) from None
 
     def _check(self, session: Session, attachment: Attachment, window: EngineWindow) -> None:
-        """Refuse before anything begins what this session cannot record."""
-        policy = session.selector.select(window.window.step, window.window.role)  # asks for the rank again
+        """Refuse in advance what this session cannot record."""
+        policy = session.selector.select(window.window.step, window.window.role)  # looks for the rank again
         known, _ = _distributed()
         expected = attachment.rank if attachment.rank is not None else known
         if not isinstance(session.rank, int):
@@ -293,7 +295,7 @@ def _ticket(entered: StepWindow) -> Ticket | None:
 
 
 def _fragment_path(ticket: Ticket | None) -> str | None:
-    """Return the path of the manifest of a window; it is written if it has not been."""
+    """Return the path of the manifest of a window; write it if necessary."""
     if ticket is None or ticket.fragment is None:
         return None
     if ticket.fragment.claim is None:
@@ -311,9 +313,9 @@ def _not_selected(session: Session, window: EngineWindow) -> str:
 
 
 def _rank(attachment: Attachment) -> tuple[int, bool]:
-    """Return the rank, and whether it is final: given, else torch.distributed's, else $RANK; else the position in the attach, for now.
-
-    A launcher's other variables are those of Ray's own process.
+    """Return the rank, and whether it is final: given, else torch.distributed's, else $RANK, else
+    for now the position in the attach. A launcher's other variables are those of Ray's own
+    process.
     """
     if attachment.rank is not None:
         return attachment.rank, True

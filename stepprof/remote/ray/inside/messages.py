@@ -19,7 +19,7 @@ __all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Un
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What the other process wants of this actor: sent with each arm, since actors are restarted."""
+    """The driver's description of an attachment, sent with each arm, because actors are restarted."""
 
     kind: str
     """``engine``, ``rank`` or ``spans``."""
@@ -34,24 +34,24 @@ class Attachment:
     own_dir: str | None = None
     """Where this host keeps its files, if not in ``output_dir``."""
     marker: str = ""
-    """A file in the run's folder: where it is seen, so are ours."""
+    """A file in the run's folder. If it is visible here, our files are visible there."""
     max_seconds: float | None = None
     start_seconds: float = 5.0
-    """How long a plain actor is held up by the start of its engine, at most."""
+    """Maximum seconds that the start of its engine may block a plain actor."""
     stop_seconds: float = 60.0
     """The same, for everything else."""
     options: Mapping[str, object] = field(default_factory=dict)
     job: str | None = None
-    """The other process's job."""
+    """The job of the driver process."""
     lease: Lease | None = None
-    """Who drives the actor; with the end of that process the attachment ends."""
+    """The driver process; the attachment ends with it."""
     name: str | None = None
-    """What the actor's process is called if it has no rank."""
+    """The name of the actor's process if it has no rank."""
     requests: tuple[Mapping[str, object], ...] = ()
-    """What was asked for while the job runs, and holds in this window: the actor may not see the folder where it lies."""
+    """The requests of the running job that concern this window: the actor may not see their folder."""
 
     def place(self) -> tuple[Path, bool]:
-        """Return the run's folder on this host, and whether the other process sees it."""
+        """Return the run's folder on this host, and whether the driver process sees it."""
         if self.own_dir is not None:
             return Path(self.own_dir) / self.run_id, False
         run = Path(self.output_dir) / self.run_id
@@ -67,9 +67,9 @@ class Facts:
     boot_id: str
     node_id: str | None
     plain: bool
-    """It runs one call at a time, on its main thread."""
+    """Whether it runs one call at a time, on its main thread."""
     visible: bool
-    """Its files lie where the other process sees them."""
+    """Whether the driver process sees its files."""
     kind: str | None = None
     """The engine's."""
     name: str | None = None
@@ -80,18 +80,20 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a stop brought, and where on this host it lies: the engine's files below ``folder``, the rank's by its fragment."""
+    """The result of a stop, and where it is on this host: the engine's files below ``folder``, the
+    rank's by its fragment.
+    """
 
     stopped: Stopped
     folder: str | None = None
     fragment: str | None = None
     awaited: bool = False
-    """More is to come: it has to be asked for."""
+    """Whether a further part must be polled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What came after a stop; or, with an ``outcome``, why nothing did."""
+    """A result that arrived after a stop; with an ``outcome``, why there is none."""
 
     stopped: Stopped = field(default_factory=Stopped)
     outcome: Outcome | None = None
@@ -100,7 +102,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``value`` or ``failure``; with a ``ticket`` neither is there yet."""
+    """``value`` or ``failure``; with a ``ticket`` neither is known yet."""
 
     value: Any = None
     failure: EngineFailure | None = None
@@ -108,7 +110,7 @@ class Answer:
 
 
 class Unknown(EngineFailure):
-    """This process has not been armed: it is another one than was."""
+    """This process has not been armed: it replaced the one that was."""
 
     lost = True
 
@@ -126,7 +128,7 @@ def boot_id() -> str:
 
 
 def node_id() -> str | None:
-    """Return which node of Ray this process is on, if any."""
+    """Return the Ray node of this process, if any."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
