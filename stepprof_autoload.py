@@ -1,8 +1,8 @@
 """The functions that entry points of stepprof name: frameworks call them, stepprof attaches itself.
 
 A framework calls them in every process, also in jobs that do not use stepprof. So this module
-imports `os` alone and is outside the package, whose import takes 10 to 25 ms. Without a variable that
-asks for stepprof it looks at the environment and returns.
+imports `os` alone and is outside the package, whose import takes 10 to 25 ms. Without a variable
+that asks for stepprof it reads the environment and returns.
 """
 
 import os
@@ -48,7 +48,9 @@ RAY_WORKER = "RAY_RAYLET_PID"
 
 
 def wanted(*, asked: bool = False) -> bool:
-    """Return whether the environment asks for stepprof in this process; `asked`: the job does in another way."""
+    """Return whether the environment asks for stepprof in this process; `asked`: the job asks in
+    another way.
+    """
     environ = os.environ
     if environ.get("STEPPROF", "").strip().lower() in OFF:
         return False
@@ -75,7 +77,7 @@ def activate_later() -> None:
 
 
 class _FirstFramework:
-    """A finder that finds nothing: it sees which module is about to be imported."""
+    """A finder that finds nothing: it only observes which module is about to be imported."""
 
     is_done = False
 
@@ -119,7 +121,7 @@ def _callbacks(function: str, package: str) -> "list[object]":
 
 
 def _complain(error: Exception) -> None:
-    """Say once why no adapter is attached: stepprof's own log may be what is missing."""
+    """Report once on stderr why no adapter is attached: stepprof's own log may be unavailable."""
     import sys
 
     if not getattr(_complain, "done", False):

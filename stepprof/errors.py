@@ -1,7 +1,7 @@
-"""Every exception that stepprof raises.
+"""Every exception that stepprof raises: one class for each thing that a caller can catch.
 
-One class per thing that a caller can catch. Each is also the built-in exception that it is a case of, so that code which knows nothing of stepprof still
-handles it sensibly. The message of each says what happened, to what, and what to do about it.
+Each also derives from the matching built-in exception, so that code that does not know stepprof
+handles it sensibly. The message says what happened, to what, and what to do about it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str =
 
 
 def indented(headers: Sequence[str]) -> list[str]:
-    """Return the headers of a table that is set off by two spaces.
+    """Return the headers of a table that is indented by two spaces.
 
     >>> indented(("artifact", "kind"))
     ['  artifact', 'kind']
@@ -45,12 +45,14 @@ def indented(headers: Sequence[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """`text` without what would move the cursor or colour the terminal: names come from the user's program."""
+    """Return `text` without characters that move the cursor or colour the terminal: names come from
+    the user's program.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def size(count: float | None) -> str:
-    """Bytes for a reader.
+    """Format a number of bytes.
 
     >>> size(None), size(0), size(1023), size(1536), size(5 * 2**30)
     ('-', '0 B', '1023 B', '1.5 KiB', '5.0 GiB')
@@ -65,7 +67,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds, to the millisecond.
+    """Format seconds, to the millisecond.
 
     >>> duration(None), duration(0.01234), duration(12.5)
     ('-', '0.012', '12.500')
@@ -74,7 +76,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(count: int | None) -> str:
-    """A count for a reader.
+    """Format a count.
 
     >>> number(None), number(12345)
     ('-', '12,345')
@@ -83,7 +85,7 @@ def number(count: int | None) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """So many of what has a regular plural.
+    """Format a count and a noun with a regular plural.
 
     >>> counted(1, "step"), counted(0, "step"), counted(1200, "step")
     ('1 step', '0 steps', '1,200 steps')
@@ -95,7 +97,7 @@ def ranges(items: Iterable[int | str], most: int | None = None) -> str:
     """Return numbers as ranges, and names after them.
 
     Args:
-        items: numbers and names; what comes twice counts once.
+        items: numbers and names; duplicates count once.
         most: how many ranges and names are shown; past that, how many items there are. None: all.
 
     >>> ranges([3, 0, 1, 2, 5, "driver"])
@@ -118,7 +120,7 @@ def ranges(items: Iterable[int | str], most: int | None = None) -> str:
 
 
 def label_ranges(labels: Iterable[str], most: int | None = None) -> str:
-    """Return labels of engines, those of one role together.
+    """Return labels of engines, grouped by role.
 
     >>> label_ranges([f"rollout/{number}" for number in range(8)] + ["reward/0"])
     'rollout/0-7, reward/0'

@@ -1,7 +1,9 @@
-"""Makes text from outside fit for a message: secrets masked, control characters visible, length bounded.
+"""Make text from outside fit for a message: mask secrets, show control characters, limit the
+length.
 
-Text from outside is what a server, a file or an exception of another library says. It passes here on its way into a message, and every message passes here again on its way into
-the log, the manifest or a failure: so a key that a server repeats is masked wherever the server puts it, and no escape sequence reaches a terminal.
+Such text comes from a server, a file or an exception of another library. It is cleaned on its way
+into a message, and every message again on its way into the log, the manifest or a failure. So a key
+that a server repeats is masked anywhere, and no escape sequence reaches a terminal.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ __all__ = ["MASK", "MOST", "hide", "masked", "quoted", "redacted"]
 
 MASK = "…"
 MOST = 2000
-"""Characters of one quotation at most."""
+"""Maximum characters of one quotation."""
 MOST_SECRETS = 1024
-"""Secrets that are remembered; the oldest is forgotten first."""
+"""Number of secrets to remember; the oldest is forgotten first."""
 SHORT = 8
-"""A shorter secret is masked only in text from outside, and only as a word: `EMPTY` or `key` are what servers without keys are given."""
+"""A shorter secret is masked only in text from outside, and only as a word: servers without keys
+are given `EMPTY` or `key`.
+"""
 
 _AGAIN = re.compile(r"\\+[/\"']?|[/\"'%&]")
-"""What encoding a text once more puts something before or behind; backslashes that stand there already belong to it."""
+"""What another encoding of a text adds before or after a character; existing backslashes belong to it."""
 _QUOTES = {'"': '(?:"|&(?:amp;){0,8}(?:quot|#34);)', "'": "(?:'|&(?:amp;){0,8}#(?:x27|39);)"}
 _LOOKED_AT = 1 << 16
 _secrets: dict[str, None] = {}
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# where secrets stand; each is anchored on a character that is rare, and bounded, so that no text makes it slow
+# places of secrets; each begins with a rare character and has a bounded length, so that no text
+# makes the search slow
 _PLACES = (
     (re.compile(r"(://)[^/\s@\"']{1,256}@"), rf"\1{MASK}@"),
     (
@@ -49,7 +54,7 @@ _PLACES = (
 
 
 def hide(*secrets: str | None) -> None:
-    """Never show these strings from now on, in any form in which a server or a library may repeat them.
+    """Mask these strings from now on, in any form in which a server or a library may repeat them.
 
     Args:
         secrets: keys and passwords; None and empty ones are left out.
@@ -62,29 +67,27 @@ def hide(*secrets: str | None) -> None:
 
 
 def masked(text: str) -> str:
-    """Return text from outside with "…" in the place of every secret that `hide` was given, however it is encoded."""
+    """Return text from outside with "…" for every secret that `hide` was given, in any encoding."""
     return _without(text, _patterns(tuple(_secrets)))
 
 
 def quoted(text: object, most: int = MOST) -> str:
-    r"""Return text from outside as one line that may stand in a message; colors are left out.
+    r"""Return text from outside as one line for a message, without colors.
 
     Args:
-        text: a string, or an object such as an exception, of which its string is taken.
-        most: characters that are kept.
+        text: a string, or an object such as an exception, which is converted.
+        most: maximum number of characters.
 
     >>> quoted("a\nb\x1b[2J"), quoted("http://me:secret@node/a"), quoted("abcdef", most=3)
     ('a\\nb\\x1b[2J', 'http://…@node/a', 'abc…')
     """
-    return _shown(
-        masked(_string(text)), most
-    )  # masked before anything is cut: half a secret is not recognised
+    return _shown(masked(_string(text)), most)  # masked before the cut: half a secret is not recognised
 
 
 def redacted(value: Any) -> Any:
-    """Return a value of our own log line, failure or manifest fit to be shown: its strings as by `quoted`, also those inside of lists and mappings.
-
-    Short secrets are left to `quoted`: they may be words of ours.
+    """Return a value of our own log line, failure or manifest with its strings cleaned as by
+    `quoted`, also inside lists and mappings. Short secrets are left to `quoted`: they may be words
+    of ours.
     """
     if isinstance(value, str):
         return _shown(_without(value, _patterns(tuple(_secrets))[:1]), MOST)
@@ -95,7 +98,7 @@ def redacted(value: Any) -> Any:
     return value
 
 
-@functools.lru_cache(maxsize=64)  # mostly sentences of ours, which each version of a manifest repeats
+@functools.lru_cache(maxsize=64)  # mostly our own sentences, which each version of a manifest repeats
 def _shown(text: str, most: int) -> str:
     shown = text[:_LOOKED_AT]
     for pattern, replacement in _PLACES:
@@ -106,7 +109,7 @@ def _shown(text: str, most: int) -> str:
 
 
 def _without(text: str, patterns: tuple[re.Pattern[str] | None, ...]) -> str:
-    text = _COLOR.sub("", text)  # first: one inside of a secret would hide it
+    text = _COLOR.sub("", text)  # first: a control character inside a secret would hide it
     for pattern in patterns:
         text = text if pattern is None else pattern.sub(MASK, text)
     return text
@@ -125,7 +128,7 @@ def _visible(character: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _patterns(secrets: tuple[str, ...]) -> tuple[re.Pattern[str] | None, ...]:
-    """What finds the secrets in all their forms: the long ones anywhere, the short ones as words."""
+    """Return the patterns of the secrets in all their forms: long ones anywhere, short ones as words."""
     forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
     long = "|".join(_pattern(form) for form in forms if len(form) >= SHORT)
     short = "|".join(_pattern(form) for form in forms if len(form) < SHORT)
@@ -136,7 +139,9 @@ def _patterns(secrets: tuple[str, ...]) -> tuple[re.Pattern[str] | None, ...]:
 
 
 def _pattern(form: str) -> str:
-    """What finds a form of a secret, however often it was encoded again on its way: JSON within JSON, a URL within a URL."""
+    """Return the pattern of one form of a secret, encoded any number of times: JSON within JSON, a
+    URL within a URL.
+    """
     parts, at = [], 0
     for found in _AGAIN.finditer(form):
         parts += [re.escape(form[at : found.start()]), _again(found[0])]
@@ -152,8 +157,8 @@ def _again(text: str) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """A secret as it is, and as URLs, HTTP's Basic, JSON, Python and HTML write it."""
-    import base64  # here, so that `import stepprof` stays light
+    """Return a secret in its plain form, and as URLs, HTTP's Basic, JSON, Python and HTML write it."""
+    import base64  # imported here, so that `import stepprof` stays light
     import html
     import json
     from urllib.parse import quote, quote_plus

@@ -34,10 +34,12 @@ TRANSITIONS: tuple[dict[str, Any], ...] = (
 
 
 class LightEvent(Event):
-    """A trigger that checks conditions, acts, changes the state and calls back; without the queue, the event object and the log of the library.
+    """A trigger that checks conditions, acts, changes the state and calls back, without the
+    library's queue, event object and log.
 
-    Those take 20 us a transition where the training loop has left the caches cold: an eighth of a recorded window without a profiler. With a
-    thousand engines they take a fifth of the time in which a window starts them all.
+    Those take 20 us per transition when the training loop has left the caches cold: an eighth of a
+    recorded window without a profiler. With a thousand engines they take a fifth of the time in
+    which a window starts them all.
     """
 
     def trigger(
@@ -76,9 +78,11 @@ class _LocalMachine(LightMachine):
 class TargetMachine:
     """The state machine of the local target.
 
-    A trigger takes ``holder``, ``step`` and ``role`` of the window that holds the target from now on, and fields for the log line. `arm` and `start` also take
-    ``act``: it is called before the state changes, and the state stays as it is if it raises. A trigger raises StateError where it is illegal; the message names the
-    state and the holder. `stop` changes nothing, and returns False, on a thread that may not stop the capture.
+    A trigger takes ``holder``, ``step`` and ``role`` of the window that will hold the target, and
+    fields for the log line. `arm` and `start` also take ``act``: it is called before the state
+    changes; if it raises, the state stays. An illegal trigger raises StateError; the message names
+    the state and the holder. `stop` changes nothing, and returns False, on a thread that may not
+    stop the capture.
 
     >>> machine = TargetMachine("rank-0")
     >>> machine.may_start(), machine.arm(holder="actor/0 of step 2"), machine.may_start(), machine.state
@@ -152,7 +156,7 @@ class EngineTargetMachine:
 
     Args:
         target: its name in the log (``rollout/0``).
-        write: writes the log line, or arranges that it is written soon.
+        write: writes the log line, now or soon.
     """
 
     state: Status
@@ -164,7 +168,9 @@ class EngineTargetMachine:
         self.state = "idle"
 
     def commit(self, trigger: str, **fields: object) -> None:
-        """Change the state after the engine has answered, and log the transition. Raises StateError where the trigger is illegal."""
+        """Change the state after the engine has answered, and log the transition. Raises StateError
+        if the trigger is illegal.
+        """
         source, started = self.state, self.since
         try:
             _ENGINES.events[trigger].trigger(self)
@@ -178,7 +184,7 @@ class EngineTargetMachine:
 def _line(
     source: str, machine: TargetMachine | EngineTargetMachine, seconds: float, fields: dict[str, object]
 ) -> dict[str, object]:
-    """The fields of the log line of a transition."""
+    """Return the fields of the log line of a transition."""
     said = {key: value for key, value in fields.items() if value is not None}
     return {
         "from": source,

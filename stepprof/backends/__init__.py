@@ -60,7 +60,7 @@ def _made(name: str, options: object) -> Backend:
 
 
 def _problem(factory: object) -> str | None:
-    """What a class lacks of the contract. What a function returns is only known once it is called."""
+    """Return what a class lacks of the contract. What a function returns is only known when it is called."""
     if not isinstance(factory, type):
         return None
     where = f"{factory.__module__}.{factory.__qualname__}"

@@ -78,7 +78,9 @@ class Backend(ABC):
 
     @cached_property
     def waits(self) -> bool:
-        """Whether its export waits for another process. Such an export never runs on the training thread, whatever ``export`` says."""
+        """Whether its export waits for another process. Such an export never runs on the training
+        thread, regardless of ``export``.
+        """
         return False
 
     @cached_property
@@ -107,7 +109,9 @@ class Backend(ABC):
         """Drop whatever it prepared or records. Idempotent; never raises."""
 
     def keep_near(self, folder: Path) -> None:
-        """Note the run directory. Called once, before `probe`, for a profiler that must know its place before there is a window."""
+        """Note the run directory. Called once, before `probe`, for a profiler that needs the folder
+        before the first window.
+        """
 
     def mark(self, name: str) -> Mark | None:
         """Return a range for a synchronous region, or None. The thread of the region enters and exits it.
@@ -144,9 +148,8 @@ class Backend(ABC):
 
 
 def keep_for_good(mark: object) -> None:
-    """Never free a range that can neither be left nor dropped any more.
-
-    A range of torch's that ends after the session it began in, be it by being freed, writes into memory that is no longer its own.
+    """Never free a range that can be neither left nor dropped. A range of torch that ends after its
+    session, also by being freed, writes into freed memory.
     """
     import ctypes
 

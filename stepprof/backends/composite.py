@@ -1,7 +1,9 @@
 """Several backends as one: ``backend = ["torch", "memory"]``.
 
-They start in the order in which they are named and stop the other way round, each into a file of its own below the same stem. What cannot start takes the others back with it, so that a capture
-is never less than what was asked for without saying so; what cannot stop, or be exported, leaves the artifacts of the others unaffected: the window is `partial` then, and says which one failed and why.
+They start in the configured order and stop in the reverse order, each into a file of its own. If
+one fails to start, none starts: a capture never contains less than was requested without saying so.
+If one fails to stop or export, the window is `partial` with the reason, and the others are
+unaffected.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _CAREFUL = ("inline", "thread", "fork")
 class Together(Backend):
     """Backends that record side by side.
 
-    If only one of them marks regions (`Backend.marks`), a region costs what that one takes.
+    If only one of them marks regions (`Backend.marks`), a region costs no more than with that one alone.
     """
 
     def __init__(self, parts: Sequence[Backend]) -> None:
@@ -67,7 +69,7 @@ class Together(Backend):
         return any(part.thread_bound for part in self.parts)
 
     def probe(self) -> str | None:
-        """Return the blocker of the first that cannot record here."""
+        """Return why the first backend that cannot record here cannot."""
         for part in self.parts:
             reason = part.probe()
             if reason is not None:
@@ -80,15 +82,15 @@ class Together(Backend):
             part.keep_near(folder)
 
     def arm(self) -> None:
-        """Arm each; where one cannot be, none is."""
+        """Arm each backend. If one fails, none stays armed."""
         self._each(lambda part: part.arm())
 
     def start(self, capture: Capture) -> None:
-        """Start each; where one does not start, none records."""
+        """Start each backend. If one fails, none records."""
         self._each(lambda part: part.start(capture))
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
-        """Stop each, the last one first. Raises BackendError where none could be stopped."""
+        """Stop each backend, the last one first. Raises BackendError if none could be stopped."""
         exports: list[tuple[str, ExportCall]] = []
         failures: list[str] = []
         for part in reversed(self.parts):
@@ -102,12 +104,12 @@ class Together(Backend):
         return _Exports(exports, failures)
 
     def abort(self) -> None:
-        """Each leaves its half state."""
+        """Abort each backend."""
         for part in reversed(self.parts):
             _let_go(part)
 
     def leave(self, marks: Sequence[Mark]) -> None:
-        """End the ranges that are still in progress: each backend its own, in its own way, before any of them stops."""
+        """End the open ranges of each backend, before any backend stops."""
         failure: Exception | None = None
         for part in reversed(self._marking):
             ours = list(marks) if len(self._marking) == 1 else [m for mark in marks for m in _of(part, mark)]
@@ -119,12 +121,12 @@ class Together(Backend):
             raise failure
 
     def bytes_so_far(self) -> int | None:
-        """The sum of what is known."""
+        """Return the sum of the known sizes."""
         known = [size for part in self.parts if (size := part.bytes_so_far()) is not None]
         return sum(known) if known else None
 
     def export_mode(self) -> str:
-        """The most careful mode that one of them asks for, since they are exported by one job."""
+        """Return the most careful mode among the backends: one job exports them all."""
         modes = [part.export_mode() for part in self.parts]
         return next((mode for mode in _CAREFUL if mode in modes), "inline")
 
@@ -134,7 +136,7 @@ class Together(Backend):
             done.append(part)
             try:
                 act(part)
-            except BaseException as error:  # a KeyboardInterrupt, too, must not leave half of them recording
+            except BaseException as error:  # a KeyboardInterrupt must not leave half of them recording either
                 for other in reversed(done):
                     _let_go(other)
                 if not isinstance(error, Exception):
@@ -154,7 +156,7 @@ class Together(Backend):
 
 
 class _Marks:
-    """One range of each backend, entered in order and left the other way round."""
+    """One range of each backend, entered in order and left in reverse order."""
 
     __slots__ = ("_entered", "pairs")
 
@@ -190,14 +192,14 @@ class _Marks:
 
 
 class _Exports(Export):
-    """The exports of one capture, one after another; what one of them cannot write is no loss to the others."""
+    """The exports of one capture, one after another. A failed export does not affect the others."""
 
     def __init__(self, exports: Sequence[tuple[str, ExportCall]], failures: Sequence[str]) -> None:
         self._exports = exports
         self._failures = failures
 
     def __call__(self) -> tuple[Artifact, ...]:
-        """Write every artifact. Raises Incomplete where some are missing, ExportError where nothing came out whole."""
+        """Write every artifact. Raises Incomplete if some are missing, ExportError if all are."""
         artifacts: list[Artifact] = []
         failures = list(self._failures)
         whole = 0
@@ -215,13 +217,13 @@ class _Exports(Export):
         return tuple(artifacts)
 
     def hurry(self, until: float) -> None:
-        """The process is about to end: what waits for an external tool may wait until then."""
+        """Limit the wait for external tools: the process is about to end."""
         for _, export in self._exports:
             if isinstance(export, Export):
                 export.hurry(until)
 
     def discard(self) -> None:
-        """Remove what an export that was cut short may have left."""
+        """Remove the files of an interrupted export."""
         for _, export in self._exports:
             if isinstance(export, Export):
                 export.discard()
@@ -239,6 +241,6 @@ def _let_go(part: Backend) -> None:
 
 
 def _told(name: str, error: Exception) -> str:
-    """Which backend failed, and why; of its own errors the message says it."""
+    """Return which backend failed, and why. The message of its own errors says both."""
     text = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
     return f"{name}: {text}"

@@ -1,7 +1,6 @@
-"""The one capture of a process.
-
-torch.profiler, torch_npu.profiler and Nsight Systems crash or rob each other where two of them record in one process, in whatever order. So each
-backend of this kind takes the slot before it starts, and a backend that finds it taken is busy.
+"""Allow one capture per process. If two of torch.profiler, torch_npu.profiler and Nsight Systems
+record in one process, they crash or lose events. So each such backend takes the slot before it
+starts, and is busy if it is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["slot"]
 
 
 class _Slot:
-    """A forked process has its own, which is free, whatever its parent was doing."""
+    """The slot of this process. A forked process begins with a free one."""
 
     def __init__(self) -> None:
         self.reset()
@@ -29,21 +28,21 @@ class _Slot:
         self._name = ""
 
     def take(self, backend: object, name: str) -> None:
-        """Raises Busy where another backend records."""
+        """Take the slot. Raise Busy if another backend records."""
         with self._lock:
             if self._holder is not None:
                 raise Busy(f"a {self._name} capture of another stepprof backend runs in this process")
             self._holder, self._name = backend, name
 
     def release(self, backend: object) -> None:
-        """Let go; harmless where it is not held."""
+        """Release the slot; do nothing if it is not held."""
         with self._lock:
             if self._holder is backend:
                 self._holder = None
 
     @contextlib.contextmanager
     def held_by(self, backend: object, name: str) -> Iterator[None]:
-        """Take it for as long as the block runs."""
+        """Hold the slot while the block runs."""
         self.take(backend, name)
         try:
             yield

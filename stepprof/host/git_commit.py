@@ -10,9 +10,9 @@ from stepprof.host.plain_files import open_plain
 __all__ = ["git_commit"]
 
 MOST_FOLDERS = 32
-"""So many folders upwards are searched for a `.git`."""
+"""The number of parent folders that are searched for a `.git`."""
 MOST_BYTES = 1 << 20
-"""More of a file is not read."""
+"""The maximum number of bytes read of a file."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"ref: (refs/[\w./-]{1,250})")
 

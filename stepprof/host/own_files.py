@@ -63,7 +63,7 @@ def own_uid(folder: Path) -> int | None:
     path = folder / f".owner-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # no file can be created there: the process's user is assumed
+    except OSError:  # no file can be created there: assume this process's user
         return os.getuid()
     try:
         return os.fstat(descriptor).st_uid

@@ -1,7 +1,8 @@
-"""What of an attribute is kept: plain values, of bounded size, and never anything that holds on to the training loop's memory.
+"""Reduce attributes to plain values of bounded size that keep nothing of the training loop's memory
+alive.
 
-Attributes are given where a step is in the middle of its work. So what is done with them must neither raise nor wait for a device,
-whatever they are, and what is kept of them until it is written must not keep a batch alive.
+Attributes are given in the middle of a step. So reducing them must not raise or wait for a device,
+whatever they are. What is kept until it is written must not keep a batch alive.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ MOST_ITEMS = 64
 MOST_VALUES = 1024
 LONGEST_TEXT = 4096
 LONGEST_NAME = 1024
-"""Characters of the name of a region, mark, counter or window."""
+"""Maximum characters of the name of a region, mark, counter or window."""
 LONGEST_INT = 1024
-"""Of an attribute's value: levels, items of a list, values in all, characters, bits."""
+"""Limits of an attribute's value: levels, items of a list, values in total, characters, bits."""
 
 
 def short_name(name: str) -> str:
-    """Return the name of a span, of bounded length; one that is cut says so, and stays different from others.
+    """Return the name of a span, of bounded length. A name that was cut gets its length and a digest.
 
     >>> short_name("update_actor"), len(short_name("x" * 10**6)) <= LONGEST_NAME
     ('update_actor', True)
@@ -33,7 +34,7 @@ def short_name(name: str) -> str:
     """
     if len(name) <= LONGEST_NAME:
         return name
-    import hashlib  # not with `import stepprof`, of which OpenSSL would be a fifth
+    import hashlib  # not with `import stepprof`: OpenSSL would be a fifth of it
 
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     mark = f"… ({len(name)} characters, {digest})"
@@ -41,10 +42,10 @@ def short_name(name: str) -> str:
 
 
 def plain(value: object) -> Any:
-    """An attribute's value as JSON can hold it, of bounded size. Never raises, whatever the value is.
+    """Return an attribute's value as JSON can hold it, of bounded size. Never raises.
 
-    Only plain values are looked into. Of anything else the type's name is kept: the text of a tensor on a device would make the
-    host wait for the device.
+    Only plain values are looked into. Other values are replaced by the type's name: printing a
+    tensor on a device would wait for the device.
 
     >>> plain({"loss": float("nan"), "n": (1, 2), "x": object()})
     {'loss': 'nan', 'n': [1, 2], 'x': '<object>'}
@@ -90,7 +91,7 @@ def _key(key: object) -> str:
 
 
 def _first(items: Iterable[Any], seen: itertools.count[int]) -> Iterator[Any]:
-    """The most items that are kept, of one list or of a tree of them, so that a line stays readable."""
+    """Return the first items, up to the limit for one list or tree of lists."""
     for item in itertools.islice(items, MOST_ITEMS):
         if next(seen) >= MOST_VALUES:
             return

@@ -31,18 +31,21 @@ class Cell:
         self.recorder: Recorder | None = None
         self.state = State()
         self.adapters: dict[str, Mapping[str, str]] = {}
-        """What became of each framework adapter in this process."""
+        """The status of each framework adapter in this process."""
 
     def __reduce__(self) -> str:
-        # A decorated function that is pickled by value (Ray) refers to the cell of the process it arrives in.
+        # A decorated function that is pickled by value (Ray) refers to the cell of the process in
+        # which it is loaded.
         return "cell"
 
     def publish_adapters(self) -> None:
-        """Show the adapters in the state, while no session does."""
+        """Show the adapters in the state, while there is no session."""
         self.state = replace(self.state, adapters=dict(self.adapters))
 
     def clear(self) -> None:
-        """No session: what a forked child and a finished run see. Windows that are still open are over, for the next session too."""
+        """Remove the session, in a forked child and after a run. Open windows are over, also for
+        the next session.
+        """
         self.session = None
         self.recorder = None
         where, newest.window = newest.window, None

@@ -1,7 +1,9 @@
-"""Turns a block into a decorator of every kind of function, keeping the function's kind, signature and pickling.
+"""Turn a block into a decorator for every kind of function, keeping its kind, signature and
+pickling.
 
-The wrapper of a coroutine function is a coroutine function, that of a generator a generator and so on, since frameworks ask.
-Each wrapper first looks at the one cell: while no session is on, a plain function costs one call more, and no block is made.
+The wrapper of a coroutine function is a coroutine function, that of a generator a generator, and so
+on, because frameworks check. Each wrapper first reads the one cell: without a session, a plain
+function costs one more call and no block is made.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
 Block = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 wrappers: set[CodeType] = set()
-"""The code of every kind of wrapper made so far: such a frame holds no lock, while the user's function runs above it."""
+"""The code objects of all wrappers. Such a frame holds no lock while the user's function runs above it."""
 
 
 def refuse_undecorable(function: object, what: str) -> None:
-    """Raise TypeError, with a way out, for what is no function."""
+    """Raise TypeError with a suggestion if it is not a function."""
     if isinstance(function, type):
         raise TypeError(f"{what}: {function.__qualname__} is a class; decorate its methods")
     if not callable(function) and not isinstance(function, classmethod):
@@ -38,7 +40,7 @@ def refuse_undecorable(function: object, what: str) -> None:
 def decorate(
     function: F, *, lane: Block, plain: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 ) -> F:
-    """The function inside a block.
+    """Return the function wrapped in a block.
 
     Args:
         function: a function, coroutine function, generator or async generator function, static or class method.
@@ -54,8 +56,8 @@ def decorate(
 
 
 def _wrapper(function: Any, lane: Block, plain: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """Return the wrapper for the kind of function that it is."""
-    # of an object that can be called, the method says what a call of it is
+    """Return the wrapper for this kind of function."""
+    # for a callable object, its method shows what a call returns
     kind: Any = (
         function
         if hasattr(function, "__code__") or isinstance(function, (functools.partial, MethodType))

@@ -1,4 +1,6 @@
-"""A window of another process, as that process announces it: regions here carry its step and its role. It selects nothing."""
+"""A window of another process, as that process announces it: regions here carry its step and role.
+It selects nothing.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ class HeardWindows:
     def __init__(self) -> None:
         self._open: list[HeardWindow] = []
         self._number = -1
-        self._lock = threading.RLock()  # a signal handler may come in between
+        self._lock = threading.RLock()  # a signal handler may interrupt
 
     def hear(
         self, number: int, windows: Sequence[Key], own: Collection[Key], session: Session[Any, Any]
@@ -76,7 +78,7 @@ class HeardWindows:
         """Enter and leave windows, so that these are open here.
 
         Args:
-            number: counts the announcements: one that was overtaken by a later one is passed over.
+            number: the number of the announcement; one that a later one has overtaken is ignored.
             windows: all that are open there, the outermost first.
             own: windows that this process has entered by itself, since it records them.
             session: the session of this process.
@@ -97,7 +99,9 @@ class HeardWindows:
                 session.last_step = step
 
     def drop(self, key: Key) -> bool:
-        """Leave a window without a span, since this process is about to enter it by itself; return whether it was open."""
+        """Leave a window without a span, because this process is about to enter it itself. Return
+        whether it was open.
+        """
         with self._lock:
             found = [window for window in self._open if window.key == key]
             for window in found:
@@ -106,12 +110,12 @@ class HeardWindows:
             return bool(found)
 
     def enter(self, key: Key, session: Session[Any, Any]) -> None:
-        """Enter a window, as if it were heard of."""
+        """Enter a window as if it had been announced."""
         with self._lock:
             self._open.append(HeardWindow(*key, session.recorder))
 
     def end_all(self, session: Session[Any, Any] | None) -> None:
-        """Leave them all, and hear of no more."""
+        """Leave all windows, and ignore later announcements."""
         with self._lock:
             for window in reversed(self._open):
                 window.end(None if session is None else session.recorder)

@@ -58,7 +58,7 @@ class Refusals(Protocol):
         """Report a window that cannot be entered."""
 
     def step_number(self, step: object, last: int | None, what: str = ...) -> int | None:
-        """Return a step as a plain integer, or None for what is none; `what` gets it, for the log."""
+        """Return a step as a plain integer, or None if it is none; `what` formats it for the log."""
 
     def left_open(self, window: Any, role: str | None, task: int | None) -> tuple[Any, BaseException] | None:
         """Return the window of this role that was not stopped, with the error to stop it with."""
@@ -76,11 +76,11 @@ class Session(Protocol[OpenT, EarlyT]):
 
     last_step: int | None
     calm: bool
-    """Whether nothing is armed or recorded, so that a window that is not selected has nothing to look at."""
+    """Whether nothing is armed or recorded, so that an unselected window has nothing to check."""
 
     @property
     def quiet(self) -> Mapping[str | None, tuple[float, float]]:
-        """Return for each role a range of steps of which none is selected."""
+        """Return, for each role, a range of steps of which none is selected."""
 
     @property
     def path(self) -> Path | None:
@@ -92,13 +92,13 @@ class Session(Protocol[OpenT, EarlyT]):
 
     @property
     def refusals(self) -> Refusals:
-        """Return what reports misuse."""
+        """Return the object that reports misuse."""
 
     def is_quiet(self, step: object, role: object) -> bool:
-        """Return whether a window surely has nothing to wait for."""
+        """Return whether a window certainly has nothing to wait for."""
 
     async def come_in(self, step: object, role: object, version: int | str | None) -> EarlyT | None:
-        """Do what a coroutine waits for before it enters a selected window."""
+        """Do the waiting of a coroutine before it enters a selected window."""
 
     def enter(
         self, step: int, role: str | None, version: int | str | None, ahead: EarlyT | None
@@ -106,7 +106,7 @@ class Session(Protocol[OpenT, EarlyT]):
         """Enter a window that may be selected; return it if it is."""
 
     def left(self) -> None:
-        """Note that a window which was not quiet has ended, selected or not."""
+        """Note that a window that was not quiet has ended, selected or not."""
 
     def exit(self, ticket: OpenT, error: BaseException | None) -> None:
         """Exit a selected window."""

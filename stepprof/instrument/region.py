@@ -1,8 +1,8 @@
 """Named intervals: ``region`` as a block, an async block and a decorator; ``bind``, ``mark``, ``counter``.
 
-This module is on the hot path of every training loop that adopts stepprof, and it is traced by torch.compile. So it reads one
-cell and nothing else while no session is on, and it asks ``is_compiling()`` before it touches a clock or a context variable:
-inside a compiled function a region is nothing at all.
+This module is on the hot path of every training loop that adopts stepprof, and it is traced by
+torch.compile. So without a session it reads one cell and nothing else. It checks ``is_compiling()``
+before it reads a clock or a context variable: inside a compiled function a region does nothing.
 """
 
 from __future__ import annotations
@@ -34,31 +34,35 @@ CONTEXT_MANAGER = _GeneratorContextManager.__enter__.__code__
 
 
 def _may_be_suspended(frame: FrameType) -> bool:
-    """Whether a block in this frame can be left in the middle: the body of a generator or coroutine, but of no `contextmanager`."""
+    """Return whether a block in this frame may be suspended: the body of a generator or coroutine,
+    but not of a `contextmanager`.
+    """
     if not frame.f_code.co_flags & SUSPENDED:
         return False
     return frame.f_back is None or frame.f_back.f_code is not CONTEXT_MANAGER
 
 
 class Region:
-    """One interval, as a block or as a decorator. Made by `region`; used again only after it has ended."""
+    """One interval, as a block or as a decorator. Made by `region`; reused only after it has ended."""
 
     __slots__ = ("_attributes", "_name", "_start", "_token")
 
     lane = False
-    """Whether the interval may be suspended in the middle: then it is never put on a thread's stack."""
+    """Whether the interval may be suspended: then it is never put on a thread's stack."""
 
     _name: str
     _attributes: dict[str, object]
     _start: int
-    """0: nothing to record; not set at all before it was entered under a session, which saves a store while there is none."""
+    """0: nothing to record. Not set before the first entry under a session, which saves a store
+    without one.
+    """
     _token: object
 
     def __enter__(self) -> Region:
-        if cell.recorder is None:  # asked before it is kept: 3 ns, here and in the exit
+        if cell.recorder is None:  # checked before it is kept: 3 ns, here and at the exit
             return self
         recorder = cell.recorder
-        # another thread may have ended the session between the two looks
+        # another thread may have ended the session between the two reads
         if recorder is None or recorder.is_compiling():  # type: ignore[redundant-expr]
             self._start = 0
             return self
@@ -82,7 +86,7 @@ class Region:
         recorder = cell.recorder
         try:
             start = self._start
-            if not start or start < recorder.began:  # entered under a session that is over
+            if not start or start < recorder.began:  # entered under a session that has ended
                 return
         except AttributeError:  # the session began inside the block, or another thread has just ended it
             return
@@ -122,7 +126,9 @@ class LaneRegion(Region):
 
 
 def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object]) -> Callable[..., Any]:
-    """A plain function as a region: the block written out, at half its price. It cannot be left in the middle, so it is no lane."""
+    """Wrap a plain function as a region: the block inlined, at half its price. It cannot be
+    suspended, so it needs no lane.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -157,11 +163,12 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     failed: bool,
     token: object,
 ) -> None:
-    """A region is over: its span, and its end in the running capture."""
+    """Record the end of a region: its span, and its end in the running capture."""
     thread = recorder.thread.id
     loop = recorder.running_loop()
     task = None if loop is None else id(recorder.current_task(loop))
-    # as in the enter of a window, written out in both: one helper for the two is a call more in each span, 35 ns of 600
+    # as in the enter of a window, inlined in both: a shared helper would be one more call per span,
+    # 35 ns of 600
     where = scope.get()
     if where is not None and not where._start:
         # where._outer is None after a window of this very thread: the loop between two steps
@@ -220,12 +227,13 @@ def region(name: Any, /, **attributes: object) -> Any:
     2
     """
     if name.__class__ is str:
-        # filled in here: an __init__ would be one more Python call, a fifth of what the whole block costs while nothing is on
+        # set here: an __init__ would be one more Python call, a fifth of the block's cost without a
+        # session
         made = Region()
         made._name = name
         made._attributes = attributes
         return made
-    if isinstance(name, str):  # an enum of texts
+    if isinstance(name, str):  # an enum of strings
         return _fill(Region(), str.__str__(name), attributes)
     target = name.__func__ if isinstance(name, (staticmethod, classmethod)) else name
     refuse_undecorable(name, f"region({name!r})")
@@ -233,7 +241,7 @@ def region(name: Any, /, **attributes: object) -> Any:
 
 
 def _step_number(step: object) -> int | None:
-    """Return the step that is bound; None: it is no step, which the session reports."""
+    """Return the bound step; None if it is not a step number, which the session reports."""
     if step.__class__ is int and not step >> 63:  # neither negative nor of more bits
         return step
     session = cell.session

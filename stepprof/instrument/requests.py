@@ -1,6 +1,5 @@
-"""Mark requests that an engine has answered, with the times that it states of them: ``mark_request``.
-
-Both engines return these times with their answers: vLLM with its log of statistics on, SGLang from 0.5.22 on with ``enable_metrics``.
+"""Mark requests that an engine has answered, with the times in its answer: ``mark_request``. vLLM
+returns these times with its statistics log on, SGLang from 0.5.22 on with ``enable_metrics``.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def stated_by_vllm(answer: Any) -> dict[str, object]:
 
 
 def _of_sglang(answer: Mapping[Any, Any]) -> dict[str, object]:
-    """Return what an answer of SGLang states of its request."""
+    """Return the times in an answer of SGLang."""
     stated = answer.get("meta_info")
     if not isinstance(stated, Mapping) or "e2e_latency" not in stated:  # it is not finished
         return {}

@@ -20,20 +20,25 @@ __all__ = [
 ]
 
 WAKE_AT = 32_768
-"""The writer of spans is woken before its time when so many of them wait."""
+"""The number of waiting spans at which the writer is woken early."""
 
 SIMPLE = frozenset({str, int, float, bool, type(None)})
-"""Attributes of these types are kept as they are; of others only what is safe to keep, at once: a tensor would stay on its device."""
+"""Attributes of these types are kept unchanged. Others are reduced to plain values at once: a
+tensor would stay on its device.
+"""
 
 DEEPEST = 100
-"""Scopes within one another that are looked through; more are a mistake of ours that must not hang a training loop."""
+"""The maximum depth of nested scopes that is searched. More is a bug of ours that must not hang a
+training loop.
+"""
 
 
 class Scope:
-    """A step, a role and bound attributes that hold for what runs inside: what a window and a `bind` put in force.
+    """A step, a role and bound attributes for the code inside a window or a `bind`.
 
-    It is over when ``_start`` is zero, in whatever order windows end. A window that ends where it was entered also takes itself out of
-    the context, so that only tasks and threads that began inside it keep it: that write is a tenth of what a window costs.
+    It is over when ``_start`` is zero, in whatever order windows end. A window that ends where it
+    was entered also removes itself from the context, so that only tasks and threads that began
+    inside keep it. That write is a tenth of a window's cost.
     """
 
     __slots__ = ("_before", "_bound", "_outer", "_recorder", "_start", "_task", "_thread", "number", "role")
@@ -45,14 +50,14 @@ class Scope:
     _outer: Scope | None
     _before: Scope | None
     _recorder: object
-    """That of the session in which it was put in force."""
+    """The session in which it was entered."""
     _task: int | None
     _thread: int
     _start: int
 
     @property
     def bound(self) -> Mapping[str, object] | None:
-        """The attributes of the `bind` around."""
+        """Return the attributes of the enclosing `bind`."""
         return self._bound
 
 
@@ -78,14 +83,15 @@ class Newest:
 newest = Newest()
 
 scope: ContextVar[Scope | None] = ContextVar("stepprof_scope", default=None)
-"""The window and the bound attributes of this task or thread, or the last ones: see `holding`."""
+"""The window and the bound attributes of this task or thread, or the last ones; see `holding`."""
 
 
 def holding(where: Scope | None, recorder: object, thread: int, task: int | None) -> Scope | None:
-    """The scope that holds in this thread and task, of what stands in their context.
+    """Return the scope that applies in this thread and task.
 
-    One that is over holds no more where it was put in force: what it was put around does. A task or thread that began inside it is
-    of that step and role for good, also when the window ends before it does; but not in the session that comes after.
+    Where a scope was entered, it no longer applies once it is over; the enclosing one does. A task
+    or thread that began inside a window keeps its step and role for good, even when the window ends
+    first, but not in a later session.
     """
     for _ in range(DEEPEST):
         if where is None or where._start:
@@ -97,7 +103,7 @@ def holding(where: Scope | None, recorder: object, thread: int, task: int | None
 
 
 def last_open(where: Scope | None) -> Scope | None:
-    """This window, or the one entered last before it that is still open, in whatever thread or task."""
+    """Return this window, or the one entered last before it that is still open, in any thread or task."""
     for _ in range(DEEPEST):
         if where is None or where._start:
             return where

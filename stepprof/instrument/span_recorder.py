@@ -1,8 +1,9 @@
-"""The recorder of spans: keeps what ``region`` and ``profile_step`` measure in memory.
+"""Keep in memory what ``region`` and ``profile_step`` measure.
 
-A span is a plain tuple appended to a deque: appending is atomic in CPython, so that no lock is taken where the training loop
-runs. A background thread writes the deque to files (``stepprof.recording.span_files``). The deque is bounded: where that thread
-cannot keep up (a dead disk) the oldest spans are dropped and counted, and the count is logged and written.
+A span is a plain tuple appended to a deque. Appending is atomic in CPython, so the training loop
+takes no lock. A background thread writes the deque to files (``stepprof.recording.span_files``).
+The deque is bounded: if that thread cannot keep up (a dead disk), the oldest spans are dropped and
+counted, and the count is logged and written.
 """
 
 from __future__ import annotations
@@ -22,41 +23,48 @@ from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, Span, holding, new
 __all__ = ["MAX_PENDING", "Hook", "Recorder", "is_compiling"]
 
 MAX_PENDING = 262_144
-"""Spans held in memory at most: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
+"""Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
 
 
 _current_scope = scope.get
-"""Bound once: CPython 3.11 looks up a method of an imported name anew at each call, which costs a mark 30 ns."""
+"""Bound once: CPython 3.11 looks up a method of an imported name at each call, which costs a mark 30 ns."""
 
 
 class Hook(Protocol):
-    """What looks at regions while a selected window is open: puts them into the capture, applies caps, counts a schedule."""
+    """Observes regions while a selected window is open: puts them into the capture, applies caps,
+    counts a schedule.
+    """
 
     def enter(self, name: str, lane: bool) -> object:
-        """A region begins; ``lane``: it may be suspended, so that it is not put on the thread's stack."""
+        """Note that a region begins. ``lane``: it may be suspended, so it is not put on the
+        thread's stack.
+        """
         ...
 
     def exit(self, token: object, span: Span) -> Span:
-        """A region ends, with what `enter` returned; or a window, a mark, a counter. Return the span, with what was measured in addition."""
+        """Note that a region ends, with the result of `enter`; or a window, a mark, a counter.
+        Return the span, with any additional measurements.
+        """
         ...
 
 
 class _Thread(threading.local):
-    """The operating system's thread id, asked once per thread: the system call costs more than a span."""
+    """The operating system's thread id, read once per thread: the system call costs more than a span."""
 
     def __init__(self) -> None:
         self.id = threading.get_native_id()
 
 
 def _nothing_late(token: object) -> None:
-    """No capture, so that nothing of one is left open."""
+    """Do nothing: without a capture, nothing is left open."""
 
 
 class Recorder:
-    """Spans of this process, from any thread or task, while a session is on.
+    """The spans of this process, from any thread or task, while a session is on.
 
-    ``hook`` is None but while a selected window is open; ``late`` is given what it answered to a region that ends after that. ``keep`` False (``spans = false``) records nothing for the files. What
-    started before it ``began`` is not of its session.
+    ``hook`` is set only while a selected window is open. ``late`` gets its result for a region that
+    ends later. ``keep`` False (``spans = false``) records nothing for the files. What started
+    before ``began`` belongs to another session.
     """
 
     __slots__ = (
@@ -90,7 +98,9 @@ class Recorder:
         self.look_for_torch()
 
     def look_for_torch(self) -> None:
-        """Take torch's own check as soon as torch is there: a third of the price of looking it up at each region."""
+        """Use torch's own check as soon as torch is loaded: a third of the price of a look-up at
+        each region.
+        """
         compiler = getattr(sys.modules.get("torch"), "compiler", None)
         # both fold to True under Dynamo; the first is a bare `return False` otherwise
         for name in ("is_dynamo_compiling", "is_compiling"):
@@ -99,7 +109,9 @@ class Recorder:
                 return
 
     def _ask_torch(self) -> bool:
-        """Whether Dynamo is tracing this call, as long as torch was not there yet. Dynamo itself sees no more than the first True."""
+        """Return whether Dynamo is tracing this call, until torch is loaded. Dynamo itself sees
+        only the first True.
+        """
         if "torch" not in sys.modules:
             return False
         if is_compiling():
@@ -109,27 +121,29 @@ class Recorder:
 
     @staticmethod
     def plain(attributes: Mapping[str, object]) -> dict[str, object]:
-        """Attributes as they are kept until they are written: nothing of the training loop's is held."""
+        """Return attributes as they are kept until they are written: without references to the
+        training loop's objects.
+        """
         return {str.__str__(name): plain(value) for name, value in attributes.items()}
 
     def cut(self, name: str) -> str:
-        """Return a name that is too long at a bounded length; the writer logs the first one."""
+        """Shorten a name that is too long; the writer logs the first one."""
         name = short_name(name)
         if self.first_cut is None:
             self.first_cut = name
         return name
 
     def task_id(self) -> int | None:
-        """What the current asyncio task is called in spans, or None outside of one."""
+        """Return the name of the current asyncio task in spans, or None outside of one."""
         loop = self.running_loop()
         return None if loop is None else id(self.current_task(loop))
 
     def where(self) -> Scope | None:
-        """The scope that a span which ended here and now would be in."""
+        """Return the scope of a span that ends here and now."""
         return holding(_current_scope(), self, self.thread.id, self.task_id()) or newest.window
 
     def relieve(self) -> None:
-        """Many spans wait: wake the writer, and past the bound drop the oldest."""
+        """Wake the writer, because many spans wait; beyond the limit, drop the oldest."""
         self.wake()
         if len(self.pending) > MAX_PENDING:
             try:
@@ -139,7 +153,7 @@ class Recorder:
             next(self._dropped)
 
     def instant(self, name: str, kind: str, attributes: Mapping[str, object]) -> None:
-        """Record a point in time, and put it into the running capture."""
+        """Record a point in time, also in the running capture."""
         now = perf_counter_ns()
         for value in attributes.values():
             if value.__class__ not in SIMPLE:
@@ -165,15 +179,17 @@ class Recorder:
             hook.exit(None, span)
 
     def take_dropped(self) -> int:
-        """How many spans were dropped since the last call."""
+        """Return how many spans were dropped since the last call."""
         dropped = next(self._dropped)
         self._dropped = itertools.count()
         return dropped
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo is tracing this call. It constant-folds to True there, without stepprof ever importing torch."""
-    # while torch is still being imported on another thread it has no such function
+    """Return whether Dynamo is tracing this call. It constant-folds to True there, without stepprof
+    importing torch.
+    """
+    # torch lacks this function while another thread is still importing it
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     asked = getattr(compiler, "is_compiling", None)
     return asked is not None and asked()

@@ -1,4 +1,6 @@
-"""What `stepprof.state` shows: a value, made anew at each change. Alone in its module, since `import stepprof` needs no other."""
+"""The value that `stepprof.state` returns, made anew at each change. Alone in its module, because
+`import stepprof` needs no other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["State", "Status"]
 
 MOST = 6
-"""So many ranges of engines that are in one state stand in the line for a log."""
+"""The number of ranges of engines per state in the line for a log."""
 
 Status = Literal["idle", "armed", "recording", "flushing"]
 
@@ -48,7 +50,7 @@ class State:
 
     @property
     def since_seconds(self) -> float:
-        """Seconds that the status has lasted."""
+        """Return for how many seconds the status has lasted."""
         return time.monotonic() - self.since
 
     def __str__(self) -> str:

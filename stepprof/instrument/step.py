@@ -1,7 +1,8 @@
 """``profile_step``: the window of a step, as a block, an async block, start/stop and a decorator; ``tick``, ``state`` and ``current_step``.
 
-A window that is not selected costs a comparison, a context variable and its span. Which windows are selected is the
-session's business; this module knows how to come in and go out in every form, and that each going out is done once.
+A window that is not selected costs a comparison, a context variable and its span. The session
+decides which windows are selected. This module enters and exits windows in every form, and makes
+sure that each exits once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from stepprof.instrument.ports import EarlyStart, OpenWindow, Session, WindowEngines
 
 UNSEEN = 1
-"""In the place of a start time: neither selected nor, with ``spans = false``, recorded at all."""
+"""Marks a start time that is missing: neither selected nor, with ``spans = false``, recorded at all."""
 
 NOT_SELECTED: Literal[False] = False
-"""In the place of a ticket."""
+"""Marks a missing ticket."""
 
 __all__ = ["StepWindow", "current_step", "profile_step", "state", "tick"]
 
@@ -33,16 +34,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StepWindow(Scope):
-    """One window, as a block or as a decorator. Made by `profile_step`; used again only after it has ended."""
+    """One window, as a block or as a decorator. Made by `profile_step`; reused only after it has ended."""
 
     __slots__ = ("_after", "_key", "_step", "_version")
 
     _step: Any
     _version: int | str | None
     _key: object
-    """Under which the session remembers it when it was opened by `start`."""
+    """The key under which the session remembers it if `start` opened it."""
     _after: OpenWindow | Literal[False] | None
-    """What is to do at the exit: the ticket of a selected window; NOT_SELECTED; None: the next step is not selected either."""
+    """What the exit has to do: the ticket of a selected window; NOT_SELECTED; None: the next step
+    is not selected either.
+    """
 
     def __enter__(self, _ahead: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
@@ -91,7 +94,7 @@ class StepWindow(Scope):
             if after:
                 after.begin(start)
             return self
-        except BaseException as interrupt:  # a window whose enter raises gets no exit
+        except BaseException as interrupt:  # a window whose enter raises has no exit
             self._start = 0
             if newest.window is self:
                 newest.window = self._before
@@ -119,7 +122,7 @@ class StepWindow(Scope):
                 return
             if self._outer is not None:
                 self._outer = holding(self._outer, cell.recorder, self._thread, self._task)
-            if scope.get() is self:  # a task that begins after the window inherits what is around it
+            if scope.get() is self:  # a task that begins after the window inherits the enclosing scope
                 scope.set(self._outer)
             recorder = cell.recorder
             if recorder is None:
@@ -153,13 +156,13 @@ class StepWindow(Scope):
 
     @staticmethod
     def _abandon(after: OpenWindow | Literal[False] | None, interrupt: BaseException) -> None:
-        """An interrupt came in the middle of the enter or exit: what the window holds must not stay open for ever."""
+        """Clean up after an interrupt in the enter or exit: nothing of the window must stay open for ever."""
         session = cell.session
         if session is not None and after:
             session.abandon(after, interrupt)
 
     def _leave(self, after: OpenWindow | Literal[False], error: BaseException | None) -> None:
-        """The end of a window that is selected, or that may come right before one that is."""
+        """End a window that is selected, or that may come right before a selected one."""
         session = cell.session
         step = self.number
         if session is None or step is None:
@@ -190,7 +193,7 @@ class StepWindow(Scope):
             await engines.stopped()
 
     def start(self) -> StepWindow:
-        """Come in without a block; `stop` goes out."""
+        """Enter the window without a block; `stop` exits it."""
         session = _session()
         if session is not None:
             left = session.refusals.left_open(self, self.role, session.recorder.task_id())
@@ -199,7 +202,8 @@ class StepWindow(Scope):
         return self.__enter__()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Go out. ``error`` is what the body raised, for the manifest. A second stop, or one without a start, is refused."""
+        """Exit the window. ``error`` is the body's exception, for the manifest. A second stop, or
+        one without a start, is refused."""
         session = _session()
         if session is not None:
             if not self._start:
@@ -209,7 +213,9 @@ class StepWindow(Scope):
         self.__exit__(None if error is None else type(error), error, None)
 
     async def astart(self) -> StepWindow:
-        """`start` for a coroutine: waits for engines, and for another thread's stop, without blocking the event loop."""
+        """Enter as `start` does, in a coroutine: wait for engines, and for another thread's stop,
+        without blocking the event loop.
+        """
         session = _session()
         if session is not None:
             left = session.refusals.left_open(self, self.role, session.recorder.task_id())
@@ -218,7 +224,7 @@ class StepWindow(Scope):
         return await self.__aenter__()
 
     async def astop(self, error: BaseException | None = None) -> None:
-        """`stop` for a coroutine: waits for its engines without blocking the event loop."""
+        """Exit as `stop` does, in a coroutine: wait for the engines without blocking the event loop."""
         after = self._after if self._start > UNSEEN else None
         engines = _engines_to_await(after) if after else None
         self.stop(error)
@@ -259,7 +265,7 @@ def profile_step(
     >>> update([], global_step=3)
     3
     """
-    # filled in here, as in `region`: an __init__ would be one more Python call
+    # set here, as in `region`: an __init__ would be one more Python call
     window = StepWindow()
     window._step = step
     window.role = role
@@ -271,7 +277,7 @@ def profile_step(
 def _step_finder(
     step: Any, function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-    """How a decorated function's step is found in a call."""
+    """Return a function that finds the step in a call of the decorated function."""
     if callable(step):
         return lambda args, kwargs: _ask(step, args, kwargs)
     if not isinstance(step, str):
@@ -297,7 +303,9 @@ def _step_finder(
 
 
 def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The step that a callable finds in a call's arguments; what it raises must not reach the decorated function."""
+    """Call the user's callable that returns the step. Its exceptions must not reach the decorated
+    function.
+    """
     try:
         return step(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - told by the session, as a step that is none
@@ -305,7 +313,9 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _engines_to_await(ticket: OpenWindow) -> WindowEngines | None:
-    """Return the engines that a coroutine awaits after its window; None: none, or another library's event loop, where the exit itself waits."""
+    """Return the engines that a coroutine awaits after its window; None: none, or the event loop of
+    another library, where the exit itself waits.
+    """
     recorder = cell.recorder
     if ticket.bracket is None or recorder is None or recorder.running_loop() is None:
         return None
@@ -314,7 +324,7 @@ def _engines_to_await(ticket: OpenWindow) -> WindowEngines | None:
 
 
 def _session() -> Session[Any, Any] | None:
-    """The session, unless Dynamo looks on."""
+    """Return the session, unless Dynamo is tracing."""
     recorder = cell.recorder
     return None if recorder is None or recorder.is_compiling() else cell.session
 

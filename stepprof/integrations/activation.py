@@ -1,4 +1,4 @@
-"""Attach adapters as soon as their frameworks are imported, and keep what became of each."""
+"""Attach adapters as soon as their frameworks are imported, and keep the status of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepprof_autoload import FRAMEWORKS as PACKAGES
 __all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "note_model", "register"]
 
 _SHARED = {"lightning_fabric": "lightning", "miles": "slime", "pytorch_lightning": "lightning"}
-"""Packages that another package's module adapts too."""
+"""Packages that the module of another package adapts too."""
 FRAMEWORKS = tuple(sorted({_SHARED.get(package, package) for package in PACKAGES}))
 """Modules of this package; each has a tuple ``ADAPTERS``."""
 

@@ -1,7 +1,9 @@
-"""The adapters of AReaL: the process that runs a trainer's loop, and the scopes of AReaL's own tracer.
+"""The adapters of AReaL: the process that runs a trainer's loop, and the scopes of AReaL's own
+tracer.
 
-What only this module knows: the log calls the step with ``global_step`` 0 step 1; every loop ends a step with ``_save_perf_tracer``;
-and a scope without a step before the next ``train.rollout`` belongs to the step to come.
+The log counts from 1: ``global_step`` 0 is step 1. Every loop ends a step with
+``_save_perf_tracer``. A scope outside of a step, before the next ``train.rollout``, belongs to the
+following step.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ TRAINERS = (
 )
 
 PREFIX = "train."
-"""With it begin the scopes of the loop. The first one of a step opens its window."""
+"""The prefix of the loop's scopes. The first one of a step opens its window."""
 
 ROLES = {
     "train.rollout": "rollout",
@@ -77,7 +79,9 @@ class Job:
         self.finished: int | None = None
 
     def begin(self, step: int | None) -> None:
-        """Open the window of a step, as the log counts them, unless one is open; None: of the one after the last."""
+        """Open the window of a step, numbered as in the log, unless one is open; None: of the step
+        after the last one.
+        """
         if step is None and self.finished is not None:
             step = self.finished + 1
         if self.loop.step is None and step is not None:

@@ -85,7 +85,7 @@ class _FabricEvents:
         self._finished = 0
 
     def on_before_backward(self) -> None:
-        """Open the window of the first step, whose beginning Fabric does not tell."""
+        """Open the window of the first step, whose beginning Fabric does not report."""
         if self._loop.step is None and not self._loop.is_claimed_elsewhere:
             self._loop.begin(self._finished + 1)
 

@@ -1,8 +1,8 @@
 """The adapters of MindSpeed-RL: the process of a trainer, which starts the session and attaches the workers.
 
-What only this module knows: codetiming's timer "iteration" is the whole step, and all others are by hand; unless a job is
-``blocking``, the calls of the workers overlap, so that the update of the actor alone is a phase; and `fit` shuts Ray down before
-it returns, so that the job ends with its last iteration.
+codetiming's timer "iteration" is the whole step; all other times are measured by hand. Unless a job
+is ``blocking``, the calls of the workers overlap, so that only the update of the actor is a phase.
+`fit` shuts Ray down before it returns, so the session ends with the last iteration.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ PHASES = {
     "update_actor": "actor",
     "save_checkpoint": None,
 }
-"""Methods of a group of workers that are regions, or windows of a role. Of those without one most only send the work."""
+"""Methods of a group of workers that are regions, or windows of a role. Most of those without a
+role only send the work.
+"""
 
 GROUPS = {"actor_worker": "actor", "ref_worker": "ref", "critic_worker": "critic"}
 """The trainer's groups of workers, with the role whose windows they follow."""

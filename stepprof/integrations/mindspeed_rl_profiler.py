@@ -66,7 +66,7 @@ class OwnProfiler:
         }
 
     def settle(self, adapter: str) -> None:
-        """Note whose configuration holds, or report the steps that both record."""
+        """Note which configuration applies, or report the steps that both record."""
         own_profiler.settle(
             adapter,
             f"{OPTION}.profile_step_start",

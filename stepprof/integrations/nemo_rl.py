@@ -1,7 +1,7 @@
 """The adapters of NeMo-RL: the process that trains, which starts the session and attaches ranks and engines, and the timers of all.
 
-What only this module knows: a loop tells its number to `maybe_gpu_profile_step`; dynamic sampling enters the timer of a step several
-times for one step; and an evaluation is timed by a timer of its own.
+A loop passes its step number to `maybe_gpu_profile_step`. Dynamic sampling enters the timer of a
+step several times for one step. An evaluation has its own timer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORKERS = "nemo_rl.distributed.worker_groups:RayWorkerGroup"
 STEP = "total_step_time"
 EVALUATIONS = ("total_validation_time", "validation_total")
 SAMPLING = "dynamic_sampling"
-"""A step with this timer and without `TRAINING` goes on in the next one of its number."""
+"""A step with this timer and without `TRAINING` continues in the next one of its number."""
 TRAINING = "policy_training"
 
 ROLES = {

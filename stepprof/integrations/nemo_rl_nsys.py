@@ -1,7 +1,8 @@
-"""Read the variables of NeMo-RL's profiling with Nsight Systems, for a job that sets ``STEPPROF_FROM=framework``.
+"""Read the variables of NeMo-RL's profiling with Nsight Systems, for a job that sets
+``STEPPROF_FROM=framework``.
 
-What only this module knows: the last number of the range is not recorded, and a worker is started below ``nsys`` if its module has
-read both variables. So they are emptied there, before another module copies them.
+The last number of the range is not recorded. NeMo-RL starts a worker below ``nsys`` if its module
+has read both variables. So the variables are emptied there, before another module copies them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PATTERNS = "NRL_NSYS_WORKER_PATTERNS"
 
 
 def take_over(module: str) -> None:
-    """Switch NeMo-RL's profiling off, if the job wants stepprof in its place.
+    """Switch NeMo-RL's profiling off, if the job wants stepprof instead.
 
     Args:
         module: NeMo-RL's, that has read the variables, if it is imported.
@@ -32,10 +33,10 @@ def take_over(module: str) -> None:
 
 
 def as_configuration() -> dict[str, Any] | None:
-    """Return the configuration of stepprof, or None if it does not take the place of NeMo-RL's profiling.
+    """Return the configuration of stepprof, or None if it does not replace NeMo-RL's profiling.
 
     Raises:
-        ConfigError: it is to take its place, and no steps are selected.
+        ConfigError: it should replace it, but no steps are selected.
     """
     if not own_profiler.is_asked_for():
         return None
@@ -51,12 +52,12 @@ def as_configuration() -> dict[str, Any] | None:
 
 
 def settle(adapter: str) -> None:
-    """Note whose configuration holds, or report the steps that both record."""
+    """Note which configuration applies, or report the steps that both record."""
     steps = _steps() if os.environ.get(PATTERNS) else ()
     own_profiler.settle(adapter, RANGE, steps, take_over=own_profiler.is_asked_for())
 
 
 def _steps() -> range:
-    """Return the steps that the variable selects; none if it is wrong, which NeMo-RL says itself."""
+    """Return the steps that the variable selects; none if it is invalid, which NeMo-RL itself reports."""
     begin, _, end = os.environ.get(RANGE, "").partition(":")
     return range(int(begin), int(end)) if begin.isdecimal() and end.isdecimal() else range(0)

@@ -1,8 +1,10 @@
-"""The adapters of OpenRLHF: the Ray actor of its PPO trainer, which starts the session and attaches the other processes, and its ranks.
+"""The adapters of OpenRLHF: the Ray actor of its PPO trainer, which starts the session and attaches
+the other processes, and its ranks.
 
-What only this module knows: the log calls the step that `train_step` gets as 0 step 1; its rollout is generated before; and the
-trainer's class is decorated where it is defined, so that its own methods are pickled by value and those of its base by reference.
-So `fit` cannot be patched: the job ends with the last episode's last samples, or the evaluation that follows them.
+The log counts from 1: what `train_step` gets as 0 is step 1. The rollout of a step is generated
+before that call. The trainer's class is decorated where it is defined, so its own methods are
+pickled by value and those of its base by reference. So `fit` cannot be patched: the job ends with
+the last samples of the last episode, or with the evaluation that follows.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Job:
         self.episodes = episodes
 
     def end(self) -> None:
-        """End the session: Ray ends this process without giving it the time to."""
+        """End the session: Ray ends this process without leaving time for it."""
         self.loop.end()
         _jobs.clear()
         stepprof.shutdown()

@@ -1,4 +1,6 @@
-"""Take the place of a framework's own profiler, for a job that sets ``STEPPROF_FROM=framework``, or report the steps that both record."""
+"""Replace a framework's own profiler, for a job that sets ``STEPPROF_FROM=framework``, or report
+the steps that both record.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ __all__ = ["is_asked_for", "refuse", "scheduled_steps", "settle", "with_override
 
 
 def is_asked_for() -> bool:
-    """Return whether the job wants what the framework's own profiler is configured for.
+    """Return whether the job asks for the steps of the framework's own profiler.
 
     Raises:
         ConfigError: the variable has an unknown value.
@@ -29,7 +31,8 @@ def is_asked_for() -> bool:
 
 
 def refuse(framework: str) -> None:
-    """Do nothing unless a job asks for steps that this framework's adapter does not read, and names none itself.
+    """Raise if a job asks for the steps of a profiler that the adapter does not read, and selects
+    none itself.
 
     Raises:
         ConfigError: the job would record nothing.
@@ -57,7 +60,7 @@ def scheduled_steps(total: int, **schedule: int) -> list[int]:
     from torch.profiler import schedule as scheduled
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a schedule has no warm-up is the framework's business
+        warnings.simplefilter("ignore")  # a schedule without warm-up is the framework's business
         action = scheduled(**schedule)
     recording = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
     return [finished + 1 for finished in range(total) if action(finished) in recording]

@@ -54,7 +54,7 @@ class Patches:
             target: ``module:Class.method`` or ``module:function``.
             before: runs before the original.
             after: runs after it, also if it raised.
-            timer: both only measure: they are skipped in steps in which nothing is kept.
+            timer: both only measure, and are skipped in steps that keep nothing.
         """
 
         def make(function: Any, bound: int) -> Any:
@@ -73,7 +73,7 @@ class Patches:
             target: ``module:Class.method`` or ``module:function``.
             before: runs before the block is entered, with the arguments of the call that made it.
             after: runs after it, also if it raised.
-            timer: both only measure: they are skipped in steps in which nothing is kept.
+            timer: both only measure, and are skipped in steps that keep nothing.
         """
 
         def make(function: Any, bound: int) -> Any:
@@ -93,7 +93,7 @@ class Patches:
 
         Args:
             target: ``module:Class.method`` or ``module:function``.
-            change: returns what the caller gets; an exception of it leaves the result as it is.
+            change: returns what the caller gets; if it raises, the result is unchanged.
         """
 
         def make(function: Any, bound: int) -> Any:
@@ -112,7 +112,7 @@ class Patches:
         self._replace(target, make)
 
     def undo(self) -> None:
-        """Take every patch back. A patch below a later patch of other code stays and does nothing."""
+        """Undo every patch. A patch below a later patch of other code stays and does nothing."""
         self.active = False
         while self._undo:
             self._undo.pop()()
@@ -128,14 +128,14 @@ class Patches:
             return None
 
     def fail(self, target: str, error: Exception) -> None:
-        """Log an exception of stepprof's that ends a patch."""
+        """Log an exception of stepprof that ends a patch."""
         self._failed.add(target)
         logger.warning(
             "adapter.failed", name=self.adapter, target=target, reason=f"{type(error).__name__}: {error}"
         )
 
     def _replace(self, target: str, make: Callable[[Any, int], Any]) -> None:
-        """Put another function in the place of a target; `make` gets the original and how many arguments bind it."""
+        """Replace a target by another function; `make` gets the original and how many arguments bind it."""
         parent, attribute, original = _resolve(target)
         function = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
         if getattr(function, _MARK, None) == self.adapter:
@@ -167,7 +167,7 @@ class Patches:
 
 
 class _Block(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """A context manager of the framework, with a look before it is entered and after it exits."""
+    """A context manager of the framework that calls `before` and `after` around its block."""
 
     def __init__(self, block: Any, enter: Callable[[], Any], leave: Callable[..., None]) -> None:
         super().__init__(block)
@@ -219,7 +219,9 @@ def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., 
 
 
 def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
-    """Return the enter of a block that only measures: `Patches.guarded` written out, since each timer of a framework pays for it."""
+    """Return the enter of a block that only measures: `Patches.guarded` inlined, because every
+    timer of a framework pays for it.
+    """
     measure: Before | None = before
 
     def enter(self: Any) -> Any:

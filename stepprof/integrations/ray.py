@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTERS", "with_variables"]
 
 RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
-"""Called by `ray.init`: it applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`, of which Ray knows one only."""
+"""Called by `ray.init`. It also applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`,
+because Ray knows only one.
+"""
 PATH = "PYTHONPATH"
 
 
 def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> dict[str, Any]:
-    """Return the runtime environment of a job with stepprof's variables; a variable that the job sets itself stays.
-
-    Nothing in it can fail on a node without stepprof: a folder that does not exist there is no error.
+    """Return the runtime environment of a job with stepprof's variables; the job's own values win.
+    It cannot fail on a node without stepprof: a missing folder is no error.
     """
     environment = dict(runtime_env or {})
     theirs = dict(environment.get("env_vars") or {})
@@ -42,7 +43,7 @@ def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
     environment["env_vars"] = {**ours, **theirs}
     folder = str(Path(bootstrap.__file__).parent)
     if folder in os.environ.get(PATH, "").split(os.pathsep):  # below `stepprof run`
-        rest = theirs.get(PATH, f"${{{PATH}}}")  # Ray puts the worker's own value in its place
+        rest = theirs.get(PATH, f"${{{PATH}}}")  # Ray replaces it by the worker's own value
         environment["env_vars"][PATH] = os.pathsep.join([folder, rest])
     return environment
 

@@ -1,7 +1,8 @@
 """The adapters of RLinf: the process of a runner, which starts the session and attaches the workers, and regions in these.
 
-What only this module knows: a runner raises its step inside of the timer "step"; most of a runner's calls overlap, so that few of
-them are timed; and RLinf imports the module that ``RLINF_EXT_MODULE`` names in each worker and calls its `register`.
+A runner increments its step inside the timer "step". Most of a runner's calls overlap, so that few
+of them are timed. RLinf imports the module that ``RLINF_EXT_MODULE`` names in each worker, and
+calls its `register`.
 """
 
 from __future__ import annotations

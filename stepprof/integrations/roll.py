@@ -1,7 +1,8 @@
 """The adapters of ROLL: the process of a pipeline, which starts the session and attaches the workers, and codetiming's timers everywhere.
 
-What only this module knows: ROLL's log counts steps from 0; a pipeline keeps the last finished step in ``state.step``; and the
-agentic pipeline validates in a thread, next to the rollout, so that its timer "val" is no evaluation window.
+ROLL's log counts steps from 0. A pipeline keeps the last finished step in ``state.step``. The
+agentic pipeline validates in a thread concurrently with the rollout, so its timer "val" is not an
+evaluation window.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ _run_ends = partial(end_jobs, _jobs)
 
 
 def _report_own_profiler(config: Any) -> None:
-    """Report ROLL's own profiler, which records each call of each worker in every step, and which nothing but its option ends."""
+    """Report ROLL's own profiler, which records each call of each worker in every step. Only its
+    option switches it off.
+    """
     if config.profiler_timeline:
         steps = range(int(config.max_steps) + 1)
         own_profiler.settle("roll.timers", "profiler_timeline", steps, take_over=False, is_replaceable=False)

@@ -1,7 +1,7 @@
 """The adapters of SkyRL: the process of its trainer, which starts the session and attaches ranks and engines.
 
-What only this module knows: every phase is a `Timer`; dynamic sampling enters the timer "step" several times for one step; and the
-fully asynchronous trainer refuses callbacks, so that none is added.
+Every phase is a `Timer`. Dynamic sampling enters the timer "step" several times for one step. The
+fully asynchronous trainer refuses callbacks, so none is added.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ CLIENT = "skyrl.backends.skyrl_train.inference_servers.remote_inference_client:R
 STEP = "step"
 EVAL = "eval"
 TRAINING = "train_critic_and_policy"
-"""The timer that ends what dynamic sampling repeats: a step without it goes on in the next one of its number."""
+"""The timer that ends the repetition of dynamic sampling. A step without it continues in the next
+one of its number.
+"""
 
 ROLES = {
     "generate": "rollout",

@@ -1,7 +1,8 @@
 """Read the configuration of SkyRL's own profiler, for a job that sets ``STEPPROF_FROM=framework``.
 
-What only this module knows: its schedule counts the steps of this job from 0; it records the ranks of the policy alone; and the
-driver asks its configuration before each call of the ranks' profilers, so that switching it off there is enough.
+Its schedule counts the steps of this job from 0. It records only the ranks of the policy. The
+driver reads its configuration before each call of the ranks' profilers, so switching it off there
+is enough.
 """
 
 from __future__ import annotations

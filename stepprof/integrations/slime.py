@@ -1,7 +1,8 @@
 """The adapters of slime and miles: the driver's loop, which starts the session and attaches the other processes, and the timers of all.
 
-What only this module knows: the loop is a script, so its steps are seen in what it calls, which are methods of the rollout manager's
-handle and of the groups of ranks. slime's loop waits for a training by ``ray.get``; miles' awaits it.
+The loop is a script, so its steps are recognised by its calls: methods of the rollout manager's
+handle and of the groups of ranks. slime's loop waits for a training by ``ray.get``; miles' awaits
+it.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ TIMED = "_stepprof_timers"
 
 @dataclass(frozen=True)
 class Package:
-    """What slime and miles call the same thing.
+    """The names of one package, slime or miles.
 
     Args:
         name: of the package.
         distribution: its name on PyPI.
-        tested: the versions that the tests hold.
+        tested: the tested versions.
         timer: the class of the timers.
         created: the method of a group after which its actors answer.
-        train: the one that begins to train.
+        train: the method that begins to train.
         parameters: of `train`.
         handles: the attribute of a group that lists its actors.
         waits: the function that waits for a training; None: the training is a coroutine.
@@ -98,7 +99,7 @@ _jobs: list[Job] = []
 
 
 class Call:
-    """A method of the rollout manager's handle that first tells the job of each call.
+    """A method of the rollout manager's handle that reports each call to the job first.
 
     Args:
         method: Ray's.
@@ -157,7 +158,7 @@ def _train_ends(_: object, error: BaseException | None) -> None:
 
 
 def _wait_begins(_: object, args: tuple[Any, ...], __: dict[str, Any]) -> list[Job]:
-    """Return the jobs whose training this is the wait for: each rank has a result."""
+    """Return the jobs whose training this wait is for: each rank has a result."""
     return [job for job in _jobs if job.is_training and args and isinstance(args[0], list)]
 
 

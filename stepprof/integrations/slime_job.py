@@ -1,7 +1,6 @@
-"""The windows of the loop of slime and miles, out of the calls that the loop makes.
-
-What only this module knows: between two calls the loop waits for what the first one began, and ``train_async.py`` asks for the
-rollout of the next step before it trains.
+"""Derive the windows of slime's and miles' loop from its calls. Between two calls the loop waits
+for the result of the first one. ``train_async.py`` requests the rollout of the next step before it
+trains.
 """
 
 from __future__ import annotations
@@ -106,14 +105,14 @@ class Job:
         return bool(self._trainings)
 
     def train_ends(self, error: BaseException | None, *, all_groups: bool = False) -> None:
-        """Note that a group has ended to train, or that each has."""
+        """Note that one group, or every group, has finished training."""
         self._trainings = 0 if all_groups else self._trainings - 1
         if not self._trainings:
             self._end_phase(error)
             self._wait_for_rollout()
 
     def method_begins(self, name: str) -> Any:
-        """Open the window or region of a method of a group; return what a nested one is closed by."""
+        """Open the window or region of a method of a group; return the object that closes a nested one."""
         self._depth += 1
         if self._depth > 1:
             return open_timer(name)
@@ -149,7 +148,7 @@ class Job:
     # -- the session
 
     def _start(self, first: int) -> None:
-        """Start the session before the first rollout, when each process answers."""
+        """Start the session before the first rollout, when every process answers."""
         if self._is_started:
             return
         self._is_started = True

@@ -1,7 +1,7 @@
 """Read the options of slime's and miles' own profiler, for a job that sets ``STEPPROF_FROM=framework``.
 
-What only this module knows: their profiler counts trainings from 0 since the job began, ``--profile-step-end`` is not recorded, and
-the training before ``--profile-step-start`` is its warm-up.
+Their profiler counts trainings from 0 since the job began. ``--profile-step-end`` is not recorded,
+and the training before ``--profile-step-start`` is its warm-up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stepprof.integrations import own_profiler
 __all__ = ["OwnProfiler", "take_over"]
 
 TARGET = "train_overall"
-"""What their profiler is for: whole trainings. The others record micro-batches."""
+"""The profiler target of whole trainings. The others record micro-batches."""
 
 OPTION = "--profile-step-start"
 
@@ -50,17 +50,18 @@ class OwnProfiler:
         }
 
     def settle(self, adapter: str, first: int) -> None:
-        """Note whose configuration holds, or report the steps that both profilers record."""
+        """Note which configuration applies, or report the steps that both profilers record."""
         begin = self._begin if self._is_replaced else max(self._begin - 1, 0)
         steps = [first + 1 + each for each in range(begin, self._end)]
         own_profiler.settle(adapter, OPTION, steps, take_over=self._is_replaced)
 
 
 def take_over(args: Any) -> OwnProfiler | None:
-    """Return the framework's own profiler, which is left off if stepprof takes its place; None: it is not configured.
+    """Return the framework's own profiler, which is switched off if stepprof replaces it; None: it
+    is not configured.
 
     Raises:
-        ConfigError: stepprof is to take its place, and it records no training.
+        ConfigError: stepprof should replace it, but it records no training.
     """
     is_replaced = own_profiler.is_asked_for()
     is_configured = args.use_pytorch_profiler and TARGET in args.profile_target

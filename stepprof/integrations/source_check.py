@@ -16,7 +16,7 @@ from stepprof.integrations.adapter import Adapter, is_tested
 __all__ = ["AdapterLine", "check", "missing_in_source"]
 
 DEEPEST = 8
-"""Modules that one name is followed through."""
+"""The maximum number of modules through which a name is followed."""
 
 
 class AdapterLine(NamedTuple):

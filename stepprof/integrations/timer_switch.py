@@ -1,4 +1,4 @@
-"""Whether the timers of a framework have anything to record in this step: what each patched timer asks first."""
+"""The switch that every patched timer checks first: whether timers record anything in this step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ __all__ = ["TimerSwitch", "timers"]
 
 
 class TimerSwitch:
-    """The answer, in one attribute, since timers of steps that are not recorded may not cost anything else.
+    """The switch is one attribute, because timers of steps that are not recorded may cost nothing
+    else.
 
-    ``busy`` counts the open timers, which have to be closed, and one more while timers are on.
+    ``busy`` counts the open timers, which must be closed, plus one while timers are on.
     """
 
     __slots__ = ("_on", "busy")
@@ -18,7 +19,7 @@ class TimerSwitch:
         self.busy = 1
 
     def turn(self, on: bool) -> None:
-        """Record timers from now on, or do not begin another one."""
+        """Start to record timers, or begin no further ones."""
         self.busy += on - self._on
         self._on = on
 

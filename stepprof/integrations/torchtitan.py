@@ -1,7 +1,7 @@
 """The adapter of torchtitan: each rank runs the trainer's loop, and every span of its structured logger is a region.
 
-What only this module knows: spans are entered also where the structured logger is off; the span "step" is the whole step; and a
-cycle of torchtitan's profiler is a schedule of torch's that begins with step 1.
+Spans are entered even if the structured logger is off. The span "step" is the whole step. A cycle
+of torchtitan's profiler is a torch schedule that begins with step 1.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def start_session(
 
 
 def is_incomplete(name: str, adapters: Iterable[Adapter]) -> bool:
-    """Return whether one of a framework's adapters was refused, and log which: then no session starts.
+    """Return whether one of a framework's adapters was refused, and log which one; no session starts then.
 
     Args:
         name: of the framework, for the log.
@@ -110,16 +110,16 @@ def is_incomplete(name: str, adapters: Iterable[Adapter]) -> bool:
 
 
 def _first(what: str, name: str) -> bool:
-    """Return whether this is the first time that an adapter has this to say."""
+    """Return whether an adapter reports this for the first time."""
     told = f"{what} {name}" in _told
     _told.add(f"{what} {name}")
     return not told
 
 
 def _timers_matter() -> bool:
-    """Return whether timers have anything to record in the step that has just begun.
-
-    They have in a recorded step, and where spans are kept. A role has, if it can be recorded alone or has engines.
+    """Return whether timers record anything in the step that has just begun: it is recorded, or
+    spans are kept. A timer with a role also counts if the role can be recorded alone or has
+    engines.
     """
     session = current_session()
     if session is None:
@@ -149,7 +149,7 @@ class TrainingLoop:
         return self._step
 
     def claim(self) -> None:
-        """Be the loop that opens windows: a loop of a library below it opens none until `release`."""
+        """Claim the steps: a loop of a library below this one opens no windows until `release`."""
         if self not in _claims:
             _claims.append(self)
 
@@ -173,7 +173,7 @@ class TrainingLoop:
         """Open the window of a step and close the one before.
 
         Args:
-            step: the framework's number of the step that begins. Once more the same one: nothing happens.
+            step: the framework's number of the step that begins. The same one again: nothing happens.
 
         Returns:
             Whether it was opened by this call.

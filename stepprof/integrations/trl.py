@@ -78,7 +78,7 @@ def generates(trainer: Any) -> bool:
 
 
 def _note_rollout(trainer: Any) -> None:
-    """Say so if a recorded step generates nothing, and name the next step that does."""
+    """Log it if a recorded step generates nothing, and name the next step that does."""
     loop, every = loop_of(trainer), trainer.args.steps_per_generation * trainer.num_iterations
     accumulation = max(trainer.args.gradient_accumulation_steps, 1)
     micro = trainer._step

@@ -28,7 +28,7 @@ FOLDER = ".vllm"
 
 
 def _build_begins(arguments: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
-    """Set the profiler of an engine that has none; return what `_build_ends` puts back."""
+    """Set the profiler of an engine that has none; return the value that `_build_ends` restores."""
     before = arguments.profiler_config
     if not _is_missing(before):
         return None
@@ -40,7 +40,7 @@ def _build_begins(arguments: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any
 def _build_ends(token: Any, error: BaseException | None) -> None:
     if token is not None:
         arguments, before = token
-        arguments.profiler_config = before  # each engine that is built of them gets a folder of its own
+        arguments.profiler_config = before  # each engine built from them gets its own folder
 
 
 def _is_missing(config: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Between the wings: the layout and the files of a run directory, written by the recording and read by the analysis."""
+"""The layout and the files of a run directory. The recording writes them, the analysis reads them."""

@@ -1,6 +1,6 @@
 """Read the attributes of regions and windows that state how much work was done.
 
-`tokens`, `samples` and `batch_size` have a meaning of their own (docs/concepts.md); all other attributes are
+`tokens`, `samples` and `batch_size` have a fixed meaning (docs/concepts.md); all other attributes are
 the user's.
 """
 

@@ -114,8 +114,8 @@ def _seconds(nanoseconds: int | None) -> float | None:
 
 
 def _cpu_ns_of(thread: int) -> int | None:
-    """Return the CPU time of another thread of this process; None if it has ended, or the system does
-    not tell.
+    """Return the CPU time of another thread of this process; None if it has ended, or the system
+    does not report it.
     """
     try:
         # the clock's number on Linux: of one thread (4), the time counted by the scheduler (2)

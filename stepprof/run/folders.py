@@ -1,7 +1,8 @@
-"""Make the folders of a run, also where a file that is none of ours has the name of one.
+"""Make the folders of a run, even if another file has the name of one.
 
-A file or a broken link in the place of a step's folder would cost every rank the step. It is moved aside, under a name that says so, and its content is kept. A folder of another user cannot
-be moved safely, since a rank may be that user: it is reported instead.
+A file or a broken link with the name of a step's folder would cost every rank the step. It is moved
+aside, under a name that says so, and its content is kept. A folder of another user cannot be moved
+safely, since a rank may be that user: it is reported instead.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pathlib import Path
 __all__ = ["ASIDE", "make_folder"]
 
 ASIDE = ".aside-"
-"""Between the name that a file had and a number."""
+"""The separator between the original name and a number."""
 _TRIES = 20
 
 
 def make_folder(run: Path, path: Path | str) -> None:
-    """Make a folder below the run directory, with those above it; what has the name of one and is none is moved aside.
+    """Make a folder below the run directory, with those above it. Move aside files that have their names.
 
     Raises:
-        OSError: it cannot be made. Where another user's folder is in the way, the error says whose.
+        OSError: it cannot be made. If another user's folder prevents it, the error names the user.
     """
     try:
         _make(run, path)
@@ -34,7 +35,7 @@ def make_folder(run: Path, path: Path | str) -> None:
 
 
 def _make(run: Path, path: Path | str) -> None:
-    for tries in range(_TRIES):  # other processes do the same at the same time
+    for tries in range(_TRIES):  # other processes make the same folders at the same time
         try:
             _make_all(str(path))
             return
@@ -51,17 +52,17 @@ def _make_all(path: str, *, above: bool = True) -> None:
     try:
         os.mkdir(path)  # noqa: PTH102 - as above
     except FileNotFoundError:
-        if not above:  # the system refuses: it is not for want of a folder above
+        if not above:  # the system refuses, but not because a folder above is missing
             raise
         _make_all(os.path.dirname(path))  # noqa: PTH120 - as above
         _make_all(path, above=False)
-    except OSError:  # a system may refuse before it has seen that the folder is there
+    except OSError:  # a system may refuse before it notices that the folder exists
         if not os.path.isdir(path):  # noqa: PTH112 - as above
             raise
 
 
 def _set_aside(path: Path) -> None:
-    """Move what is no folder."""
+    """Move aside a file that is not a folder."""
     if not os.path.lexists(path) or path.is_dir():
         return
     for number in itertools.count(1):
@@ -81,7 +82,7 @@ def _set_aside(path: Path) -> None:
             aside.unlink()
         raise
     else:
-        from stepprof.log import logger  # readers of a run do without structlog
+        from stepprof.log import logger  # readers of a run work without structlog
 
         logger.warning(
             "run.set_aside", path=str(path), now=aside.name, reason="a folder of the run has this name"
@@ -89,7 +90,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _owner(path: Path, run: Path) -> str | None:
-    """Say which of the folders above is another user's."""
+    """Return which of the folders above belongs to another user."""
     for each in (path, *path.parents):
         if each == run:
             break

@@ -43,7 +43,7 @@ class JobStore:
         return bool(distributed.get_world_size() > 1)
 
     def agree(self, run_id: str) -> str | None:
-        """Return the run of the job: this one, unless another rank came first. None: no valid answer."""
+        """Return the run of the job: this one, unless another rank was first. None: no valid answer."""
         answer: str | None = _bounded(lambda store: store.compare_set(self._key, "", run_id).decode())
         if answer is None or is_plain_name(answer):
             return answer

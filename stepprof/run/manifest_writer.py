@@ -1,7 +1,8 @@
-"""What a target writes into a step's manifest: one fragment per capture and step, written ahead as ``lost``.
+"""Write the fragments of a step's manifest: one per capture and step, written ahead as ``lost``.
 
-A fragment is changed by its sources (the window's exit, the export job, an exception of the body) and written by
-one background thread at a time; its last version stands in the run directory whatever happens to the process afterwards.
+Several sources change a fragment: the window's exit, the export job, an exception of the body. One
+background thread at a time writes it. Its last version stays in the run directory whatever happens
+to the process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ EXPORTING = "the process ended before the capture was exported"
 
 
 class Origin:
-    """Who writes: the run, the rank and the process. Asked for the identity once."""
+    """The identity of the writer: the run, the rank and the process, determined once."""
 
     def __init__(self, run: RunDir, rank: int | str, world_size: int | None) -> None:
         self.run = run
@@ -57,17 +58,17 @@ class Origin:
         self.writer = writer_identity()
         self.anchor = Anchor.take()
         self.job: str | None = None
-        """Of which job it is; None: not known."""
+        """The job of this process; None: unknown."""
         self.told_of_rival = False
         self.observers: list[Callable[[Fragment], object]] = []
-        """Each gets every fragment of which a version was written."""
+        """Called with every fragment after a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
-        """A ``perf_counter_ns`` reading as wall-clock time."""
+        """Return a ``perf_counter_ns`` reading as wall-clock time."""
         return self.anchor.to_unix_ns(monotonic_ns)
 
     def metadata(self, window: Window) -> dict[str, object]:
-        """What an artifact states about itself."""
+        """Return an artifact's statements about itself."""
         return {
             "run_id": self.run.run_id,
             "step": window.step,
@@ -85,7 +86,7 @@ class Origin:
 def window_entry(
     origin: Origin, window: Window, timing: Timing, *, status: Outcome, **fields: Any
 ) -> WindowEntry:
-    """Return a window's entry in the manifest, with the times as they are known by now."""
+    """Return a window's entry in the manifest, with the times known so far."""
     values: dict[str, Any] = {
         "rank": origin.rank,
         "world_size": origin.world_size,
@@ -103,9 +104,9 @@ def window_entry(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception as one line of a manifest: without colors, secrets masked, control characters visible, length bounded.
-
-    Of a Ray task's error it is the exception that the task raised.
+    """Return an exception as one line of a manifest: without colors, secrets masked, control
+    characters visible, length bounded. For a Ray task's error, describe the exception that the task
+    raised.
     """
     while isinstance(cause := getattr(error, "cause", None), BaseException) and _is_of_ray_task(error):
         error = cause
@@ -117,12 +118,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def _is_of_ray_task(error: BaseException) -> bool:
-    """Whether it is Ray's account of another exception: its message is a colored traceback."""
+    """Return whether it is Ray's report of another exception: its message is a colored traceback."""
     return any(f"{kind.__module__}.{kind.__qualname__}" == _RAY_TASK for kind in type(error).__mro__)
 
 
 def as_entries(artifacts: Iterable[Artifact]) -> list[dict[str, object]]:
-    """Artifacts as they stand in a manifest."""
+    """Return artifacts in the form of a manifest."""
     return [{"path": a.path, "kind": a.kind, "bytes": a.bytes, "events": a.events} for a in artifacts]
 
 
@@ -130,10 +131,10 @@ class Fragment:
     """One target's part of one step's manifest.
 
     Args:
-        origin: who writes.
+        origin: the identity of the writer.
         window: the window it is named after.
-        post: has the writing done on another thread.
-        engines: it tells of engines that this process drives.
+        post: runs the writing on another thread.
+        engines: it is about the engines that this process drives.
     """
 
     def __init__(
@@ -161,27 +162,27 @@ class Fragment:
 
     @property
     def step(self) -> int:
-        """The step that it is of."""
+        """Return its step."""
         return self._window.step
 
     @property
     def awaited(self) -> bool:
-        """Whether it is not final yet: something is recorded or exported."""
+        """Return whether it is not final yet: something is recorded or exported."""
         return any(entry.pending for entry in self._captures())
 
     def word(self) -> str:
-        """What it says of windows and engines: to see whether a later version says something else."""
+        """Return its content about windows and engines, to compare it with a later version."""
         return repr((self.windows, self.engines, self.clocks))
 
     def artifact_paths(self) -> list[str]:
-        """The artifacts that it names, by their paths below the step's folder."""
+        """Return the paths of its artifacts below the step's folder."""
         return [each["path"] for entry in self._captures() for each in entry.artifacts]
 
     def _captures(self) -> list[CaptureEntry]:
         return [*self.windows, *self.engines]
 
     def write_ahead(self) -> Claim:
-        """Claim the name, with what is known so far. Raises OSError."""
+        """Claim the name, with everything known so far. Raises OSError."""
         with self._lock:
             return self._claim()
 
@@ -198,7 +199,9 @@ class Fragment:
         return self.claim
 
     def _look_for_rival(self, claim: Claim) -> None:
-        """See whether the place was taken by a process of another job that lives. It stands in the next version, and is logged once."""
+        """Check whether a living process of another job has taken the place. It is noted in the
+        next version, and logged once.
+        """
         origin = self.origin
         if claim.before is None or self._of_engines or not isinstance(origin.rank, int):
             return
@@ -218,24 +221,25 @@ class Fragment:
             )
 
     def save(self) -> None:
-        """Write it soon, on another thread; what changes until then is written with it."""
+        """Write it soon, on another thread, with all changes until then."""
         if not self._waiting:
             self._waiting = True
             try:
                 self._post(self._write_if_waiting)
-            except BaseException:  # an interrupt: the next one asks again
+            except BaseException:  # an interrupt: the next call asks again
                 self._waiting = False
                 raise
 
     def _write_if_waiting(self) -> None:
-        # A write under way is waited for: what comes next here would take the interpreter from it.
+        # Wait for a running write: the work that follows here would take the interpreter's lock
+        # from it.
         with self._lock:
             waiting = self._waiting
-        if waiting:  # else it has been written meanwhile, with all that was to be written
+        if waiting:  # otherwise it has been written meanwhile, completely
             self.write()
 
     def write(self) -> None:
-        """Write it now; where that fails the log says so, since the manifest cannot."""
+        """Write it now. If that fails, log it, since the manifest cannot report it."""
         self._waiting = False
         try:
             with self._lock:
@@ -277,7 +281,7 @@ class Fragment:
 
 
 _QUOTING = ("error", "body_error", "name", "url")
-"""What may quote a text from outside."""
+"""The fields that may quote a text from outside."""
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
@@ -292,7 +296,7 @@ _fragments: weakref.WeakSet[Fragment] = weakref.WeakSet()
 
 
 def living_fragment(path: Path) -> Fragment | None:
-    """Return the fragment of this process that is written to a file: what is to change in the file has to change in it."""
+    """Return the in-memory fragment of this process for a file: changes to the file must be made in it."""
     for fragment in tuple(_fragments):
         if fragment.claim is not None and fragment.claim.fragment == path:
             return fragment

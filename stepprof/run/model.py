@@ -71,8 +71,8 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What a backend cannot hold on a thread's stack (coroutines, attributes, windows). The export job
-    adds it to the trace.
+    """An annotation that a backend cannot hold on a thread's stack (coroutines, attributes,
+    windows). The export job adds it to the trace.
 
     ``kind`` is ``region``, ``window``, ``mark`` or ``counter``, or ``attributes``: those of a region that is
     on the stack of its thread. Times are nanoseconds since the Unix epoch;
@@ -90,7 +90,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a backend is given: the window, and the place of its artifacts.
+    """The description of a capture for its backend: the window, and the place of its artifacts.
 
     ``folder`` is the step's folder and exists. ``stem`` (``actor/rank-0``) is the claimed path of the
     artifact below it, without a suffix; its parent exists. ``metadata`` is written into the

@@ -1,4 +1,4 @@
-"""Names of runs and of their files: what a folder may be called, whatever the launcher or the user wrote."""
+"""Names of runs and of their files: turn any text of a launcher or a user into a valid folder name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as the name of a folder; where characters had to go, a digest keeps different texts different.
+    """Return `text` as the name of a folder. If characters had to be removed, a digest keeps
+    different texts different.
 
     >>> safe_name("grpo-7b")
     'grpo-7b'

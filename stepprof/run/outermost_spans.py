@@ -1,6 +1,7 @@
-"""Spans of one name, without those that lie inside another one of them: a timer and a decorator of one name, and a function that calls itself, are one call.
+"""Count spans of one name without those inside another one: a timer and a decorator of the same
+name, or a recursive function, are one call.
 
-A span is written when it ends, so that what lies inside it was written before it.
+A span is written when it ends, so inner spans are written first.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _LARGEST_NS = 2**62
 
 @dataclass(slots=True)
 class _Stack:
-    """The outermost spans of one thread or task, by end."""
+    """The outermost spans of one thread or task, ordered by end."""
 
     start: array[int] = field(default_factory=lambda: array("q"))
     duration: array[int] = field(default_factory=lambda: array("q"))
     error: bytearray = field(default_factory=bytearray)
 
     def add(self, start: int, duration: int, error: bool) -> None:
-        """Add the span that was written next, in the place of those inside it."""
+        """Add the next written span; it replaces those inside it."""
         end = start + duration
         while self.start and start <= self.start[-1] and self.start[-1] + self.duration[-1] <= end:
             if not duration:  # two points in time
@@ -39,12 +40,12 @@ class _Stack:
 
 @dataclass(slots=True)
 class Outermost:
-    """The outermost spans of one process that have one name, kind and role, on all of its threads and tasks."""
+    """The outermost spans of one process with one name, kind and role, on all of its threads and tasks."""
 
     _stacks: dict[tuple[Any, Any], _Stack] = field(default_factory=dict)
 
     def add(self, span: Mapping[str, Any]) -> int:
-        """Add the span that was written next; return its nanoseconds."""
+        """Add the next written span; return its nanoseconds."""
         place = (span.get("thread"), span.get("task"))
         stack = self._stacks.get(place)
         if stack is None:
@@ -55,15 +56,15 @@ class Outermost:
 
     @property
     def errors(self) -> int:
-        """How many ended by an exception."""
+        """Return how many ended with an exception."""
         return sum(sum(stack.error) for stack in self._stacks.values())
 
     @property
     def seconds_of_each(self) -> array[float]:
-        """How long each took."""
+        """Return the duration of each."""
         return array("d", (each / 1e9 for stack in self._stacks.values() for each in stack.duration))
 
 
 def _nanoseconds(value: object) -> int:
-    """A time or a duration; 0 where a damaged file says something else."""
+    """Return a time or a duration; 0 if a damaged file has something else."""
     return value if type(value) is int and 0 <= value < _LARGEST_NS else 0

@@ -1,4 +1,6 @@
-"""The absolute folder that holds the runs of a process: also where Ray has given the process a working directory that it deletes."""
+"""Find the absolute folder that holds the runs of a process, even if Ray has given the process a
+working directory that it deletes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from pathlib import Path
 __all__ = ["output_root"]
 
 _TEMPORARY = re.compile(r"/session_[^/]+/runtime_resources/")
-"""In the path of a working directory that Ray has unpacked for a job, and removes after it."""
+"""Part of the path of a working directory that Ray has unpacked for a job, and removes afterwards."""
 
 
 def output_root(output_dir: str | os.PathLike[str]) -> Path:
     """Return an ``output_dir`` as an absolute path.
 
-    A relative one is below the working directory, or below the home directory where the working directory is one that Ray deletes.
+    A relative one is below the working directory, or below the home directory if Ray deletes the
+    working directory.
 
     >>> output_root("/scratch/runs").as_posix()
     '/scratch/runs'

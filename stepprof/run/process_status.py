@@ -1,4 +1,4 @@
-"""The status file of one process: its fields, as they are written and as a reader may rely on them."""
+"""The status file of one process: the fields that it writes and that readers may rely on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _Tables = dict[str, dict[str, "str | None"]]
 
 
 def _read_by(check: Callable[[object], bool]) -> Any:
-    """Return a field that is None where its value fails a check."""
+    """Return a field that is None if its value fails a check."""
     return field(default=None, metadata={"read": lambda value: value if check(value) else None})
 
 
 def _tables(*keys: str) -> dict[str, Any]:
-    """Return the metadata of a field that holds tables by name, each with these strings."""
+    """Return the metadata of a field with mappings by name, each with these strings."""
 
     def read(value: object) -> _Tables:
         tables = value if isinstance(value, Mapping) else {}
@@ -62,7 +62,7 @@ def _counts(value: object) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class ProcessStatus:
-    """What one process publishes while it runs. A field is None where it is not known, or damaged.
+    """The status that one process publishes while it runs. An unknown or damaged field is None.
 
     >>> ProcessStatus.from_dict({"rank": 3, "pid": "x"}).to_dict()["pid"] is None
     True
@@ -109,5 +109,5 @@ class ProcessStatus:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProcessStatus:
-        """Return what a file says; a value of another type counts as missing."""
+        """Return the status in a file; a value of another type counts as missing."""
         return cls(**{each.name: each.metadata["read"](data.get(each.name)) for each in fields(cls)})

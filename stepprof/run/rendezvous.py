@@ -155,7 +155,7 @@ def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_siz
     passed_over: set[int] = set()
     for _ in range(MOST_ROUNDS):  # each round joins, founds, or skips a name that another process has taken
         claims = _claims(folder)
-        # the launcher that began nearest to ours first; of two equally near, the later claim
+        # the launcher that began nearest to ours first; if two are equally near, the later claim
         for claim in sorted(
             claims, key=lambda n: (abs(_number(claims[n].get("founded")) - launcher.started), -n)
         ):

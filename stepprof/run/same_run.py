@@ -1,7 +1,7 @@
 """Decide whether run directories with one id are parts of one run (of nodes without a shared disk), or
 two runs.
 
-Equal ids prove nothing: `stepprof demo` calls its first run `demo-1` on every machine. Two runs are
+Equal ids alone prove nothing: `stepprof demo` calls its first run `demo-1` on every machine. Two runs are
 proved by any of these:
 
 * each id was invented by a process for itself;

@@ -1,7 +1,7 @@
-"""What torch_npu prints while it is called: its errors are reported nowhere else.
+"""Read what torch_npu prints during a call: its errors are reported nowhere else.
 
-It prints to `sys.stdout`, which is the user's: so for as long as a call takes there stands something in its place that passes on whatever other threads print, and whatever this thread prints
-that is not torch_npu's.
+It prints to the user's `sys.stdout`. During a call a substitute replaces that stream. It passes on
+the output of other threads, and of this thread unless it is torch_npu's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _WARNING = "Warning: "
 
 @dataclass(slots=True)
 class Overheard:
-    """What torch_npu said."""
+    """The lines that torch_npu printed."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> bool:
-        """Whether the line is torch_npu's."""
+        """Return whether the line is torch_npu's."""
         found = _LINE.match(line)
         if found is None and not _CALL_FAILED.search(line):
             if line.startswith(_WARNING):
@@ -46,10 +46,10 @@ class Overheard:
 
 @contextlib.contextmanager
 def overhear() -> Iterator[Overheard]:
-    """Hear what torch_npu prints on this thread while the block runs."""
+    """Collect what torch_npu prints on this thread while the block runs."""
     heard = Overheard()
     stream = sys.stdout
-    if stream is None:  # a process without one
+    if stream is None:  # a process without stdout
         yield heard
         return
     between = _Between(stream, heard)
@@ -58,12 +58,12 @@ def overhear() -> Iterator[Overheard]:
         yield heard
     finally:
         between.end()
-        if sys.stdout is between:  # other code may have put another one there meanwhile
+        if sys.stdout is between:  # other code may have replaced it meanwhile
             sys.stdout = stream
 
 
 class _Between:
-    """Stands for a stream; code that keeps it beyond the block has the stream itself."""
+    """A substitute for a stream. Code that keeps it beyond the block writes to the stream itself."""
 
     def __init__(self, stream: Any, heard: Overheard) -> None:
         self._stream = stream
@@ -83,16 +83,16 @@ class _Between:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """As a stream does."""
+        """Write the lines."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """As a stream does."""
+        """Flush the stream."""
         self._stream.flush()
 
     def end(self) -> None:
-        """From now on everything is passed on."""
+        """Pass everything on from now on."""
         self._over = True
         rest, self._rest = self._rest, ""
         if rest and not self._heard.take(rest):

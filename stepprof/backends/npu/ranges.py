@@ -1,7 +1,8 @@
-"""Windows and regions as ranges of mstx's, in a domain of stepprof's own.
+"""Mark windows and regions as mstx ranges, in stepprof's domain.
 
-What only this module knows: what mstx takes. A range has a number, by which any thread may end it, in any order; that of another torch_npu has no domain. torch_npu's guard prints whatever fails to stdout, at each
-range anew: so what is inside of it is called.
+A range has a number, by which any thread may end it, in any order. Some versions of torch_npu have
+no domains. torch_npu's guard prints each failure to stdout, at every range; so the function inside
+the guard is called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["DOMAIN", "Range", "Ranges", "without_it"]
 
 DOMAIN = "stepprof"
 MESSAGE_BYTES = 156
-"""A longer name, and none at all, CANN refuses without a word (its documentation of mstxRangeStartA)."""
+"""CANN silently refuses longer names, and empty ones (its documentation of mstxRangeStartA)."""
 
 
 class Ranges:
@@ -33,13 +34,13 @@ class Ranges:
             self._takes_domain = "domain" in inspect.signature(self._begin).parameters
 
     def begin(self, name: str) -> int | None:
-        """Begin a range; None where nothing was begun."""
+        """Begin a range; return None if none was begun."""
         message = _message(name)
         found = self._begin(message, None, DOMAIN) if self._takes_domain else self._begin(message)
         return found or None
 
     def end(self, number: int) -> None:
-        """End it."""
+        """End the range."""
         if self._takes_domain:
             self._end(number, DOMAIN)
         else:
@@ -47,7 +48,7 @@ class Ranges:
 
 
 class Range:
-    """One range; it ends once, whatever ends it."""
+    """One range, which ends at most once."""
 
     __slots__ = ("_name", "_number", "_ranges")
 
@@ -67,7 +68,7 @@ class Range:
 
 
 def without_it(act: Callable[[], object]) -> None:
-    """Begin or end a range: the window is recorded also where that is not to be had."""
+    """Begin or end a range; the window is recorded even if that fails."""
     try:
         act()
     except Exception as error:  # noqa: BLE001 - whatever mstx thinks of it

@@ -1,7 +1,9 @@
-"""Nsight Systems as a backend: a window is a range of its capture, a region an NVTX range, and the report comes afterwards.
+"""Record with Nsight Systems: a window is a range of its capture, a region an NVTX range, and the
+report arrives afterwards.
 
-nsys records from outside: it has to have started the process (`nsys_command`, `ray_runtime_env`), and a window only tells it when to begin and to end. So nothing here can fail in the
-window for want of nsys: a window whose report never comes is `lost`, with the reason.
+nsys records from outside: it must have started the process (`nsys_command`, `ray_runtime_env`), and
+a window only marks its begin and end. So no window fails because nsys is missing: a window whose
+report never arrives is `lost`, with the reason.
 """
 
 from __future__ import annotations
@@ -55,12 +57,16 @@ class NsysBackend(Backend):
         self._pid = os.getpid()
 
     def probe(self) -> str | None:
-        """Say why no window can be bracketed here. Whether nsys started this process, and what a torch that is still to come brings, shows at each window."""
+        """Return why no window can be marked here. Whether nsys started this process, and whether
+        torch loads CUDA later, is checked at each window.
+        """
         settled = "torch" in sys.modules or find_spec("torch") is None
         return self._cuda.missing() if settled and under_nsys(os.environ) else None
 
     def arm(self) -> None:
-        """Look whether a tool is attached by now, and say once what its reports would give away or lack."""
+        """Check whether a tool is attached by now. Log once which secrets its reports would
+        contain, or what they would lack.
+        """
         with slot.held_by(self, "nsys"):
             self._look()
 
@@ -86,7 +92,7 @@ class NsysBackend(Backend):
             raise
 
     def stop(self, capture: Capture, annotations: Sequence[Annotation]) -> ExportCall:
-        """End the range; the callable waits for its report."""
+        """End the range. Return the export that waits for its report."""
         if not self._recording or self._pid != os.getpid():
             raise BackendError("there is no nsys range to end")
         failure = self._end()
@@ -98,7 +104,7 @@ class NsysBackend(Backend):
         return Report(capture, launch, self._number, self._options, hopeless=failure)
 
     def abort(self) -> None:
-        """End the range where one has begun. Idempotent."""
+        """End the range if one has begun. Idempotent."""
         if self._recording and self._pid == os.getpid():
             failure = self._end()
             if failure is not None:
@@ -109,27 +115,29 @@ class NsysBackend(Backend):
         slot.release(self)
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """An NVTX range on this thread's stack."""
+        """Return an NVTX range on this thread's stack."""
         return self._ranges.push(name) if self._recording else None
 
     def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
-        """An NVTX range of the process, for what may be suspended."""
+        """Return an NVTX range of the process, for a region that may be suspended."""
         return self._ranges.span(name) if self._recording else None
 
     def mark_window(self, window: Window) -> AbstractContextManager[object] | None:
-        """The range of a window that joins the capture."""
+        """Return the range of a window that joins the capture."""
         return self._ranges.window(window) if self._recording else None
 
     def may_leave(self, mark: object) -> bool:
-        """A range on a thread's stack only that thread can end."""
+        """Return whether the calling thread may end it: a range on a thread's stack belongs to that
+        thread.
+        """
         return may_leave(mark)
 
     def export_mode(self) -> str:
-        """On a thread that waits for the report."""
+        """Return ``thread``: a thread waits for the report."""
         return "thread"
 
     def _end(self) -> str | None:
-        """End the window's range and nsys's; why the latter did not end, where it did not."""
+        """End the window's range and nsys's. Return why the latter did not end, if it did not."""
         window, self._window, self._recording = self._window, None, False
         try:
             if window is not None:

@@ -1,7 +1,9 @@
-"""cudaProfilerStart and cudaProfilerStop: how a process tells nsys where a window begins and ends.
+"""Call cudaProfilerStart and cudaProfilerStop, which mark a window for nsys.
 
-Through torch where torch uses CUDA already, else through libcudart itself: ``torch.cuda.cudart()`` would make a context on a device that the process may not want. torch is never
-imported for it. Without a driver both answer with an error (35, libcudart 12.9 and 13.5), and nothing else happens.
+The calls go through torch if torch uses CUDA already, else through libcudart itself:
+``torch.cuda.cudart()`` would create a context on a device that the process may not use. torch is
+never imported for them. Without a driver both return an error (35, libcudart 12.9 and 13.5) and
+have no other effect.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ _MAPPED = re.compile(r"\S*/libcudart[^/\s]*\.so[^/\s]*")
 
 
 class CudaProfiler:
-    """The two calls, from wherever they can be had. Any thread may call them: they hold for the process."""
+    """The two calls, from torch or libcudart. Any thread may make them: they apply to the process."""
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         self._tried: list[str] = []
 
     def missing(self) -> str | None:
-        """Why the calls cannot be made here, or None."""
+        """Return why the calls cannot be made here, or None."""
         if _torch_with_cuda() is not None or self._load() is not None:
             return None
         return (
@@ -75,7 +77,9 @@ class CudaProfiler:
 
 
 def libraries(environ: Mapping[str, str]) -> Iterator[str]:
-    """Where libcudart may be, the likeliest first: loaded already, in the wheels, known to the loader, below CUDA_HOME."""
+    """Return where libcudart may be, the likeliest first: already loaded, in the wheels, known to
+    the loader, below CUDA_HOME.
+    """
     yield from dict.fromkeys([*_mapped(), *_in_wheels(), *_LOADER_NAMES, *_below_cuda_home(environ)])
 
 
@@ -87,7 +91,7 @@ def _torch_with_cuda() -> Any:
         AttributeError,
         RuntimeError,
         AssertionError,
-    ):  # half imported, or a build that says so in its own way
+    ):  # half imported, or a build that reports its absence in its own way
         return None
 
 
@@ -99,7 +103,9 @@ def _mapped() -> list[str]:
 
 
 def _in_wheels() -> list[str]:
-    """In nvidia-cuda-runtime (``nvidia/cu13/lib``) and nvidia-cuda-runtime-cu12 (``nvidia/cuda_runtime/lib``), torch's own version first, else the newest."""
+    """Return those of nvidia-cuda-runtime (``nvidia/cu13/lib``) and nvidia-cuda-runtime-cu12
+    (``nvidia/cuda_runtime/lib``), torch's own version first, then the newest.
+    """
     try:
         spec = find_spec("nvidia")
     except (ImportError, ValueError):

@@ -1,11 +1,13 @@
-"""Windows and regions as NVTX ranges, in a domain of our own: ``stepprof``.
+"""Mark windows and regions as NVTX ranges, in our own domain ``stepprof``.
 
-A region of a plain function is pushed on its thread's stack (of our domain, so that no other ranges are in between) and popped by the same thread. What may be suspended, or ends
-on another thread (coroutines, generators, windows), is a start/end range, which any thread may end, in any order. Both have the role as their category and a colour that is always the
-role's own.
+A region of a plain function is pushed on its thread's stack (in our domain, so that no other ranges
+interfere) and popped by the same thread. Coroutines, generators and windows may be suspended or end
+on another thread. They use start/end ranges, which any thread may end, in any order. Both kinds
+have the role as their category, and a fixed colour for each role.
 
-What only this module knows: NVTX looks for a tool once, at the first call in the process, and `nvtx.get_domain` remembers its answer for good. So nothing of it is touched before a
-window is near, and as long as there is no tool, each window asks anew.
+NVTX looks for a tool once, at the first call in the process, and `nvtx.get_domain` keeps the answer
+for good. So nothing of NVTX is called before a window is near, and without a tool each window asks
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ __all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
 
 DOMAIN = "stepprof"
 MAX_NAMES = 4096
-"""Names that are registered with the tool, which never forgets one; those beyond share a range called `BEYOND`."""
+"""The number of names that are registered with the tool, which never frees one. Further names share
+a range called `BEYOND`.
+"""
 BEYOND = f"(more than {MAX_NAMES} names)"
 
 _COLOURS = (
@@ -61,7 +65,7 @@ class Ranges:
         self._attributes: dict[tuple[str | None, str], Any] = {}
 
     def missing(self) -> str | None:
-        """Why nothing can be marked, whatever tool there is; or None. Imports nothing."""
+        """Return why nothing can be marked, with any tool; or None. Imports nothing."""
         if self._nvtx is not None and not hasattr(self._nvtx, "Domain"):
             return "this nvtx is too old; update it with: pip install 'stepprof[nsys]'"
         return (
@@ -71,7 +75,7 @@ class Ranges:
         )
 
     def look(self) -> bool:
-        """Whether a tool is attached by now."""
+        """Return whether a tool is attached by now."""
         if self._domain is not None:
             return True
         if self._nvtx is None and self.missing() is None:
@@ -85,7 +89,7 @@ class Ranges:
         return True
 
     def push(self, name: str) -> _Pushed | None:
-        """A range on the stack of the thread that enters it, which must leave it, too."""
+        """Return a range on the stack of the thread that enters it; the same thread must leave it."""
         if self._domain is None:
             return None
         role = _role()
@@ -95,14 +99,14 @@ class Ranges:
         return made
 
     def span(self, name: str) -> _Spanned | None:
-        """A range that any thread may leave, at any time."""
+        """Return a range that any thread may leave, at any time."""
         if self._domain is None:
             return None
         role = _role()
         return _Spanned(self._domain, self._attributes.get((role, name)) or self._register(role, name))
 
     def window(self, window: Window) -> _Spanned | None:
-        """The range of a window; its payload is the step."""
+        """Return the range of a window; its payload is the step."""
         if self._domain is None:
             return None
         again = f" ({window.occurrence})" if window.occurrence > 1 else ""
@@ -128,12 +132,12 @@ class Ranges:
 
 
 def may_leave(mark: object) -> bool:
-    """Whether the calling thread can end this range."""
+    """Return whether the calling thread can end this range."""
     return not isinstance(mark, _Pushed) or mark.thread == threading.get_ident()
 
 
 def _role() -> str | None:
-    """The role that holds here; what `Recorder.where` says, written out for the usual case."""
+    """Return the role of the current scope: `Recorder.where`, inlined for the usual case."""
     where = scope.get()
     if where is None:
         where = newest.window
@@ -144,7 +148,9 @@ def _role() -> str | None:
 
 
 class _Pushed:
-    """A range on its thread's stack. Filled in by `Ranges.push`: an __init__ would be one more call for each region."""
+    """A range on its thread's stack. `Ranges.push` sets the attributes: an __init__ would be one
+    more call for each region.
+    """
 
     __slots__ = ("_attributes", "_domain", "thread")
 

@@ -1,11 +1,12 @@
-"""What the torch in this process accepts, and who else profiles in it.
-
-Everything here is found by trying, never by a version: which experimental options exist, which activities are there, whether another profiler runs. The last is a matter
-of life and death, for two torch profilers in one process end in a segmentation fault more often than not (all measured with torch 2.13):
+"""Wrap the parts of torch that the backend uses, and detect other profilers. Everything is found by
+trying, never by a version: experimental options, activities, other profilers. The last matters
+most: two torch profilers in one process usually end in a segmentation fault (all measured with
+torch 2.13):
 
 * ``_is_profiler_enabled`` is process-wide: True while any thread records, False while a profiler is only prepared (the warm-up of a schedule).
 * ``_profiler_enabled()`` sees its own thread only, and not a session that records all threads.
-* A prepared one, or one that runs on another thread beside ours, is seen by nothing but a look at the objects: `gc.get_referrers` of the class, 28 ms for 830,000 objects.
+* A prepared one, or one on another thread, can only be found by searching the objects:
+  `gc.get_referrers` of the class, 28 ms for 830,000 objects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["TorchApi", "device_in_use"]
 
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""What is there where CUDA or ROCm has a driver."""
+"""Device files that exist if CUDA or ROCm has a driver."""
 
 
 class TorchApi:
@@ -44,21 +45,21 @@ class TorchApi:
         self.session_class: Any = getattr(torch.profiler, "_KinetoProfile")  # noqa: B009 - torch does not export it, and documents it
         self._experimental: Any = getattr(_profiler, "_ExperimentalConfig", None)
         self._fast_range: Any = getattr(_profiler, "_RecordFunctionFast", None)
-        # what makes the first prepare of a process slow (2 s); torch imports it there by itself
+        # the slow import of a process's first prepare (2 s); torch would do it there
         if hasattr(torch, "_inductor"):
             import torch._inductor.config
 
     @property
     def version(self) -> str:
-        """What torch calls itself."""
+        """Return the version of torch."""
         return str(self.torch.__version__)
 
     def accepts(self, **experimental: object) -> bool:
-        """Whether the experimental options exist in this torch."""
+        """Return whether this torch has the experimental options."""
         return self.experimental(**experimental) is not None
 
     def experimental(self, **options: object) -> Any:
-        """An experimental configuration, or None where this torch knows no such option."""
+        """Return an experimental configuration, or None if this torch lacks an option."""
         if self._experimental is None:
             return None
         try:
@@ -69,10 +70,12 @@ class TorchApi:
     # activities
 
     def activities(self, wanted: Iterable[str] | None) -> tuple[set[Any], str | None]:
-        """The activities to record, and the blocker of those that were asked for by name.
+        """Return the activities to record, and why requested ones cannot be recorded.
 
-        Without a wish: the CPU, and each device that this process uses already. To record one that it does not use would create a context on it: hundreds of MB of its memory. Not even whether
-        it is there is asked: torch would count CUDA's devices, which keeps children that are forked later from using one (torch's own preparation does so: `starts_device`).
+        By default: the CPU, and each device that this process already uses. Recording another
+        device would create a context on it, which takes hundreds of MB of its memory. Even its
+        existence is not checked: torch would count CUDA's devices, which keeps children that are
+        forked later from using one (torch's own preparation does so: `starts_device`).
         """
         names = self.torch.profiler.ProfilerActivity.__members__
         by_name = {name.lower(): member for name, member in names.items()}
@@ -94,13 +97,16 @@ class TorchApi:
         return {by_name[name] for name in wanted}, None
 
     def starts_device(self) -> bool:
-        """Whether to prepare a capture starts CUDA or ROCm in this process: torch counts the devices in it, whatever is to be recorded (``prepareProfiler`` of torch 2.11, seen on an H100)."""
+        """Return whether preparing a capture starts CUDA or ROCm in this process: torch counts the
+        devices there, regardless of what is recorded (``prepareProfiler`` of torch 2.11, seen on an
+        H100).
+        """
         version = self.torch.version
         built_for_one = version.cuda is not None or version.hip is not None
         return built_for_one and any(Path(path).exists() for path in _DRIVERS) and not device_in_use()
 
     def named(self, names: Iterable[str]) -> set[Any]:
-        """Activities, of those that this torch knows."""
+        """Return the activities of these names that this torch knows."""
         known = self.torch.profiler.ProfilerActivity.__members__
         return {known[name] for name in names if name in known}
 
@@ -122,7 +128,7 @@ class TorchApi:
     # sessions
 
     def session(self, options: TorchOptions, activities: set[Any], experimental: Any) -> Any:
-        """A profiler that has not been prepared yet."""
+        """Return a profiler that has not been prepared yet."""
         return self.session_class(
             activities=activities,
             record_shapes=options.record_shapes,
@@ -134,18 +140,18 @@ class TorchApi:
         )
 
     def is_recording(self) -> bool:
-        """Whether some thread of this process records, by whomever."""
+        """Return whether some thread of this process records, for any code."""
         return bool(getattr(self.profiler, "_is_profiler_enabled", False))
 
     def is_recording_this_thread(self) -> bool:
-        """Whether a session that belongs to this very thread records."""
+        """Return whether a session that belongs to this thread records."""
         return bool(self.torch._C._autograd._profiler_enabled())
 
     def foreign(self, ours: object = None) -> str | None:
         """Describe a profiler that is prepared or running and not `ours`, or return None. Objects hidden by `gc.freeze` are not seen."""
         found = self._foreign(ours)
         if found is not None:
-            gc.collect()  # one that was dropped half-way may only wait for the collector: torch's profilers are cycles
+            gc.collect()  # a dropped one may only wait for the garbage collector: torch's profilers are cycles
             found = self._foreign(ours)
         return found
 
@@ -159,12 +165,14 @@ class TorchApi:
         return None
 
     def forget_dead_session(self) -> None:
-        """Clear the process-wide flag after a session of ours whose thread is gone: nothing else would."""
+        """Clear the process-wide flag after our session whose thread has ended: nothing else does."""
         self.profiler._run_on_profiler_stop()
 
     @staticmethod
     def has_events(session: Any) -> bool:
-        """Whether a stopped session has results. Without a start time it was cancelled from outside, and to export it is a segmentation fault."""
+        """Return whether a stopped session has results. Without a start time it was cancelled from
+        outside, and exporting it is a segmentation fault.
+        """
         results = getattr(session.profiler, "kineto_results", None)
         if results is None:
             return False
@@ -174,7 +182,9 @@ class TorchApi:
         return True
 
     def range(self, name: str, *, on_device: bool) -> AbstractContextManager[object]:
-        """A range in the trace: the fast kind where torch has it (which it takes for an op), the slow kind for a capture with a device, since only that shows on its lanes."""
+        """Return a range in the trace: the fast kind if torch has it (which records it as an op),
+        the slow kind for a capture with a device, since only that appears on the device's lanes.
+        """
         make = (
             self.torch.profiler.record_function if on_device or self._fast_range is None else self._fast_range
         )
@@ -183,12 +193,14 @@ class TorchApi:
 
     @property
     def ranges_look_like_ops(self) -> bool:
-        """Whether there is a fast kind of range."""
+        """Return whether there is a fast kind of range."""
         return self._fast_range is not None
 
 
 def device_in_use() -> bool:
-    """Whether this process holds a context on an accelerator, by torch or by anything else. Imports nothing, and counts no devices (see `TorchApi.activities`)."""
+    """Return whether this process holds a context on an accelerator, by torch or other code.
+    Imports nothing, and counts no devices (see `TorchApi.activities`).
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         accelerator = getattr(torch, "accelerator", None)
@@ -204,11 +216,11 @@ def device_in_use() -> bool:
 
 
 def _device_file_open() -> bool:
-    """A driver may be in use without torch's knowledge (CuPy, JAX): then its device file is open."""
+    """Return whether a device file is open: other libraries may use a driver without torch (CuPy, JAX)."""
     try:
         return any(
             str(entry.readlink()).startswith(_DEVICE_FILES)
             for entry in tuple(Path("/proc/self/fd").iterdir())
         )
-    except OSError:  # no /proc here, or a descriptor that was closed meanwhile: torch's word holds
+    except OSError:  # no /proc, or a descriptor that was closed meanwhile: torch's answer counts
         return False

@@ -1,12 +1,13 @@
-"""Stopping a torch session that records all threads, beside threads that are in the middle of an op.
+"""Stop a torch session that records all threads while other threads are in the middle of an op.
 
-torch 2.13 frees what a session has recorded at its stop, even while a thread still writes to it. A thread that is inside torch's callback at
-that moment, or loses its processor there and goes on later, corrupts the memory of the process: on a machine with more work than
-cores, three threads of small ops ended five of six processes of 60 captures. So before the stop torch is set to record no further
-ops. One that began before has left the callback when its thread is seen asleep, or has had a processor for longer than a callback
-takes; until then what it writes to is still there.
+torch 2.13 frees what a session has recorded at its stop, even while a thread still writes to it. A
+thread inside torch's callback at that moment, or one that is preempted there and continues later,
+corrupts the memory of the process. On a machine with more work than cores, three threads of small
+ops ended five of six processes with 60 captures.
 
-The interpreter's lock is no help: a backward pass runs thousands of ops without it.
+So before the stop, torch is set to record no further ops. Then each other thread must be seen
+asleep, or must have run for longer than a callback takes; by then it has left a callback that began
+before. The interpreter's lock does not help: a backward pass runs thousands of ops without it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 __all__ = ["stop_all_threads"]
 
 CALLBACK_NS = 1_000_000
-"""A thread that has had a processor for so long has left the callback that it was in: one takes a few microseconds."""
+"""A thread that has run for this long has left its callback, which takes a few microseconds."""
 
 LEAVE_SECONDS = 5.0
-"""How long to wait for that at most: a thread that gets no processor for longer is not waited for."""
+"""The longest wait for a thread that gets no processor."""
 
 _LOOK_SECONDS = 0.001
 _TASKS = Path("/proc/self/task")
@@ -38,18 +39,16 @@ def stop_all_threads(session: Any, activities: set[Any]) -> None:
 
     Args:
         session: the torch profiler, recording.
-        activities: what is to be recorded no further: with the CPU's alone torch warns of what happens to one that is resumed.
+        activities: the activities to stop recording; with the CPU's alone, torch prints a warning about resuming.
     """
-    with contextlib.suppress(
-        Exception
-    ):  # a torch that can do no such thing: then waiting is all that is left
+    with contextlib.suppress(Exception):  # this torch cannot do it: only the wait is left
         session.toggle_collection_dynamic(False, activities)
     _wait_for_callbacks()
     session.stop_trace()
 
 
 def _wait_for_callbacks() -> None:
-    """Wait until each other thread has slept, or has had a processor for long enough."""
+    """Wait until each other thread has slept, or has run for long enough."""
     me = threading.get_native_id()
     inside = {thread: _processor_ns(thread) for thread in _threads() if thread != me and _is_up(thread)}
     deadline = time.monotonic() + LEAVE_SECONDS
@@ -63,7 +62,7 @@ def _wait_for_callbacks() -> None:
 
 
 def _threads() -> list[int]:
-    """The threads of this process, Python's and others; none where the system does not tell."""
+    """Return the threads of this process, Python's and others; none if the system does not list them."""
     try:
         return [int(entry.name) for entry in _TASKS.iterdir()]
     except OSError:
@@ -71,20 +70,22 @@ def _threads() -> list[int]:
 
 
 def _is_up(thread: int) -> bool:
-    """Whether a thread has a processor or wants one (R), or is held up by memory or a disk (D): it may be anywhere. False once it has ended."""
+    """Return whether a thread runs or is ready (R), or waits for memory or a disk (D): it may be
+    anywhere. False once it has ended.
+    """
     return _read(thread, b"stat").rpartition(b") ")[2][:1] in (b"R", b"D")
 
 
 def _processor_ns(thread: int) -> int:
-    """How long a thread has had a processor."""
+    """Return how long a thread has run on a processor."""
     fields = _read(thread, b"schedstat").split()
     return int(fields[0]) if fields else 0
 
 
 def _read(thread: int, name: bytes) -> bytes:
-    """A file of /proc about a thread; empty once it has ended.
-
-    `os.read` would let go of the interpreter's lock, and wait for it again: 5 ms for each of hundreds of threads beside one that computes.
+    """Read a file of /proc about a thread; empty once it has ended. `os.read` would release the
+    interpreter's lock and wait for it again: 5 ms for each of hundreds of threads next to one that
+    computes.
     """
     libc = _libc()
     file = libc.open(b"/proc/self/task/%d/%s" % (thread, name), os.O_RDONLY | os.O_CLOEXEC)
