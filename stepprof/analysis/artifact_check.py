@@ -2,7 +2,7 @@
 
 Traces are read by the reader of `stepprof merge`, so a trace that passes here is also on the
 timeline. That needs `stepprof[report]`. Without it, only the compression and the JSON are checked,
-and a note says so. The processes of a job pass over what another user wrote into the run directory
+and a note says so. The processes of a job ignore files that another user wrote into the run directory
 (`stepprof.host.own_files`): the check reports that too, since the job's log may be gone, and a
 command or a budget that never acted.
 """

@@ -27,7 +27,7 @@ FEWEST = 2
 """Fewer say nothing."""
 
 MOST_PROCESSES = 3
-"""In so many processes the steps are looked for; each has those of the whole job."""
+"""The number of processes in which the steps are searched; each has those of the whole job."""
 
 
 @dataclass(frozen=True)

@@ -123,10 +123,10 @@ def span_times(path: Path, wanted: Wanted | None = None, portions: Portions | No
     Args:
         path: the run's folder.
         wanted: which spans.
-        portions: of the occurrences of the wanted step the one that is meant; None: all of them.
+        portions: the selected occurrence of the wanted step; None: all of them.
 
     Raises:
-        ConfigError: no span is meant by what is wanted, though there are others; says which is nearest.
+        ConfigError: no span matches, though there are others; the message names the nearest.
     """
     wanted = wanted or Wanted()
     table = SpanTable()

@@ -102,7 +102,8 @@ def verify_run(
 
     Args:
         path: the run's folder.
-        workers: processes at most that read artifacts; None: as many as there are cores, and none beside this one where there is little to read. 1: all in this one.
+        workers: maximum number of processes that read artifacts; None: one per core, and only this one if
+            there is little to read. 1: all in this one.
         progress: called with (artifacts read, all artifacts) after each.
     """
     result = Verification()

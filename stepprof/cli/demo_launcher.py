@@ -55,7 +55,7 @@ def launch(script: Sequence[str], environ: Mapping[str, str], ranks: int) -> int
     command += ["--nproc-per-node", str(ranks)]
     with TemporaryDirectory(
         prefix="stepprof-demo-"
-    ) as logs:  # torchrun never removes the one that it makes itself
+    ) as logs:  # torchrun never removes the folder that it makes itself
         return _run([*command, "--log-dir", logs, *script], _environment(environ))
 
 
@@ -124,7 +124,7 @@ def _ending_signals_raise() -> Iterator[None]:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Stop torchrun and its ranks. They may take the time to write what they have recorded."""
+    """Stop torchrun and its ranks, with time to write their recordings."""
     say("stopping the ranks …", file=sys.stderr)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None

@@ -72,7 +72,7 @@ def plain(mapping: object) -> object:
     """Return an OmegaConf node as plain data with its interpolations resolved, and anything else
     unchanged.
     """
-    omegaconf = sys.modules.get("omegaconf")  # a process with a node has it loaded
+    omegaconf = sys.modules.get("omegaconf")  # a process that has a node has loaded it
     if omegaconf is None or not omegaconf.OmegaConf.is_config(mapping):
         return mapping
     try:

@@ -79,7 +79,7 @@ class Policy:
 
 
 def items(mapping: object, key: str) -> list[tuple[str, object]]:
-    """Return the named tables at `key`; refuse what is no mapping."""
+    """Return the named tables at `key`; refuse a value that is not a mapping."""
     if not isinstance(mapping, Mapping):
         raise ConfigError.at(key, mapping, f"expected tables, such as [{key}.name]")
     return [(str(name), value) for name, value in mapping.items()]

@@ -1,7 +1,7 @@
 """Parse selections of steps and ranks: "2, 10-12, every 100" and "0-3,8".
 
-A selection is parsed once, into intervals and periods. The training loop's questions at every step
-need no text, and `Steps.next_after` lets a target arm ahead of time.
+A selection is parsed once, into intervals and periods. The checks at every step of the training
+loop need no text, and `Steps.next_after` lets a target arm ahead of time.
 
 Step numbers are the caller's own and never negative. `replica_of` maps the global ranks of a
 rollout role to the engine that owns them.

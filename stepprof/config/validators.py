@@ -323,8 +323,8 @@ def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
 
 
 def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return the mapping without None values. Refuse what is no mapping, unknown keys and missing
-    keys.
+    """Return the mapping without None values. Refuse a value that is not a mapping, unknown keys
+    and missing keys.
     """
     valid = keys_of(table)
     if not isinstance(mapping, Mapping):

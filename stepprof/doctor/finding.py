@@ -13,9 +13,8 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `remedy` is empty where nothing is to be done.
-
-    `applies` is False where nothing is wrong, and what was looked at is not there to be used.
+    """The result of one check. `remedy` is empty if nothing has to be done. `applies` is False if
+    nothing is wrong, but the checked feature cannot be used here.
     """
 
     name: str

@@ -169,9 +169,11 @@ def finish(
 ) -> Finished:
     """Write the exported trace `raw` to the new file `final`: stamped, annotated, repaired, compressed.
 
-    A file of an unexpected shape is compressed as it is, and `Finished.problem` says so. `name` becomes its ``traceName``, `metadata` its top-level key ``stepprof``; `pid` is the
-    process whose threads the annotations name; `marks` says that some names are `escaped` or `marked`. Memory: a few blocks of 4 MiB, and the annotations. Time, of one core: 0.3 s for the 129 MB of 100,000 small ops
-    (a third of it the compression, with isal; with zlib 0.9 s).
+    A file of an unexpected shape is compressed unchanged, and `Finished.problem` says so. `name`
+    becomes its ``traceName``, `metadata` its top-level key ``stepprof``; `pid` is the process whose
+    threads the annotations name; `marks` says that some names are `escaped` or `marked`. Memory: a
+    few blocks of 4 MiB, and the annotations. Time, of one core: 0.3 s for the 129 MB of 100,000
+    small ops (a third of it the compression, with isal; with zlib 0.9 s).
 
     Raises:
         TraceFileError: there is no trace in `raw`.

@@ -3,7 +3,7 @@
 This is arithmetic on the tables of `torch.cuda.memory._snapshot`, for writers and readers of a
 snapshot. The history has requested sizes; a free counts when the memory can be used again. The
 history is a ring: it is followed backwards from its end, and the peak is one of the remaining
-entries. Values are checked, because a file may contain anything: what is no number counts as 0.
+entries. Values are checked, because a file may contain anything: anything but a number counts as 0.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def entries_of(snapshot: Mapping[str, Any]) -> int:
 
 
 def listed(value: object) -> list[Any]:
-    """Return a list, or an empty one in place of anything else."""
+    """Return a list; an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping, or an empty one in place of anything else."""
+    """Return a mapping; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def as_number(value: object) -> int:
-    """Return an integer, or 0 in place of anything else."""
+    """Return an integer; 0 for anything else."""
     return value if type(value) is int else 0
 
 

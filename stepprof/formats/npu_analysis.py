@@ -1,7 +1,7 @@
 """Run torch_npu's analysis of a recording, in a process of its own.
 
 The analysis sets the start method of multiprocessing for the whole process, forks a pool, and
-refuses to run in a daemon: a training process cannot run it. It prints failures, goes on, and
+refuses to run in a daemon: a training process cannot run it. It prints failures, continues, and
 writes its mark of success anyway; this module detects whether it worked.
 """
 

@@ -31,7 +31,7 @@ _UNSPOKEN = ("event", "reason", "run_id", "host", "exception")
 
 
 def bind_session(**fields: object) -> None:
-    """Give each later line of this process these fields, in place of those of the session before."""
+    """Give each later line of this process these fields, instead of those of the previous session."""
     global _session
     _session = fields
 
@@ -54,7 +54,7 @@ class bound:  # noqa: N801 - a block, named like the function it reads as
 
 
 class _Logger:
-    """Chooses the destination at each call. Each event stands in `stepprof.log.events.EVENTS`."""
+    """Chooses the destination at each call. Each event must be listed in `stepprof.log.events.EVENTS`."""
 
     def __init__(self) -> None:
         self._standard = structlog.wrap_logger(

@@ -126,7 +126,7 @@ def _type(column: Column) -> pyarrow.DataType:
 
 
 def _array(value: Any, column: Column, count: int) -> pyarrow.Array:
-    """Return a column. Arrays of numpy are taken as they are."""
+    """Return a column. Numpy arrays are used without a copy."""
     import numpy as np
     import pyarrow
 
@@ -148,7 +148,7 @@ def _array(value: Any, column: Column, count: int) -> pyarrow.Array:
 
 
 def _strings(values: Sequence[str | bytes | None]) -> pyarrow.Array:
-    """Return strings. Those of a damaged file may hold what is no UTF-8, which becomes U+FFFD."""
+    """Return strings. In those of a damaged file, invalid UTF-8 becomes U+FFFD."""
     import pyarrow
 
     try:

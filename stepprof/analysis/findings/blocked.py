@@ -1,4 +1,6 @@
-"""Find what a thread was blocked in or busy with, by its stacks: data loaders, copies, locks, serialisation, files, sleeps."""
+"""Find what blocked a thread or kept it busy, by its stacks: data loaders, copies, locks,
+serialisation, files, sleeps.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class _Kind:
 
 
 COLLECTIVES = "distributed_c10d.py"
-"""The module of torch.distributed's calls: who waits in them waits for other ranks."""
+"""The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
 KINDS = (
     _Kind(
         "data",
@@ -114,7 +116,7 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     signs = facts.signs.get(part.process)
     stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
     when = part.when & Intervals.union([stack.start for stack in stacks], [stack.end for stack in stacks])
-    if kind.topic == "sleep":  # what other threads and coroutines do meanwhile is what it waits for
+    if kind.topic == "sleep":  # it waits for the work of other threads and coroutines
         for nest in facts.timelines[part.process].nests:
             when -= Intervals.unpack(nest.beside)
             when -= Intervals.all_of(Intervals.unpack(each.total) for each in nest.places if each.overlap)

@@ -1,4 +1,4 @@
-"""Hold what findings are made from: the critical path of the step, and what is known of its processes."""
+"""The facts that findings are made from: the critical path of the step, and the data about its processes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Signs:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def idle(self, when: Intervals) -> dict[str, int]:
-        """Return the same for the labels that stand for a thread that waits."""
+        """Return the same for the labels that mark a waiting thread."""
         return {label: time for label, time in self.doing(when).items() if IDLE.search(label)}
 
 
@@ -151,7 +151,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process did in one region, as far as it is on the path."""
+    """The work of one process in one region, as far as it is on the path."""
 
     process: str
     role: str | None
@@ -204,7 +204,7 @@ class Ledger:
         without: Mapping[str, Intervals] | None = None,
         shared: bool = False,
     ) -> bool:
-        """Add a finding for what is free of some time; return whether that is long enough for one.
+        """Add a finding for the unclaimed part of some time; return whether that is long enough.
 
         Args:
             part: the place of the finding.
@@ -272,7 +272,7 @@ class Ledger:
         return sorted((Part(*each, when) for each, when in found.items()), key=lambda part: -part.when.total)
 
     def parts(self, *kinds: str) -> Iterator[Part]:
-        """Yield the parts of the path of some kinds, the longest first, with what is still free of them."""
+        """Yield the parts of the path of some kinds, the longest first, with their unclaimed time."""
         for part in _parts(self.facts.path, *kinds):
             free = part.when & self.free
             if free.total >= self.least * 1e9:

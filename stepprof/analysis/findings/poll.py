@@ -1,4 +1,4 @@
-"""Find time in which a process went on waiting although what it waited for had finished."""
+"""Find time in which a process kept waiting although the awaited work had finished."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def analyse(
             inputs. 1: everything in this process.
         progress: called with (sources done, all sources) after each.
         assume: nanoseconds that are added to the times of sources, as `load` takes them.
-        cluster: does the work in place of processes of this machine.
+        cluster: does the work instead of processes of this machine.
     """
     sizes = [wanted.bytes for wanted in found.inputs]
     tasks = tasks_of(found, assume)

@@ -23,7 +23,7 @@ __all__ = ["Segment", "Timeline", "critical_path", "timelines"]
 
 MOST_SEGMENTS = 100_000
 DRIVER = "driver"
-"""What stands for the rank in a driver."""
+"""The label of a driver, which has no rank."""
 Stretch = tuple[int, int, "str | None", tuple[str, ...]]
 """Start, end, role and regions of the innermost window or region."""
 LEAST_NS = 1000
@@ -106,7 +106,7 @@ class Timeline:
 def timelines(
     processes: Sequence[Process], waits: Mapping[str, Waiting], short: Collection[str] = ()
 ) -> list[Timeline]:
-    """Return what is known of each process; those of which nothing is known are left out.
+    """Return the known times of each process; processes without any are omitted.
 
     Args:
         processes: of one island.

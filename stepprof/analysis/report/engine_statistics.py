@@ -51,7 +51,7 @@ class Statistics:
         if None in (preemptions, prompt, cached, prefill) or not self.values.get("idle"):
             return None
         assert prompt is not None and cached is not None and prefill is not None  # noqa: S101, PT018 - narrows types
-        if self.kind == "sglang":  # what it computes again is a prompt to it
+        if self.kind == "sglang":  # the engine treats recomputed tokens as a prompt
             again = prefill - (prompt - cached) if not cached else None
         else:
             generated, first = self.count("generated_tokens"), self.count("first_tokens")

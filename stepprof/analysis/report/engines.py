@@ -213,7 +213,7 @@ def recomputing_of(
 
 
 def without_steps(works: Sequence[EngineWork], entries: Sequence[Mapping[str, Any]]) -> list[EngineWork]:
-    """Return what is known of the engines whose forward steps are not in the report, by their own statistics."""
+    """Return the figures of engines whose forward steps are not in the report, by their own statistics."""
     there = {work.label for work in works}
     return [
         told.into(EngineWork(label, told.seconds, "window", whole=False), None)

@@ -400,8 +400,8 @@ def _hold_the_same(
     overlap shows nothing.
 
     They are the same if the captures contain all windows. Otherwise all must begin while every
-    member was captured: a member that was captured for longer may have another call in place of a
-    missing one. It is not known what a damaged trace lacks. Then a member with complete captures
+    member was captured: a member that was captured for longer may have another call instead of a
+    missing one. It is unknown what a damaged trace lacks. Then a member with complete captures
     shows how many calls there were.
     """
     whole = [peers[at].whole for at in entries]

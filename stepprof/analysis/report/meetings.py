@@ -19,11 +19,12 @@ __all__ = ["Visit", "meetings"]
 
 TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
-"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the wait,
-and as soon as the last one has entered if that is at most so long before the first end.
+"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the
+wait. They leave as soon as the last one has entered, if its entry is at most that long before the
+first end.
 """
 CLEAR = 5
-"""A wait counts if it is so many times longer than the ends differ."""
+"""A wait counts if it is at least this many times longer than the difference of the ends."""
 MOST_CALLS = 5_000
 
 

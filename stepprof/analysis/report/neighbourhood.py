@@ -32,7 +32,7 @@ FEWEST = 3
 CLOSE = 0.05
 """Share of the median within which a step is typical, whatever the range of the others."""
 MOST_PROCESSES = 3
-"""In so many processes the step is looked for."""
+"""The number of processes in which the step is searched."""
 MOST_ROLES = 3
 """So many roles are in the sentence."""
 MOST_REGIONS = 6

@@ -153,7 +153,7 @@ def _take_out(each: Settled, column: int, members: npt.NDArray[np.int64], early:
         needed, needed_then = np.full(len(members), entered.max()), np.full(len(members), would.max())
         if wait.any():
             each.last = each.last.copy() if not each.last.flags.writeable else each.last
-            # a rank that was there before this one is not the one that it waited for, whatever would have been
+            # this rank did not wait for one that arrived before it, in any case
             latest = would.argmax()
             each.last[:, column] = np.where(entered[latest] > entered, latest, UNKNOWN)
     else:

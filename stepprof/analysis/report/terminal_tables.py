@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _RIBBON, _SHORT_RIBBON = 44, 12
-_NAME = 10  # so many characters of a name stand in one line
+_NAME = 10  # maximum characters of a name in one line
 _STEPS = 30
 """So many steps are drawn next to each other."""
 _GAP = 2  # between two columns

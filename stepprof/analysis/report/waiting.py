@@ -107,7 +107,7 @@ def waits_in(
     for each in settled:
         members = np.array(
             [*each.matched.members, UNKNOWN], np.int64
-        )  # the last one stands for an unknown member
+        )  # the last index means an unknown member
         for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
             parts[at].append(
                 (

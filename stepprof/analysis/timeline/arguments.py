@@ -4,7 +4,7 @@ These are shapes, collectives, grids, bytes and the user's attributes of a regio
 which a profiler finds its own events are left out.
 
 A trace repeats itself: the same few shapes at the same few operators. Without the profiler's
-numbers, its arguments are a few thousand texts. They are kept once while the file is read
+numbers, its arguments are a few thousand strings. They are kept once while the file is read
 (`Shortened`), and encoded once when it is written (`Arguments`).
 """
 

@@ -272,9 +272,8 @@ class _Stems(dict[int, bytes]):
 
 
 def _as_they_came(nesting: Nesting) -> Positions | None:
-    """Return the order in which slices are written; None: as they are.
-
-    A slice that contains another one of the same start must be written first.
+    """Return the order in which slices are written; None: unchanged. A slice that contains another
+    one of the same start must be written first.
     """
     order, row, start = nesting.order, nesting.row, nesting.start
     tied = (start[1:] == start[:-1]) & (row[1:] == row[:-1])

@@ -148,7 +148,7 @@ def merge(
 
 
 def nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
-    """Return the error if there is no source, with the files that are none."""
+    """Return the error if there is no source, with the files that are not sources."""
     told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
     more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
     return "; ".join(["nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
@@ -226,7 +226,7 @@ def _write_parts(
         first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
         if job.format == "perfetto" or first >= ordered[0][1].base_ns:
             return parts, ordered[0][1].base_ns
-        # a source that starts days before the one that the base was taken from
+        # a source that starts days before the one that the base comes from
         ordered, progress = _with_base(ordered, first), None
 
 

@@ -1,10 +1,10 @@
 """Read the events of a trace file, typed, in batches. No file is ever in memory as a whole, and a
 damaged file is read as far as it is intact.
 
-Chrome's JSON traces are read, compressed or not: a table with ``traceEvents`` (its other keys are
+Chrome's JSON traces are read, compressed or not: an object with ``traceEvents`` (its other keys are
 the header, at any place in the file), or a bare array of events, closed or not.
 
-A batch ends where the text up to there decodes as an array. A border inside an event or a string
+A batch ends where the text before it decodes as an array. A border inside an event or a string
 never does, so no event is cut in two.
 """
 

@@ -147,7 +147,7 @@ class Cluster:
         return self._ray.remote(function).options(**options)
 
     def elsewhere(self, runs: Sequence[Path], step: int | None) -> list[Gathered]:
-        """Return what each node has of a step under the paths of a run; by default of the last step
+        """Return the files of a step that each node has under the paths of a run; by default of the last step
         on any node.
 
         `stepprof.analysis.timeline.find.find` takes it.

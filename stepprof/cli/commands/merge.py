@@ -233,7 +233,7 @@ def _title(found: Found) -> str:
 
 
 def _warning(merged: Merged) -> str | None:
-    """Return what is to know before the file is opened."""
+    """Return what the user must know before opening the file."""
     from stepprof.analysis.timeline.archive_manifest import PERFETTO
     from stepprof.analysis.timeline.parts import too_large
     from stepprof.analysis.timeline.serve import viewer_folder, viewer_version

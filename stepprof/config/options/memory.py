@@ -33,8 +33,8 @@ class MemoryOptions:
     on_oom_limit: int = checked(2, whole(1))
     """Maximum number of these snapshots in the whole run of a process."""
     on_oom_entries: int = checked(0, whole(0))
-    """Number of allocations and frees to keep outside of windows, so that a snapshot shows who
-    allocated what; 0: no history outside of windows.
+    """Number of allocations and frees to keep outside of windows, so that a snapshot shows which
+    code allocated what; 0: no history outside of windows.
     """
 
     def __post_init__(self) -> None:

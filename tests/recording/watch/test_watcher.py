@@ -404,7 +404,9 @@ class TestBudget:
         watched.probe = "no torch"
         assert self.slow(watched, 10) == "none: null cannot record here: no torch"
         facts = {"step": 10, "role": "off"}
-        assert "disabled by the configuration" in watched.captures.record("slow step", facts, "off", lambda: 12)
+        assert "disabled by the configuration" in watched.captures.record(
+            "slow step", facts, "off", lambda: 12
+        )
         assert not (watched.captures._run / "watch").exists()
 
     def test_claims_that_cannot_be_read_count(self, loop) -> None:
