@@ -18,10 +18,12 @@ ONE_RANK = ("trainer.n_gpus_per_node=1", "trainer.test_freq=3")
 EXPERIMENTAL = "verl.experimental"
 NO_CRITIC = "algorithm.adv_estimator=reinforce_plus_plus"
 """The experimental trainers refuse a critic with FSDP2."""
+STATISTICS = "actor_rollout_ref.rollout.disable_log_stats=False"
+"""vLLM states the times of requests."""
 
 MODES = {
     # the adapter, the program, the configuration, its changes
-    "separate_async": ("verl", "verl.trainer.main_ppo", "tiny_separate", ()),
+    "separate_async": ("verl", "verl.trainer.main_ppo", "tiny_separate", (STATISTICS,)),
     "colocate_async": (
         "verl",
         "verl.trainer.main_ppo",
@@ -73,5 +75,10 @@ def test_a_step_is_recorded(mode, tmp_path) -> None:
     found = {(each["role"], each["rank"]) for each in read_spans(run, step=2) if each["kind"] == "window"}
     assert found >= {(role, "driver") for role in ROLES | critic}
     assert found >= {(role, 0) for role in OF_RANKS | critic}
+    if STATISTICS in changes:
+        marks = [each["attrs"] for each in read_spans(run) if each["name"] == "request"]
+        assert marks
+        assert all(each["sample"] and each["first_token_seconds"] > 0 for each in marks)
+        assert all(each["decode_seconds"] > 0 for each in marks if each["generated_tokens"] > 1)
     assert verify_run(run).problems == []
     assert job.output.count("step 2 is recorded") == 1
