@@ -64,7 +64,7 @@ def activate(*, asked: bool = False) -> None:
             from stepprof.integrations.activation import activate_all
 
             activate_all()
-        except Exception as error:  # noqa: BLE001 - the job goes on without stepprof
+        except Exception as error:  # noqa: BLE001 - the job continues without stepprof
             _complain(error)
 
 
@@ -115,7 +115,7 @@ def _callbacks(function: str, package: str) -> "list[object]":
         from stepprof.integrations import lightning
 
         return list(getattr(lightning, function)(package))
-    except Exception as error:  # noqa: BLE001 - the job goes on without stepprof
+    except Exception as error:  # noqa: BLE001 - the job continues without stepprof
         _complain(error)
         return []
 

@@ -1,4 +1,6 @@
-"""Measuring in a process of its own: what is decided once in a process (a tool, a device, a backend) is measured anew for each case."""
+"""Measure in a separate process: a tool, a device or a backend is chosen once per process, so each
+case needs a new one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ __all__ = ["ask", "ask_a_card", "call_rows"]
 def ask(
     module: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None
 ) -> tuple[list[Row], str | None]:
-    """What a module says that is run as a program: its last line is ``{"rows": […]}``, or ``{"absent": why}``. Raises RuntimeError where it fails."""
+    """Run a module as a program and return its result: its last line is ``{"rows": […]}``, or
+    ``{"absent": why}``. Raises RuntimeError if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **(environ or {})},
@@ -35,18 +38,20 @@ def ask(
 
 
 def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row], str | None]:
-    """The same of what runs on a device that few have: that it hangs or dies there is a reason like any other, and costs no other's rows."""
+    """Do the same for a program that runs on a device: a hang or crash there is reported as a
+    reason, and costs no other rows.
+    """
     try:
         return ask(module, *arguments, timeout=timeout)
     except subprocess.TimeoutExpired:
         return [], f"no end after {timeout:g} s"
-    except RuntimeError as error:  # the process died, of a signal say
+    except RuntimeError as error:  # the process died, for example of a signal
         lines = str(error).strip().splitlines()
         return [], f"its process died{': ' if lines else ''}{''.join(lines[-1:])}"
 
 
 def call_rows(group: str, subjects: Sequence[Subject], timed: Mapping[str, Timed], ours: str) -> list[Row]:
-    """Rows of calls by the calling thread's processor time; `ours` is the subject that the others are compared with."""
+    """Return rows of calls by the calling thread's processor time; the others are compared with `ours`."""
     figures: dict[str, Figure] = {name: each.thread for name, each in timed.items()}
     measure = figures[ours].minimum
     rows = []

@@ -1,6 +1,6 @@
-"""What a torch capture holds the training thread up outside its own window: at the exit of the step before, and at the entry.
-
-Each round is a process of its own, since the first capture of a process may cost more. Processor time of the training thread.
+"""Measure how long a torch capture delays the training thread outside its own window: at the exit
+of the previous step, and at the entry. Each round is a new process, because the first capture of a
+process may cost more. Figures are processor time of the training thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NAMES = {
 
 
 def measure_arming(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of exits and entries, in milliseconds."""
+    """Return rows of exits and entries, in milliseconds."""
     if importlib.util.find_spec("torch") is None:
         return [], {"arming": "torch is not installed"}
     rounds = [json.loads(run_python("-c", _SCRIPT).splitlines()[-1]) for _ in range(2 if quick else 9)]

@@ -1,4 +1,5 @@
-"""What a call costs while nothing is recorded: without a session, and under one whose step is not selected.
+"""Measure the cost of a call while nothing is recorded: without a session, and in a session whose
+step is not selected.
 
 The figures with a limit are those of the promise "off costs nothing". One process runs them all: first the block before any
 `init`, when names of the package are still loaded lazily; then everything after an `init` that is switched off; then sessions
@@ -23,12 +24,14 @@ from stepprof.integrations.training_loop import open_timer
 __all__ = ["measure_calls"]
 
 SETTLE_SECONDS = 0.05
-"""Between two timings under a session: the background writer gets the time to empty what the last one recorded."""
+"""The pause between two timings in a session, in which the background writer writes the spans of
+the last one.
+"""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """So many nanoseconds for one subject, either of its value or of what it adds to the bare call."""
+    """A limit in nanoseconds for one subject: for its value, or for what it adds to the bare call."""
 
     nanoseconds: float
     on: str
@@ -36,7 +39,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Group:
-    """Subjects that are compared with one another, the first of ours being the measure."""
+    """Subjects that are compared with each other; our first one is the reference."""
 
     name: str
     subjects: list[Subject]
@@ -45,7 +48,7 @@ class Group:
 
 
 class _Timer:
-    """A framework's own timer, with nothing in it."""
+    """A framework's own timer that does nothing."""
 
     def __enter__(self) -> None:
         pass
@@ -65,7 +68,7 @@ class _PatchedTimer(_Timer):
 
 
 def _timers() -> list[Subject]:
-    """A timer of a framework, in a step in which nothing is kept of it."""
+    """Return a timer of a framework, in a step that keeps nothing of it."""
     patches = Patches("bench")
     target = f"{__name__}:_PatchedTimer"
     patches.around(f"{target}.__enter__", lambda *_: open_timer("bench"), timer=True)
@@ -84,7 +87,7 @@ def _timers() -> list[Subject]:
 
 
 async def _empty_coroutine() -> None:
-    """The bare coroutine that a decorated one is compared with."""
+    """The bare coroutine to compare a decorated one with."""
 
 
 def _decorated(prefix: str) -> list[Subject]:
@@ -143,7 +146,7 @@ def _windows() -> list[Subject]:
 
 
 ANSWER = {"meta_info": {"first_token_latency": 0.1, "e2e_latency": 0.9, "completion_tokens": 9}}
-"""What SGLang answers, without the tokens."""
+"""An answer of SGLang, without the tokens."""
 
 
 def _points() -> list[Subject]:
@@ -187,7 +190,7 @@ def _groups_with_session() -> list[Group]:
         Group(
             "with-block, session on", _blocks(), {"with region(name)": Limit(1000, "value")}, clock="thread"
         ),
-        # the window and its own span, which may cost what a span may
+        # the window and its own span, which may cost as much as any span
         Group(
             "window with its span, session on, not selected",
             _windows(),
@@ -226,7 +229,9 @@ def _groups_without_spans() -> list[Group]:
 
 
 def _groups_while_watching() -> list[Group]:
-    """The process watches itself: what that costs a call is what its thread takes of the interpreter's lock."""
+    """Return groups in a process that watches itself: a call then costs the share of the
+    interpreter's lock that the background thread takes.
+    """
     groups = [
         Group(
             "with-block, watching itself",
@@ -260,7 +265,7 @@ def _settling(subject: Subject) -> Subject:
 
 
 def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of every group, and the peers that are not installed."""
+    """Return rows of every group, and the peers that are not installed."""
     effort = Effort.quick() if quick else Effort.usual()
     before = Group("before init", [*_blocks()[:1], *_windows()[:1]])
     rows = _rows(before, time_subjects(before.subjects, effort))
@@ -289,7 +294,9 @@ _WORK = Subject("10,000 turns of a Python loop", "for number in range(10_000): n
 
 
 def _in_recorded_windows(effort: Effort) -> list[Row]:
-    """A region and a decorated call in a recorded window, with and without evidence; the null backend adds no range of its own."""
+    """Measure a region and a decorated call in a recorded window, with and without evidence; the
+    null backend adds no range.
+    """
     rows: list[Row] = []
     for evidence in (True, False):
         group = Group(
@@ -348,7 +355,7 @@ def _rows(group: Group, timed: dict[str, Timed]) -> list[Row]:
 
 
 def _against_verl(rows: list[Row]) -> list[Row]:
-    """One row more where verl is installed: what ours adds as a share of what verl's adds."""
+    """Return one more row if verl is installed: our added cost as a share of verl's."""
     added = {row.name: row.added for row in rows if row.group == "decorated, no session"}
     ours, theirs = added["@region"], added.get("verl DistProfiler.annotate, disabled")
     if ours is None or theirs is None:

@@ -1,4 +1,4 @@
-"""Fresh Python processes: what they cost, and what they answer."""
+"""Run fresh Python processes, and measure their cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, without its stepprof settings and with one thread for torch."""
+    """Return the caller's environment, without its stepprof settings and with one thread for torch."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
     return {**kept, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -34,7 +34,7 @@ def run_python(*arguments: str) -> str:
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Processor seconds, user and system, of one process that runs Python with these arguments."""
+    """Return the processor seconds, user and system, of a process that runs Python with these arguments."""
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=REPOSITORY, env=_environment(), stdout=subprocess.DEVNULL
     )

@@ -1,7 +1,8 @@
-"""What a region costs with each backend: never selected, attached and idle, and recording; beside torch's own range.
-
-A process for each backend, since torch and its profiler stay in one. Spans are off, which a region costs elsewhere (`calls`), so that what is left is the backend's. nsys and npu have tools of
-their own to be measured with: `nsys_regions`, and the rows of torch_npu's mstx where that is installed.
+"""Measure the cost of a region with each backend: never selected, attached and idle, and recording;
+compared with torch's own range. Each backend has its own process, because torch and its profiler
+stay loaded. Spans are off (`calls` measures them), so that only the backend's cost remains. nsys
+and npu are measured with their own tools: `nsys_regions`, and the rows of torch_npu's mstx where
+that is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OURS = "with region(name)"
 
 
 def measure_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows for each backend that can record here, and the others with the reason."""
+    """Return rows for each backend that can record here, and the reasons of the others."""
     rows: list[Row] = []
     absent: dict[str, str] = {}
     for backend in BACKENDS:
@@ -58,7 +59,7 @@ def _rows(backend: str, mode: str, *, quick: bool) -> list[Row]:
     import stepprof
 
     subjects = _subjects(stepprof)
-    # a capture of torch's holds 4 kB of each range
+    # a torch capture holds 4 kB for each range
     effort = (
         Effort.quick()
         if quick

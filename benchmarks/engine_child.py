@@ -1,7 +1,7 @@
 """One real engine in a process of its own: ``python -m benchmarks.engine_child vllm|sglang ROUNDS``.
 
 Bare start and stop calls of the engine and a recorded window of stepprof alternate around the same generation, as do generations
-with an engine that is attached and one that is not; so whatever else the machine does happens to both.
+with an engine that is attached and one that is not; so that other load of the machine affects both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def _alternate(
     bare: Callable[[int], Awaitable[object]],
     window: Callable[[int], Awaitable[object]],
 ) -> Samples:
-    """Seconds of each variant, by turns; the first round warms up and is not kept."""
+    """Return the seconds of each variant, measured alternately; the first round warms up and is dropped."""
     found: Samples = {"detached": [], "attached": [], "bare": [], "stepprof": []}
 
     async def timed(name: str, act: Callable[[], Awaitable[object]]) -> None:
@@ -131,7 +131,9 @@ def _sglang(rounds: int, folder: Path) -> Samples:
             generate()
 
     def later(act: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
-        """On a thread: the engine's own calls run an event loop, which nothing can do inside another one."""
+        """Run on a thread: the engine's own calls run an event loop, which is impossible inside
+        another one.
+        """
         return lambda *given: asyncio.get_running_loop().run_in_executor(None, act, *given)
 
     _session(folder, rounds + 1)

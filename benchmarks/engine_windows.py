@@ -1,5 +1,5 @@
-"""What a recorded window adds to the body with a real engine, next to the engine's own bare start and stop calls; and what an
-attached engine that is not recording adds to generation.
+"""Measure what a recorded window adds to the body with a real engine, compared with the engine's
+bare start and stop calls; and what an attached engine that does not record adds to generation.
 
 Measured for the engine that is installed: ``nox -s bench_vllm``, ``nox -s bench_sglang``.
 """
@@ -22,7 +22,7 @@ STUBS = Path(__file__).parent.parent / "tests" / "real" / "sglang" / "stubs"
 
 
 def measure_engine_windows(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of each engine that is installed."""
+    """Return rows of each installed engine."""
     rows: list[Row] = []
     absent = {}
     for kind, package in ENGINES.items():

@@ -1,6 +1,5 @@
-"""What it costs the loop to bracket many engines: simulated ones, whose calls take 50 ms, and none of them on this processor.
-
-Beside them the bare fan-out: the same calls, gathered on an event loop of their own, with nothing around them.
+"""Measure what many engines cost the training loop: simulated engines, whose calls take 50 ms
+without using this processor. They are compared with the bare calls, gathered on an event loop.
 """
 
 from __future__ import annotations
@@ -142,7 +141,9 @@ stepprof.shutdown(5)
 
 
 def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of the same with engines in real Ray actors, beside the bare calls of as many methods."""
+    """Return rows of the same with engines in real Ray actors, compared with the bare calls of as
+    many methods.
+    """
     if find_spec("ray") is None:
         return [], {"Ray actors": "ray is not installed"}
     group = "enter of a window with n Ray actors, calls of 50 ms"
@@ -158,11 +159,14 @@ def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measure_fanout(*, quick: bool) -> list[Row]:
-    """Rows of the time in enter and exit over one call's time, by the number of engines, and of one that hangs."""
+    """Return rows of the time in enter and exit as a multiple of one call's time, by the number of
+    engines, and of one engine that hangs.
+    """
     rows = []
     for count in (1, 8) if quick else (1, 8, 64, 1000):
         found = _run(count, 3 if quick else 8)
-        # the first window finds nothing armed; those after it were armed when the one before went out
+        # the first window finds nothing armed; later ones were armed at the exit of the previous
+        # one
         enter, leave = (Figure.of([x / 0.05 for x in found[key][1:]]) for key in ("enters", "exits"))
         bare = Figure.of([x / 0.05 for x in found["bare"]])
         rows.append(

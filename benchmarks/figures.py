@@ -1,7 +1,8 @@
-"""The values that every measurement ends in, and the statistics behind them.
+"""The results of every measurement, and their statistics.
 
 A figure is a minimum and a median over interleaved rounds with the spread between the quartiles: the minimum is what the code
-costs when nothing disturbs it, and repeats well on a busy machine; the median and the spread say how far to trust it.
+costs when nothing disturbs it, and repeats well on a busy machine; the median and the spread show
+how reliable it is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Figure:
         return cls(min(samples), median, (high - low) / abs(median) if median else 0.0, len(samples))
 
     def less(self, base: Figure) -> Figure:
-        """This figure without what the base costs: minimum from minimum, median from median."""
+        """Return this figure without the cost of the base: the difference of the minima, and of the
+        medians.
+        """
         return Figure(self.minimum - base.minimum, self.median - base.median, self.spread, self.rounds)
 
 
@@ -40,7 +43,7 @@ class Figure:
 class Row:
     """One line of the table.
 
-    ``added`` is the value less the bare call or the bare process beside it. ``ratio`` is to stepprof's own row of the group (the one
+    ``added`` is the value minus that of the bare call or process. ``ratio`` is to stepprof's own row of the group (the one
     with ratio 1). ``limit`` holds for ``judged``, the quantity that ``limit_on`` names.
     """
 
@@ -59,7 +62,7 @@ class Row:
 
     @property
     def within(self) -> bool | None:
-        """Whether the limit is kept; None where there is none."""
+        """Return whether the value is within the limit; None if there is none."""
         return within(self.judged, self.limit)
 
     def to_dict(self) -> dict[str, object]:

@@ -1,7 +1,10 @@
-"""What a recorded step costs on a GPU: how long training stands still, and how much slower the step itself is, for each backend and way of exporting.
+"""Measure what a recorded step costs on a GPU: how long training stands still, and how much slower
+the step is, for each backend and kind of export.
 
-``python -m benchmarks --only gpu`` on a machine with one; elsewhere that is said. A real model (a transformer of 8 layers) trains; every other step is recorded, so that slow spells fall on both kinds.
-A case that cannot be measured on a card is told with its reason, beside the figures of the others.
+``python -m benchmarks --only gpu`` on a machine with one; on others it reports that there is none.
+A real model (a transformer of 8 layers) trains. Every other step is recorded, so that slow phases
+of the machine affect both kinds. A case that cannot be measured on a card is reported with its
+reason.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ TIMEOUT_SECONDS = 900
 
 
 def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of each case, a process for each, and the reasons of those that have none."""
+    """Return rows of each case, one process each, and why cases are missing."""
     if find_spec("torch") is None:
         return [], {"gpu": "torch is not installed"}
     rows: list[Row] = []
@@ -55,7 +58,7 @@ def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
-    """Train, record every other step, and look into the manifests."""
+    """Train, record every other step, and read the manifests."""
     import torch
 
     import stepprof
@@ -104,7 +107,7 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
 
 
 def _look_for_kernels(run: Path) -> None:
-    """Raise RuntimeError where a trace has none: its figures would be those of the host alone."""
+    """Raise RuntimeError if a trace has no kernels: its figures would be those of the host alone."""
     trace = next(iter(run.glob("step-*/actor/*.trace.json.gz")), None)
     if trace is not None and b'"kernel"' not in gzip.decompress(trace.read_bytes()):
         raise RuntimeError("the traces have no kernels; `stepprof doctor` says why")
@@ -117,7 +120,7 @@ def _row(
 
 
 def _trainer(torch: Any, device: str, micro_batches: int, *, quick: bool) -> Any:
-    """A transformer, its optimizer and one batch, which is gone through as often as there are micro-batches."""
+    """Return a transformer, its optimizer and one batch, which is used once per micro-batch."""
     torch.manual_seed(0)
     width, layers, batch, length = (64, 2, 2, 16) if quick else (1024, 8, 16, 256)
     layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
@@ -144,10 +147,10 @@ def _called(torch: Any, device: str) -> str:
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The version of NVIDIA's driver, which stands between the words of a line."""
+    """Return the version of NVIDIA's driver, from the words of a line."""
     try:
         found = re.search(r"\s(\d+(?:\.\d+)+)\s", path.read_text(encoding="utf-8"))
-    except OSError:  # another system, or another maker's card
+    except OSError:  # another system, or another vendor's card
         return "unknown"
     return found[1] if found else "unknown"
 
@@ -159,7 +162,7 @@ def _told(case: str, *, quick: bool) -> dict[str, object]:
         return {"absent": NO_DEVICE}
     try:
         return {"rows": [asdict(row) for row in measured(case, quick=quick)]}
-    except Exception as error:  # noqa: BLE001 - what goes wrong with it on a card that nobody has seen yet is worth as much as a figure
+    except Exception as error:  # noqa: BLE001 - a failure on an untested card is worth as much as a figure
         return {"absent": f"{type(error).__name__}: {error}"}
 
 

@@ -1,4 +1,6 @@
-"""What a session costs that tells of itself and can be asked: publishing beside a thousand others, and how soon a request is heard."""
+"""Measure what a session with live control costs: publishing its status among a thousand others,
+and the delay until a request is seen.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ while not pathlib.Path(folder, "stop").exists():
 
 
 def measure_living(*, quick: bool) -> list[Row]:
-    """Rows of publishing and of requests."""
+    """Return rows of publishing and of requests."""
     return [*_publishing(quick=quick), *_triggering(quick=quick)]
 
 
@@ -122,7 +124,7 @@ def _triggering(*, quick: bool) -> list[Row]:
 
 
 def _all_took(found: dict[str, list[dict[str, object]]], processes: int) -> bool:
-    """Whether every process has taken the request in time."""
+    """Return whether every process has accepted the request in time."""
     return sum(len(found.get(outcome, ())) for outcome in ("accepted", "reached", "not here")) == processes
 
 

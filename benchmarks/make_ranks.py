@@ -2,7 +2,7 @@
 
 One rank is real: a process that records through stepprof, with nothing to do. All others are copies of its spans, its status and its manifest, under other ranks, hosts and process ids, eight to a
 host, some a little later than the others. The traces are made up: a few operators and a few collectives of all ranks for each window, and the iterations of one engine for each host.
-They are for measuring what many ranks cost, not for looking at.
+They serve to measure the cost of many ranks, not to be viewed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["make_ranks"]
 
 PER_HOST = 8
 LATER_NS = 20_000
-"""By so much each rank of a host is later than the one before it."""
+"""How much later each rank of a host is than the one before."""
 OPERATORS = 8
 COLLECTIVES = 4
 _START = re.compile(rb'"start": (\d+)')
 
 
 def make_ranks(folder: Path, ranks: int) -> Path:
-    """Fabricate a run, or take the one that an earlier call made.
+    """Fabricate a run, or reuse the one of an earlier call.
 
     Args:
         folder: where runs of all sizes lie side by side.
@@ -52,7 +52,7 @@ def make_ranks(folder: Path, ranks: int) -> Path:
 
 @dataclass(frozen=True)
 class _Fabric:
-    """What every rank is made of, each for its place on its host."""
+    """The parts of every rank's files, prepared for each place on a host."""
 
     path: Path
     ranks: int
@@ -62,7 +62,7 @@ class _Fabric:
     spans: tuple[bytes, ...]
     fragments: dict[str, dict[str, Any]]
     traces: dict[str, tuple[tuple[bytes, int], ...]]
-    """The trace of each role, and how many events it has."""
+    """The trace of each role, and its number of events."""
 
     @classmethod
     def of(cls, real: Path, path: Path, ranks: int) -> _Fabric:
@@ -86,7 +86,7 @@ class _Fabric:
         )
 
     def write(self) -> None:
-        """Write the run, `run.json` last: one that was cut short is not taken for a whole one."""
+        """Write the run, `run.json` last: an interrupted one is not mistaken for a complete one."""
         for folder in ("spans", "status", f"{self._step}/manifest", *(f"{self._step}/{r}" for r in ROLES)):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for rank in range(self.ranks):
@@ -128,7 +128,9 @@ class _Fabric:
             _write(self.path / self._step / "manifest" / f"{role}-rank-{rank}.json", content)
 
     def _write_engines(self) -> None:
-        """The fragment of the process that drives one engine for each host, and compared the clocks of all."""
+        """Write the fragment of the process that drives one engine for each host, and has compared
+        the clocks of all.
+        """
         fragment = self.fragments["rollout"]
         edges = {key: fragment["windows"][0][key] for key in ("start_unix_ns", "end_unix_ns")}
         engines, clocks = [], list(fragment["clocks"])
@@ -165,7 +167,7 @@ def _later(spans: bytes, nanoseconds: int) -> bytes:
 
 
 def _trace(window: Mapping[str, Any], later_ns: int, ranks: int) -> tuple[bytes, int]:
-    """Operators on a thread, collectives of all ranks on a device, within the window."""
+    """Return operators on a thread and collectives of all ranks on a device, within the window."""
     whole_us = (window["end_unix_ns"] - window["start_unix_ns"]) / 1e3
     each = whole_us / OPERATORS
     events: list[dict[str, Any]] = [
@@ -181,7 +183,7 @@ def _trace(window: Mapping[str, Any], later_ns: int, ranks: int) -> tuple[bytes,
 
 
 def _iterations(start_unix_ns: int) -> tuple[bytes, int]:
-    """What an engine's worker writes of its iterations."""
+    """Return the iterations that an engine's worker writes."""
     return _packed(
         start_unix_ns,
         [

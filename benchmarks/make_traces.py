@@ -1,8 +1,10 @@
-"""Traces to measure with: ``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda``.
+"""Make traces to measure with: ``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda``.
 
-The first two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded through stepprof. What is not is said in the run's ``traces.json``:
+The first two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded
+through stepprof. The run's ``traces.json`` names everything that is not real:
 
-* Ranks beyond two are the two real ranks' files again (hard links) under other numbers, each with spans and a manifest of its own: for measuring many sources, not for looking at skew.
+* Ranks beyond two are the two real ranks' files again (hard links) under other numbers, each with
+  its own spans and manifest: for measuring many sources, not for skew.
 * ``--cuda`` makes CUDA-shaped traces of the real ones. No GPU was there: every outermost operator gets a launch and a kernel with a flow between them, on one stream, in order; every collective a kernel of
   NCCL's name on another stream. Names, categories, arguments and nesting are those of real CUDA traces; how long a kernel takes is derived from its operator's time.
 """
@@ -32,7 +34,9 @@ LAUNCH_US, QUEUE_US = 4.0, 2.5
 
 @functools.cache
 def traces_folder() -> Path:
-    """Where the benchmarks' traces lie: in ``$STEPPROF_BENCH_TRACES``, from one run to the next, else in a folder that is gone with this process."""
+    """Return the folder of the benchmarks' traces: ``$STEPPROF_BENCH_TRACES``, which is kept, else
+    a temporary one.
+    """
     given = os.environ.get("STEPPROF_BENCH_TRACES")
     if given:
         return Path(given)
@@ -84,7 +88,7 @@ def make_run(folder: Path, name: str, events: int) -> None:
 
 
 def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
-    """A run made of the real one: more ranks, and another shape."""
+    """Make a run from the real one: more ranks, or another shape."""
     step = f"step-{STEP:06d}"
     (path / "spans").mkdir(parents=True)
     (path / step / "manifest").mkdir(parents=True)
@@ -125,12 +129,12 @@ def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
 
 
 def _pid(pid: int, rank: int) -> int:
-    """That of the real rank, and one of its own for each copy."""
+    """Return the process id of the real rank, and a new one for each copy."""
     return pid + 10_000_000 * (rank // REAL_RANKS)
 
 
 def _shape(source: Path, target: Path) -> int:
-    """Write the CUDA-shaped trace; returns how many events it has."""
+    """Write the CUDA-shaped trace; return its number of events."""
     from isal import igzip
 
     with igzip.open(source, "rb") as file:
@@ -141,7 +145,7 @@ def _shape(source: Path, target: Path) -> int:
 
 
 def cuda_shaped(trace: dict[str, Any]) -> dict[str, Any]:
-    """The trace with what a GPU would have added to it; see above for what is made up."""
+    """Return the trace with the events that a GPU would have added; see the module for what is made up."""
     events: list[dict[str, Any]] = trace["traceEvents"]
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
     operators = [event for event in complete if event.get("cat") == "cpu_op"]
@@ -160,12 +164,13 @@ def cuda_shaped(trace: dict[str, Any]) -> dict[str, Any]:
         innermost[event["tid"], within[event["tid"]]] = event
     work = [(event, COMPUTE_STREAM) for event in outermost] + [(event, NCCL_STREAM) for event in collectives]
     for correlation, (event, stream) in enumerate(sorted(work, key=lambda pair: pair[0]["ts"]), start=1):
-        # what launches is the last operator within, as a launch is never in the way of another operator
+        # the last operator inside launches, so that a launch is never inside the time of another
+        # operator
         launching = innermost.get((event["tid"], event["ts"]), event)
         launch = launching["ts"] + min(1.0, launching["dur"] / 4)
         start = round(max(launch + LAUNCH_US + QUEUE_US, free[stream]), 3)
         seconds = round(max(1.0, event["dur"] * 0.8), 3)
-        free[stream] = start + seconds + 0.01  # floats of these times are right within a nanosecond
+        free[stream] = start + seconds + 0.01  # floats of these times are exact within a nanosecond
         name = _kernel_name(event["name"], stream)
         place = {"pid": event["pid"], "tid": event["tid"]}
         device = {"pid": 0, "tid": stream}
@@ -205,7 +210,9 @@ def _write(path: Path, content: object) -> None:
 
 
 def _state(path: Path, content: dict[str, Any]) -> None:
-    """What of the run is real; written last, so that a run that was cut short is not taken for a whole one."""
+    """Describe which parts of the run are real. Written last, so that an interrupted run is not
+    mistaken for a complete one.
+    """
     _write(path / "traces.json", content)
 
 

@@ -1,7 +1,7 @@
-"""What the spans of a million regions hold in memory, in a fresh process, and what becomes of them.
-
-The recorder is bounded and a background thread drains it into files, so the growth must not follow the number of regions. A loop
-of nothing but regions is the worst case there is: a training step between them would give the writer its time.
+"""Measure the memory that the spans of a million regions hold, in a fresh process, and the files
+that they become. The recorder is bounded and a background thread drains it into files, so the
+growth must not follow the number of regions. A loop of nothing but regions is the worst case: a
+training step between them would give the writer time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ print(json.dumps({"peak": peak - before, "after": after - before, "written": wri
 
 
 def measure_memory(*, quick: bool) -> list[Row]:
-    """Rows of the growth in resident memory, and of what the writer made of the spans."""
+    """Return rows of the growth in resident memory, and of the files that the writer made."""
     regions = 20_000 if quick else 1_000_000
     found = json.loads(run_python("-c", _SCRIPT, str(regions)).splitlines()[-1])
     group = GROUP.format(regions=regions)

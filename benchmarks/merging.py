@@ -1,6 +1,6 @@
-"""What it takes to merge traces into one timeline: beside the peers, beside msgspec's own decoding, and as the sources get more.
-
-The traces are those of `make_traces`. Every subject is a process of its own; its imports are not counted. Rates are of uncompressed text per second of one processor.
+"""Measure merging traces into one timeline: compared with the peers, compared with msgspec's own
+decoding, and with more and more sources. The traces are those of `make_traces`. Every subject is a
+separate process, without its imports. Rates are of uncompressed text per second of one processor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCES = "merge more and more sources, two workers"
 
 
 def measure_merging(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of ours, the peers and msgspec over the same files, and rows over the number of sources."""
+    """Return rows of ours, the peers and msgspec over the same files, and rows over the number of sources."""
     if find_spec("torch") is None:
         return [], {"merge": "the traces to merge are made with torch"}
     absent: dict[str, str] = {}
@@ -33,19 +33,21 @@ def measure_merging(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def actor_traces(run: Path, ranks: int) -> list[Path]:
-    """The traces of the role that trains: the large ones."""
+    """Return the traces of the role that trains: the large ones."""
     return [run / f"step-{STEP:06d}" / "actor" / f"rank-{rank}.trace.json.gz" for rank in range(ranks)]
 
 
 def text_bytes(files: Sequence[Path]) -> int:
-    """How long the files are, uncompressed."""
+    """Return the uncompressed length of the files."""
     return sum(len(gzip.decompress(file.read_bytes())) for file in files)
 
 
 def run_rounds(
     subjects: Sequence[tuple[str, str, dict[str, object]]], rounds: int, absent: dict[str, str]
 ) -> dict[str, list[Done]]:
-    """Every subject (row, subject, what it is given) once a round; one that has no environment, or fails, is left out and told of."""
+    """Run every subject (row, subject, its input) once a round. Report and omit one that has no
+    environment, or fails.
+    """
     results: dict[str, list[Done]] = {}
     python_of = {}
     for row, subject, _ in subjects:
@@ -105,7 +107,9 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
 
 
 def _sources(*, quick: bool) -> list[Row]:
-    """Peak memory and seconds over the number of sources, all of one size; then one worker against two."""
+    """Measure peak memory and seconds over the number of sources of equal size; then one worker
+    against two.
+    """
     events, counts = (5_000, (2, 4)) if quick else (50_000, (2, 16, 64))
     rows = []
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:
@@ -120,7 +124,7 @@ def _sources(*, quick: bool) -> list[Row]:
                 Row(SOURCES, f"{name}: wall", "s", done.wall_seconds),
             ]
         wall: dict[int, list[float]] = {1: [], 2: []}
-        for _ in range(1 if quick else 3):  # in turn, since other programs take from either
+        for _ in range(1 if quick else 3):  # alternately, because other programs slow down either
             for workers, seconds in wall.items():
                 each = measure(sys.executable, "merge", {**given, "workers": workers})
                 seconds.append(each.wall_seconds)

@@ -1,7 +1,8 @@
-"""What a region costs under the npu backend, beside torch_npu's own bare mstx calls: off, and in a recorded window.
-
-With the real torch_npu over the tests' stand-in for CANN (``tests/real/npu/acl.py``), which does nothing in each range: what CANN itself takes is not in the figures. Spans are off, which a region
-costs elsewhere (`calls`). torch_npu needs an environment of its own: `nox -s npu` makes one, in `.nox/npu`.
+"""Measure the cost of a region under the npu backend, compared with torch_npu's own bare mstx
+calls: off, and in a recorded window. The real torch_npu runs over the tests' stand-in for CANN
+(``tests/real/npu/acl.py``), which does nothing in each range: CANN's own cost is not in the
+figures. Spans are off (`calls` measures them). torch_npu needs its own environment: `nox -s npu`
+makes one, in `.nox/npu`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OURS = "with region(name)"
 
 
 def measure_npu_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows for each of the three, and what is not installed."""
+    """Return rows for each of the three, and what is not installed."""
     what = "a region under torch_npu"
     builder = Path(__file__).parent.parent / "tests" / "real" / "npu" / "acl.py"
     if find_spec("torch_npu") is None:

@@ -1,7 +1,6 @@
-"""What others offer for the same purpose, each one switched off, as subjects of the timing loop.
-
-A peer that is not installed is left out and named in the report. Importing one may cost seconds and pull in half of the Python
-package index, so that happens here and only on demand.
+"""Other tools with the same purpose, each switched off, as subjects of the timing loop. A peer that
+is not installed is omitted and named in the report. Importing one may cost seconds and pull in half
+of the Python package index, so that happens here and only on demand.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LIBRARIES = (
 
 
 def library_versions() -> dict[str, str | None]:
-    """Versions of everything that takes part; None for what is not installed."""
+    """Return the versions of all involved packages; None for one that is not installed."""
     found: dict[str, str | None] = {}
     for name in LIBRARIES:
         try:
@@ -41,7 +40,7 @@ def library_versions() -> dict[str, str | None]:
 
 
 def empty_call() -> None:
-    """The bare call that a decorated one is compared with."""
+    """The bare call to compare a decorated one with."""
 
 
 class Worker:
@@ -54,7 +53,7 @@ class Worker:
 
 
 def _verl_annotate() -> list[Subject]:
-    # Ray's usage report has no business in a benchmark.
+    # Ray's usage report would disturb a benchmark.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     profiler_module = import_module("verl.utils.profiler")
 
@@ -113,7 +112,7 @@ def _viztracer() -> list[Subject]:
 
 
 def decorated_peers() -> tuple[list[Subject], dict[str, str]]:
-    """Decorated functions of every peer that is installed, and why the others are not here."""
+    """Return decorated functions of every installed peer, and why the others are missing."""
     return _collect(
         {
             "verl": _verl_annotate,
@@ -168,7 +167,7 @@ def _nullcontext_block() -> list[Subject]:
 
 
 def block_peers() -> tuple[list[Subject], dict[str, str]]:
-    """With-blocks of every peer that is installed, and why the others are not here."""
+    """Return with-blocks of every installed peer, and why the others are missing."""
     return _collect(
         {
             "contextlib": _nullcontext_block,

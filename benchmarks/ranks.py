@@ -1,7 +1,7 @@
-"""What the reading commands take of runs of more and more ranks, and whether that grows faster than the ranks.
-
-The runs are fabricated (`make_ranks`). Each command is a process of its own; its processor time is that of all its workers as well. Growth is what a rank takes of many over what a rank takes of
-few, without what the command takes for a run of eight ranks. 1 is linear.
+"""Measure what the reading commands cost for more and more ranks, and whether that grows faster
+than the ranks. The runs are fabricated (`make_ranks`). Each command is a separate process; its
+processor time includes its workers. Growth is the cost per rank of many ranks over that of few,
+each without the cost of a run of eight ranks. 1 is linear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def measure_ranks(*, quick: bool) -> list[Row]:
-    """Rows of each command over the number of ranks, and of its growth."""
+    """Return rows of each command over the number of ranks, and of its growth."""
     sizes = (8, 16, 32, 64) if quick else (8, 256, 1024, 4096)
     runs = [make_ranks(traces_folder(), ranks).resolve() for ranks in sizes]
     rows, growth = [], []
@@ -40,7 +40,7 @@ def measure_ranks(*, quick: bool) -> list[Row]:
         for name, options in COMMANDS.items():
             arguments = [str(Path(work) / part) if "." in part else part for part in options]
             rounds = [
-                # in turn: a slow spell of the machine falls on all sizes
+                # alternately: a slow phase of the machine affects all sizes
                 [cpu_seconds("-m", "stepprof", name, str(run), *arguments) for run in runs]
                 for _ in range(1 if quick else 2)
             ]

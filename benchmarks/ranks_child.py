@@ -1,4 +1,5 @@
-"""One rank of a job that does nothing, recorded through stepprof: what `make_ranks` makes many of. ``python -m benchmarks.ranks_child OUTPUT_DIR RUN_ID WORLD``."""
+"""One rank of a job that does nothing, recorded through stepprof: the template of `make_ranks`.
+``python -m benchmarks.ranks_child OUTPUT_DIR RUN_ID WORLD``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What it takes to analyse traces: ten million events, and the same two traces beside the peers.
-
-The two traces are CUDA-shaped, since HolisticTraceAnalysis reads nothing else; each peer does what it does by itself, which is less than a report. What both tell of the overlap of communication and
-computation, of either and of idleness is compared, and a difference ends the measurement.
+"""Measure the analysis of traces: ten million events, and two traces compared with the peers. The
+two traces are CUDA-shaped, because HolisticTraceAnalysis reads nothing else. Each peer runs its own
+analysis, which covers less than a report. Both report the overlap of communication and computation,
+each of these, and idle time; a difference ends the measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGE = "report of a run of {events:,.0f} events in {sources} sources"
 
 
 def measure_reporting(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of ours and the peers over the same files, and of a large run."""
+    """Return rows of ours and the peers over the same files, and of a large run."""
     if find_spec("torch") is None:
         return [], {"report": "the traces to report on are made with torch"}
     absent: dict[str, str] = {}
@@ -51,7 +51,9 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
 
 
 def _agree(ours: Done, theirs: Done) -> None:
-    """Raises RuntimeError where the two differ by more than HolisticTraceAnalysis rounds: a figure of wrong results means nothing."""
+    """Raise RuntimeError if the two differ by more than HolisticTraceAnalysis rounds: the speed of
+    wrong results means nothing.
+    """
     answer: Any = ours.answer
     other: Any = theirs.answer
     temporal = other["temporal"]

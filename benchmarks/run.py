@@ -55,7 +55,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; 1 where a limit is missed and ``--check`` was given, else 0."""
+    """Run the selected benchmarks; return 1 if a limit is exceeded and ``--check`` was given, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="What stepprof costs, beside its peers."
     )

@@ -1,8 +1,9 @@
 """Nanoseconds per call, by interleaved rounds of a compiled loop.
 
-Every subject is timed in every round, in an order that moves on by one each round, so that a slow spell of the machine falls on
-all of them alike. The garbage collector is off, as in ``timeit``. Two clocks run: the processor time of the whole process, and
-that of the calling thread, which leaves out what a background thread does meanwhile.
+Every subject is timed in every round, in an order that rotates each round, so that a slow phase of
+the machine affects all of them alike. The garbage collector is off, as in ``timeit``. Two clocks
+run: the processor time of the whole process, and that of the calling thread, which does not include
+background threads.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Subject:
     statement: str
     names: Mapping[str, object] = field(default_factory=dict)
     base: str | None = None
-    """The subject whose cost is the bare call of this one; None: the statement stands for itself."""
+    """The subject that is the bare call of this one; None: the statement has none."""
     ours: bool = False
     note: str = ""
     settle: Callable[[], None] | None = None
@@ -65,7 +66,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a subject costs per call, in nanoseconds, less the loop around it."""
+    """The cost of a subject per call, in nanoseconds, minus the loop around it."""
 
     process: Figure
     thread: Figure
@@ -96,7 +97,7 @@ def _compiled(subject: Subject) -> Callable[[Iterable[None]], Clocks]:
 
 
 def time_subjects(subjects: Sequence[Subject], effort: Effort) -> dict[str, Timed]:
-    """Time the subjects in interleaved rounds; an empty loop is taken off each of them."""
+    """Time the subjects in interleaved rounds, minus an empty loop."""
     everything = [Subject("<loop>", "pass"), *subjects]
     loops = [_compiled(subject) for subject in everything]
     collecting = gc.isenabled()
@@ -130,7 +131,7 @@ def time_subjects(subjects: Sequence[Subject], effort: Effort) -> dict[str, Time
 
 
 def _count(loop: Callable[[Iterable[None]], Clocks], seconds: float) -> int:
-    """How many calls take about that long; the loop gets warm on the way."""
+    """Return how many calls take about this long; this also warms up the loop."""
     count = 64
     while True:
         took = loop(repeat(None, count))[1]

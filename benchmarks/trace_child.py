@@ -1,7 +1,10 @@
-"""One piece of work on traces in a process of its own: ``python trace_child.py SUBJECT '{"files": […], …}'``, by whichever Python has the library.
+"""Run one piece of work on traces in a separate process: ``python trace_child.py SUBJECT '{"files":
+[…], …}'``, by any Python that has the library.
 
-It imports nothing of this repository but what the subject is, so that a peer's environment needs the peer alone. What it prints is JSON: processor seconds of the work without the imports, user and
-system, its children's too; seconds by the wall; the highest resident memory of the process and of its largest child; and what the work answers.
+It imports nothing of this repository except the subject, so that a peer's environment needs only
+the peer. It prints JSON: processor seconds of the work without the imports (user and system, with
+children), seconds by the wall clock, the highest resident memory of the process and of its largest
+child, and the result of the work.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ Work = Callable[[], object]
 
 
 def decode(given: dict[str, Any]) -> Work:
-    """msgspec's typed decode of text that is in memory: the limit of whoever reads JSON in Python."""
+    """msgspec's typed decode of text in memory: the limit of any JSON reader in Python."""
     import msgspec
     from isal import igzip
 
@@ -80,7 +83,7 @@ def report(given: dict[str, Any]) -> Work:
 
 
 def sglang(given: dict[str, Any]) -> Work:
-    """SGLang's merger, from its own file: the package would import an engine."""
+    """SGLang's merger, from its own file, because the package would import an engine."""
     import importlib.util
 
     package = next(Path(place) for place in sys.path if Path(place, "sglang").is_dir())
@@ -104,7 +107,7 @@ def sglang(given: dict[str, Any]) -> Work:
 
 
 def viztracer(given: dict[str, Any]) -> Work:
-    """`viztracer --combine`, which takes and gives text that is not compressed."""
+    """`viztracer --combine`, which reads and writes uncompressed text."""
     from viztracer.main import VizUI
 
     folder = Path(given["folder"])
@@ -183,8 +186,8 @@ def _processor_seconds() -> float:
 
 
 def main() -> None:
-    """Prepare, work on the clock, print."""
-    sys.path.pop(0)  # this folder: its modules have the names of anything
+    """Prepare, do the timed work, print."""
+    sys.path.pop(0)  # this folder: its modules have generic names
     given = json.loads(sys.argv[2])
     work = SUBJECTS[sys.argv[1]](given)
     before, began = _processor_seconds(), time.perf_counter()

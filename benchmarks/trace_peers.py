@@ -1,6 +1,6 @@
-"""Who else merges and analyses traces, each in an environment of its own: ``python -m benchmarks.trace_peers FOLDER`` makes them.
-
-``$STEPPROF_BENCH_PEERS`` names that folder when the benchmarks run; a peer without its environment is left out, and named.
+"""Other tools that merge and analyse traces, each in its own environment: ``python -m
+benchmarks.trace_peers FOLDER`` makes them. ``$STEPPROF_BENCH_PEERS`` names that folder when the
+benchmarks run; a peer without its environment is omitted, and named.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RL_INSIGHT = "https://github.com/verl-project/rl-insight at 5251bfa"
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer: what it is called, and what `pip install` takes for it."""
+    """One peer: its name, and its arguments of `pip install`."""
 
     name: str
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     source: str | None = None
-    """A checkout that has to lie in the folder: what it is measured by is on no index."""
+    """A checkout that must be in the folder: no package index has it."""
 
 
 PEERS = {
@@ -45,7 +45,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Done:
-    """What a piece of work took, in one process."""
+    """The resources that one piece of work used, in one process."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -55,7 +55,7 @@ class Done:
 
 
 def interpreter(subject: str) -> tuple[str | None, str]:
-    """The Python that has a peer, or None and why not."""
+    """Return the Python that has a peer, or None and the reason."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return None, f"${VARIABLE} names no folder; `python -m benchmarks.trace_peers FOLDER` makes it"
@@ -69,7 +69,7 @@ def interpreter(subject: str) -> tuple[str | None, str]:
 
 
 def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
-    """Run one subject once. Raises RuntimeError with what it said where it fails."""
+    """Run one subject once. Raises RuntimeError with its output if it fails."""
     source = PEERS[subject].source if subject in PEERS else None
     if source is not None:
         given = {**given, "source": str(Path(os.environ[VARIABLE], source))}
@@ -89,7 +89,9 @@ def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
 def rows_of(
     group: str, subjects: Sequence[tuple[str, Sequence[Done], str]], megabytes: float, ours: str
 ) -> list[Row]:
-    """A row per subject, in processor seconds, with its ratio to ours; megabytes are of text, uncompressed."""
+    """Return a row per subject, in processor seconds, with its ratio to ours; megabytes are of
+    uncompressed text.
+    """
     best = {name: min(done.cpu_seconds for done in rounds) for name, rounds, _ in subjects}
     rows = []
     for name, rounds, note in subjects:
@@ -112,7 +114,7 @@ def rows_of(
 
 
 def make(folder: Path) -> None:
-    """Make the environments; what has to be checked out is said."""
+    """Make the environments; print what must be checked out."""
     for subject, peer in PEERS.items():
         path = folder / subject
         venv.create(path, with_pip=True)

@@ -1,7 +1,7 @@
 """One rank of a real training loop that stepprof records: ``python -m benchmarks.traces_child``, under torchrun.
 
 DistributedDataParallel over gloo, a reference's forward and the actor's update per iteration, windows of two roles and regions inside them, a short rollout of samples as
-coroutines: the kinds of things that a merged timeline has to hold.
+coroutines: the kinds of events of a merged timeline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import stepprof
 
 STEP = 2
 EVENTS_PER_ITERATION = 4_400
-"""What torch and stepprof write of one iteration, both roles together; measured with torch 2.13."""
+"""The bytes that torch and stepprof write for one iteration, both roles together; measured with
+torch 2.13.
+"""
 
 
 class Block(nn.Module):
@@ -40,7 +42,7 @@ class Block(nn.Module):
 
 
 async def rollout(samples: int, seed: int) -> None:
-    """Samples side by side, each of some turns of generation, a tool call and a reward."""
+    """Run samples concurrently, each with some turns of generation, a tool call and a reward."""
     chance = random.Random(seed)
 
     async def play(number: int, turns: int) -> None:

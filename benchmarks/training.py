@@ -1,8 +1,10 @@
-"""Real training loops of small steps with stepprof on, watching itself, and nothing selected, against the same loops without it.
+"""Measure real training loops of small steps with stepprof on, watching itself, and nothing
+selected, against the same loops without it.
 
-Blocks of steps alternate in one process: the loop as it is, the same once more, and the loop with stepprof. Ratios are taken within
-such a round. The loop against itself says what this machine can tell apart: a difference below that spread is none that can be measured.
-A step of a real job lasts seconds; the perceptron's lasts half a millisecond, which makes its ratio an upper bound.
+Blocks of steps alternate in one process: the plain loop, the same once more, and the loop with
+stepprof. Ratios are taken within such a round. The loop against itself shows the resolution of this
+machine: a difference below that spread cannot be measured. A step of a real job lasts seconds; the
+perceptron's lasts half a millisecond, which makes its ratio an upper bound.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ class Workload:
     make: Callable[[], tuple[torch.nn.Module, torch.Tensor, torch.Tensor]]
     """The model, its inputs and its targets."""
     steps: int
-    """In one block: about a tenth of a second, so that what a block begins and ends with does not count."""
+    """Steps in one block: about a tenth of a second, so that its begin and end do not matter."""
     limited: bool
-    """Whether the difference has to be below what can be measured."""
+    """Whether the difference must be below the resolution."""
 
 
 def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of seconds per step and of the ratios; nothing where torch is not installed."""
+    """Return rows of seconds per step and of the ratios; none if torch is not installed."""
     if find_spec("torch") is None:
         return [], {"torch": "the training loop needs torch"}
     rows = []
@@ -112,7 +114,9 @@ def _row(
 
 
 def _alternating(loops: tuple[Loop, ...], rounds: int, steps: int) -> list[list[float]]:
-    """For each loop its milliseconds of processor time per step, of the whole process: the writer's thread is in them."""
+    """Return for each loop its milliseconds of processor time per step, of the whole process
+    including the writer's thread.
+    """
 
     def timed(loop: Loop) -> float:
         gc.collect()
@@ -125,7 +129,7 @@ def _alternating(loops: tuple[Loop, ...], rounds: int, steps: int) -> list[list[
     taken: list[list[float]] = [[] for _ in loops]
     for turn in range(rounds):
         for place in range(len(loops)):
-            # who comes first changes, and with it who comes after whom
+            # the order changes: which loop is first, and which follows which
             which = (place * (1 if turn % 2 else -1) + turn) % len(loops)
             taken[which].append(timed(loops[which]))
     return taken
@@ -148,7 +152,7 @@ def _transformer() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def _loops(workload: Workload) -> tuple[Loop, Loop]:
-    """The loop as it is, and with stepprof in it."""
+    """Return the plain loop, and the loop with stepprof."""
     import torch
 
     torch.set_num_threads(1)

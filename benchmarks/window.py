@@ -1,9 +1,11 @@
-"""What one recorded window of small operations adds to the whole loop, in seconds of the main thread.
+"""Measure what one recorded window of small operations adds to the whole loop, in seconds of the main thread.
 
-Every variant is a fresh process, because a profiler leaves a process changed. The variants of a round run one after the other, in an
-order that turns; what a variant adds is its loop less the loop without a profiler, minimum less minimum. Three clocks are read: the
-processor time of the main thread; that of the whole process without its children, which bounds what helper threads may have kept
-the main thread waiting for the interpreter's lock; and the wall, which sees everything, other people's programs too.
+Every variant is a fresh process, because a profiler leaves a process changed. The variants of a
+round run one after another, in rotating order. A variant's cost is its loop minus the loop without
+a profiler, minimum minus minimum. Three clocks are read: the processor time of the main thread;
+that of the whole process without its children, which bounds how long helper threads kept the main
+thread waiting for the interpreter's lock; and the wall clock, which includes everything, also other
+programs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ GROUP = "a recorded window of {operations:,} small ops, {clock}"
 
 
 def measure_window(*, quick: bool, rounds: int | None = None) -> tuple[list[Row], dict[str, str]]:
-    """Rows of what each variant adds, and the variants that cannot run here."""
+    """Return rows of what each variant adds, and the variants that cannot run here."""
     if find_spec("torch") is None:
         return [], {"torch": "the recorded window needs torch"}
     variants = ["none", "torch", "stepprof"]

@@ -1,8 +1,8 @@
 """One loop of one variant in a process of its own: ``python -m benchmarks.window_child VARIANT …``.
 
-The loop is the same in every variant: steps of many small operations, one of which is recorded, and which run on long enough for
-an export beside them to end. What is slow only the first time in a process (torch's first profiler, its imports) is done before
-the clock starts, in every variant alike.
+The loop is the same in every variant: steps of many small operations, one of which is recorded, and
+which last long enough for a concurrent export to end. One-time costs of a process (torch's first
+profiler, its imports) are paid before the clock starts, in every variant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _none(_: Path) -> tuple[Window, Callable[[], None]]:
 
 
 def _torch(_: Path) -> tuple[Window, Callable[[], None]]:
-    """torch's own record and bare stop: what nobody who records with torch can avoid. Nothing is exported."""
+    """Use torch's own record and bare stop: the minimum for any recording with torch. Nothing is exported."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     return _once(lambda: torch.profiler.profile(activities=activities)), lambda: None
 
@@ -73,7 +73,9 @@ VARIANTS = {"none": _none, "torch": _torch, "stepprof": _stepprof, "verl": _verl
 
 
 def run(variant: str, *, operations: int, steps: int, folder: Path) -> dict[str, object]:
-    """Run the loop; seconds of the main thread by the wall and by its processor time, step by step and for the end."""
+    """Run the loop; return seconds of the main thread by the wall clock and by its processor time,
+    step by step and for the end.
+    """
     torch.set_num_threads(1)
     tensor = torch.zeros(8)
 

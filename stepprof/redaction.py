@@ -118,7 +118,7 @@ def _without(text: str, patterns: tuple[re.Pattern[str] | None, ...]) -> str:
 def _string(text: object) -> str:
     try:
         return str(text)
-    except Exception:  # noqa: BLE001 - an exception of another library whose own text cannot be made
+    except Exception:  # noqa: BLE001 - an exception of another library whose message cannot be made
         return type(text).__name__
 
 

@@ -96,7 +96,7 @@ class Together(Backend):
         for part in reversed(self.parts):
             try:
                 exports.insert(0, (part.name, part.stop(capture, annotations)))
-            except Exception as error:  # noqa: BLE001 - what the others recorded is theirs to hand over
+            except Exception as error:  # noqa: BLE001 - the recordings of the others must not be lost
                 failures.insert(0, _told(part.name, error))
                 _let_go(part)
         if not exports:
@@ -236,7 +236,7 @@ def _of(part: Backend, mark: Any) -> list[Mark]:
 def _let_go(part: Backend) -> None:
     try:
         part.abort()
-    except Exception as error:  # noqa: BLE001 - against its contract; the others have to be left, too
+    except Exception as error:  # noqa: BLE001 - a violation of its contract; the others must be left too
         logger.warning("abort.failed", backend=part.name, reason=_told(part.name, error))
 
 

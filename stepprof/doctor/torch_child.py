@@ -34,7 +34,7 @@ def main() -> int:
 def _outcome(stage: Callable[[dict[str, Any]], dict[str, Any]], state: dict[str, Any]) -> dict[str, Any]:
     try:
         return stage(state)
-    except BaseException as error:  # noqa: BLE001 - to find out what goes wrong is what this process is for
+    except BaseException as error:  # noqa: BLE001 - this process exists to find out what fails
         causes = [error]
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
@@ -61,7 +61,7 @@ def torch(state: dict[str, Any]) -> dict[str, Any]:
         "installed": True,
         "version": module.__version__,
         "cuda_build": module.version.cuda or getattr(module.version, "hip", None),
-        "path": os.path.dirname(module.__file__),  # noqa: PTH120 - this file imports as little as it can
+        "path": os.path.dirname(module.__file__),  # noqa: PTH120 - this file imports as little as possible
     }
 
 
@@ -157,7 +157,7 @@ def _capture(state: dict[str, Any], kind: str) -> int:
     with profiler:
         (tensor @ tensor).sum().item()
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "trace.json")  # noqa: PTH118 - this file imports as little as it can
+        path = os.path.join(folder, "trace.json")  # noqa: PTH118 - this file imports as little as possible
         profiler.export_chrome_trace(path)
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - the same
             events = json.load(file)["traceEvents"]

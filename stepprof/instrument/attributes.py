@@ -52,7 +52,7 @@ def plain(value: object) -> Any:
     """
     try:
         return _plain(value, DEEPEST_VALUE, itertools.count())
-    except Exception:  # noqa: BLE001 - whatever a user's subclass does: its type says enough, in the span itself
+    except Exception:  # noqa: BLE001 - a user's subclass may raise anything; the span keeps its type
         return f"<{type(value).__name__}>"
 
 

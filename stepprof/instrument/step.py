@@ -308,7 +308,7 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
     """
     try:
         return step(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - told by the session, as a step that is none
+    except Exception as error:  # noqa: BLE001 - the session reports it, as an invalid step
         return error
 
 

@@ -79,7 +79,7 @@ def attach(adapter: Adapter) -> bool:
         patches = Patches(adapter.name)
         try:
             adapter.attach(patches)
-        except Exception as error:  # noqa: BLE001 - the framework must not see it
+        except Exception as error:  # noqa: BLE001 - the framework must not see the exception
             patches.undo()
             _refuse(adapter, version, "failed", f"{type(error).__name__}: {error}")
             return False

@@ -123,7 +123,7 @@ class Patches:
             return None
         try:
             return act(*arguments)
-        except Exception as error:  # noqa: BLE001 - the framework must not see it
+        except Exception as error:  # noqa: BLE001 - the framework must not see the exception
             self.fail(target, error)
             return None
 
@@ -229,7 +229,7 @@ def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -
         if timers.busy and measure is not None and patches.active:
             try:
                 measure(self, (), _NO_KEYWORDS)
-            except Exception as error:  # noqa: BLE001 - the framework must not see it
+            except Exception as error:  # noqa: BLE001 - the framework must not see the exception
                 measure = None
                 patches.fail(target, error)
         return function(self)
@@ -246,7 +246,7 @@ def _timer_exit(patches: Patches, target: str, function: Any, before: Before) ->
         if timers.busy and measure is not None and patches.active:
             try:
                 measure(self, (kind, error, traceback), _NO_KEYWORDS)
-            except Exception as mistake:  # noqa: BLE001 - the framework must not see it
+            except Exception as mistake:  # noqa: BLE001 - the framework must not see the exception
                 measure = None
                 patches.fail(target, mistake)
         return function(self, kind, error, traceback)

@@ -47,7 +47,7 @@ MAX_ANNOTATIONS = 200_000
 def _quietly(act: Callable[[], object]) -> None:
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - a range without a beginning or an end must not cost the capture
+    except Exception as error:  # noqa: BLE001 - a range without a begin or an end must not ruin the capture
         logger.warning("region.not_marked", reason=describe_error(error))
 
 
@@ -153,7 +153,7 @@ class LocalCapture:
             return 0
         try:
             return self.backend.bytes_so_far() or 0
-        except Exception as error:  # noqa: BLE001 - asked five times a second: told once
+        except Exception as error:  # noqa: BLE001 - checked five times a second: reported once
             self._sized = False
             logger.warning("capture.size_unknown", backend=self.backend.name, reason=describe_error(error))
             return 0

@@ -137,7 +137,7 @@ class Capturer:
         if backend is not None:
             try:
                 backend.abort()
-            except Exception as error:  # noqa: BLE001 - against its contract; the machine must not stay where it is for that
+            except Exception as error:  # noqa: BLE001 - a violation of its contract; the machine must not stay in its state
                 logger.warning("abort.failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
             self.machine.abort(**self._fields(self.machine.step, self.machine.role), reason=reason)

@@ -101,7 +101,7 @@ class LocalTarget:
             elif machine.state in ("idle", "armed") and backends.probe(policy) is None:
                 self.capturer.arm(step, role, policy, backends.find(policy))
                 self._changed()
-        except Exception as error:  # noqa: BLE001 - entering tries once again, and tells
+        except Exception as error:  # noqa: BLE001 - the entry tries again, and reports it
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.access.release()

@@ -66,7 +66,7 @@ class Refusals:
         """
         try:
             number = last if step is None else int(operator.index(step))  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - a text, a tensor of two elements, what a step callable raised
+        except Exception as error:  # noqa: BLE001 - a string, a tensor of two elements, an exception of a step callable
             mistake = (
                 f"the callable that returns it raised {describe_error(step)}"
                 if isinstance(step, Exception)

@@ -114,7 +114,7 @@ class OutOfMemory:
             self.taken += 1
             event = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
             self._write(self._api, Window(step, role, visit=self._selector.visits.current(step, role)), event)
-        except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError goes on, whatever becomes of the snapshot
+        except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError propagates, whatever happens to the snapshot
             logger.warning("memory.snapshot_failed", reason=describe_error(error))
         finally:
             self._busy.release()

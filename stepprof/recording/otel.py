@@ -240,7 +240,7 @@ class Sender:
             ]
             sent = not translated or self._exporter.export(translated) is SpanExportResult.SUCCESS
             reason = "the collector did not accept the spans"
-        except Exception as error:  # noqa: BLE001 - an exporter may raise what it will
+        except Exception as error:  # noqa: BLE001 - an exporter may raise anything
             sent, reason = False, describe_error(error)
         self._under_way = 0
         if sent:

@@ -155,7 +155,7 @@ class RegionWatch:
         try:
             if capturer.arm(window.step, window.role, policy, capturer.backends.find(policy)):
                 capturer.changed()
-        except Exception as error:  # noqa: BLE001 - the first entry tries once again, and tells
+        except Exception as error:  # noqa: BLE001 - the first entry tries again, and reports it
             capturer.note(describe_error(error), window)
 
 

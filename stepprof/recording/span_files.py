@@ -105,7 +105,7 @@ class SpanFile:
         for observer in list(self.observers):
             try:
                 observer(batch)
-            except Exception as error:  # noqa: BLE001 - what looks on must not keep spans from being written
+            except Exception as error:  # noqa: BLE001 - an observer must not prevent the writing of spans
                 self.observers.remove(observer)
                 logger.warning("spans.observer_failed", observer=repr(observer), reason=repr(error))
 

@@ -61,7 +61,7 @@ class Readers:
         for reader in list(self._readers):
             try:
                 act(reader)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the spans and the other readers have nothing to do with it
+            except Exception as error:  # noqa: BLE001 - it must not affect the spans and the other readers
                 self._readers.remove(reader)
                 logger.warning("reader.failed", reader=reader.name, reason=describe_error(error))
 
@@ -93,7 +93,7 @@ def readers_of(session: RunningSession) -> Readers:
         try:
             if problem is None:
                 readers.append(Sender(otel, str(session.run_id), lambda: session.rank))
-        except Exception as error:  # noqa: BLE001 - the exporter reads variables of its own, and refuses some in its own way
+        except Exception as error:  # noqa: BLE001 - the exporter reads its own variables, and may refuse them with any exception
             problem = describe_error(error)
         if problem is not None:
             logger.warning("otel.disabled", reason=problem)

@@ -157,7 +157,7 @@ async def in_thread(act: Callable[..., T], *arguments: object) -> T:
         result, failure = None, None
         try:
             result = act(*arguments)
-        except BaseException as error:  # noqa: BLE001 - handed to who awaits
+        except BaseException as error:  # noqa: BLE001 - passed to the awaiting caller
             failure = error
         try:
             loop.call_soon_threadsafe(settle, result, failure)

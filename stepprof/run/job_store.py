@@ -65,7 +65,7 @@ def _bounded(ask: Callable[[Any], Any]) -> Any:
         try:
             store = sys.modules["torch"].distributed.distributed_c10d._get_default_store()
             answers.put((ask(store), None))
-        except Exception as error:  # noqa: BLE001 - another torch, or a store that has lost its server: the rank has a run of its own then
+        except Exception as error:  # noqa: BLE001 - another torch, or a store without its server: then the rank gets its own run
             answers.put((None, f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, name="stepprof store", daemon=True).start()

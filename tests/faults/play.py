@@ -260,7 +260,7 @@ class Job:
         except asyncio.CancelledError:
             if not fact.cancellable:
                 fact.wrong.append("CancelledError")
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it should not be here
+        except BaseException as error:  # noqa: BLE001 - any exception here is a bug
             fact.wrong.append(repr(error))
         else:
             if fact.block.raises and fact.ended:

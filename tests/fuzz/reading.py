@@ -157,7 +157,7 @@ def _carry_out(task: dict[str, Any]) -> Outcome:
         status = _init() if arguments == ["init"] else main(arguments)
     except SystemExit as error:
         status = int(error.code or 0)
-    except BaseException:  # noqa: BLE001 - whatever it is, it is the finding
+    except BaseException:  # noqa: BLE001 - any exception is the finding
         found = traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -122,7 +122,7 @@ class MemoryBackend(Backend):
         self._recording = False
         try:
             history.end(self, self._api)
-        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
+        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch raises
             logger.warning("memory.history_left_on", reason=repr(error))
 
     def export_mode(self) -> str:

@@ -71,7 +71,7 @@ def without_it(act: Callable[[], object]) -> None:
     """Begin or end a range; the window is recorded even if that fails."""
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - whatever mstx thinks of it
+    except Exception as error:  # noqa: BLE001 - mstx may raise anything
         logger.warning("npu.range_failed", reason=f"{type(error).__name__}: {error}")
 
 

@@ -114,7 +114,7 @@ class NpuSession:
                 self.finish()
             elif self._phase == "warm":
                 self._api.call(self.profile.stop)
-        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch_npu thinks of it
+        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch_npu raises
             logger.debug("npu.close_failed", reason=str(error))
             self._end_by_force()
         finally:
@@ -158,7 +158,7 @@ class NpuSession:
                 continue
             try:
                 self._api.call(getattr(interface, name))
-            except Exception as error:  # noqa: BLE001 - as much as can be ended is ended
+            except Exception as error:  # noqa: BLE001 - end as much as possible
                 logger.debug("npu.close_failed", call=name, reason=str(error))
 
 

@@ -142,7 +142,7 @@ class NsysBackend(Backend):
         try:
             if window is not None:
                 window.__exit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - nsys's own range has to end all the same
+        except Exception as error:  # noqa: BLE001 - nsys's own range must end nevertheless
             logger.warning("nsys.range_not_ended", reason=repr(error))
         try:
             return self._stop_range() if self._brackets else None
@@ -152,7 +152,7 @@ class NsysBackend(Backend):
     def _stop_range(self) -> str | None:
         try:
             self._cuda.stop()
-        except Exception as error:  # noqa: BLE001 - whatever the driver says: the range has not ended
+        except Exception as error:  # noqa: BLE001 - whatever the driver reports, the range has not ended
             return f"the range never ended: {error}"
         finally:
             ranges.end(self._number)

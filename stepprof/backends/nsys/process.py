@@ -163,7 +163,7 @@ def _ray_folder() -> Path | None:
             return None
         node = ray._private.worker.global_worker.node
         return Path(node.get_logs_dir_path()) / "nsight"
-    except Exception as error:  # noqa: BLE001 - Ray's internals, of whatever version
+    except Exception as error:  # noqa: BLE001 - Ray's internals, of any version
         logger.warning("nsys.ray_folder_missing", reason=f"{type(error).__name__}: {error}")
         return None
 

@@ -170,7 +170,7 @@ class TorchBackend(Backend):
             return
         try:
             self._stop(api)
-        except Exception as error:  # noqa: BLE001 - the promise is to leave the state, whatever torch thinks of it
+        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch raises
             logger.warning("torch.abort_failed", reason=repr(error))
         self._let_go()
 

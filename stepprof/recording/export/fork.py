@@ -95,7 +95,7 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
         while data:
             data = data[os.write(writer, data) :]
         code = 0
-    except BaseException:  # noqa: BLE001 - in a forked copy of the user's program nothing may travel further up; the parent sees the exit status
+    except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status
         code = 71
     finally:
         os._exit(code)

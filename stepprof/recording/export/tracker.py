@@ -143,6 +143,6 @@ def _mode(capture: LocalCapture) -> str:
         return "thread"
     try:
         return capture.backend.export_mode()
-    except Exception as error:  # noqa: BLE001 - the capture is there: exporting it in place is always possible
+    except Exception as error:  # noqa: BLE001 - the capture exists: exporting it in place is always possible
         logger.warning("export.in_place", backend=capture.backend.name, reason=describe_error(error))
         return "inline"

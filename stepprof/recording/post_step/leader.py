@@ -120,7 +120,7 @@ class After:
     def _try(work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
+        except Exception as error:  # noqa: BLE001 - the next check may succeed
             logger.warning("post_step.failed", reason=describe_error(error))
 
     # -- the end

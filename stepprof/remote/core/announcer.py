@@ -111,5 +111,5 @@ def _open(opening: Key | None) -> list[Key]:
 async def _announce(driver: EngineDriver, number: int, windows: Sequence[Key]) -> None:
     try:
         await driver.announce(number, windows)
-    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the next announcement makes it good
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the next announcement repairs it
         logger.debug("step.not_announced", name=driver.name, reason=describe_error(error))

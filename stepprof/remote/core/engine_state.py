@@ -135,7 +135,7 @@ class EngineState:
         """Keep the better of two comparisons: clocks drift less within a step than one reading may be wrong."""
         try:
             clock = await self.driver.clock()
-        except BaseException as error:  # noqa: BLE001 - without it the timeline is less exact, the capture is not
+        except BaseException as error:  # noqa: BLE001 - without it only the timeline is less exact, not the capture
             logger.info("engine.clock_unknown", target=self.label, reason=describe_error(error))
             return
         if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):

@@ -115,7 +115,7 @@ class EngineTarget(EngineState):
         try:
             async with self._acting:
                 await self._record(recording, window)
-        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log report it
             self._fail(recording, error)
             if recording.sent and not self.is_rank:
                 await self._name_files(recording, window)
@@ -158,7 +158,7 @@ class EngineTarget(EngineState):
         began = time.perf_counter()
         try:
             await self.driver.start(window)
-        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log say it
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log report it
             await self._start_failed(recording, error)
             return
         recording.start_answered()

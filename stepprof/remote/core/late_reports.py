@@ -62,7 +62,7 @@ class Awaiting:
             reason = await naming(str(error), recording.window)
             recording.disown(error.outcome, reason, ReasonCode.EXPORT_FAILED)
             logger.warning("engine.report_failed", target=self._label, step=recording.step, reason=str(error))
-        except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest says it
+        except BaseException as error:  # noqa: BLE001 - a plug-in may raise anything; the manifest reports it
             if self._over:  # cancelled: the entry that was written ahead stays
                 return
             reason = await naming(describe_error(error), recording.window)

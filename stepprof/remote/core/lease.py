@@ -60,7 +60,7 @@ class Lease:
             ray.get(self.proof[0], timeout=ASK_SECONDS)
         except ray.exceptions.OwnerDiedError:
             return True
-        except Exception as error:  # noqa: BLE001 - a driver that is stopped, a network that is slow: nothing is known
+        except Exception as error:  # noqa: BLE001 - a stopped driver, a slow network: nothing is known
             logger.debug("lease.unknown", reason=describe_error(error))
         return False
 

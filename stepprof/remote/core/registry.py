@@ -200,7 +200,7 @@ class Fleet:
     async def _arm(bracket: Bracket) -> None:
         try:
             await bracket.arm()
-        except Exception as error:  # noqa: BLE001 - the window itself tries again, and tells
+        except Exception as error:  # noqa: BLE001 - the window itself tries again, and reports it
             logger.debug("arm.refused", reason=describe_error(error))
 
     def pass_by(

@@ -43,7 +43,7 @@ class Inner:
         act = self._driver.enter if verb == "enter" else self._driver.exit
         try:
             await act(self._window)
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture goes on
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture continues
             step, role = self._window.window.step, self._window.window.role
             logger.warning(
                 "actor.role_failed",

@@ -147,7 +147,7 @@ class Bracket:
     async def _prepare(self, target: EngineTarget, window: EngineWindow) -> None:
         try:
             await target.prepare(window)
-        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the window itself tries again, and tells
+        except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the window itself tries again, and reports it
             logger.debug("arm.refused", target=target.label, reason=str(error))
         if not target.uses(window):
             self._fleet.unused(target, window)
@@ -280,7 +280,7 @@ class Bracket:
         """
         try:
             await work
-        except BaseException as error:  # noqa: BLE001 - told in the log and in the manifest; CancelledError may come from a user's callable
+        except BaseException as error:  # noqa: BLE001 - reported in the log and the manifest; a user's callable may raise CancelledError
             logger.warning("engine.not_recorded", role=self._window.role, reason=describe_error(error))
             self._members.entries.add(
                 None, status="failed", code=ReasonCode.ENGINES_UNKNOWN, error=describe_error(error)

@@ -50,7 +50,7 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
         return await asyncio.wrap_future(handle.__ray_call__.remote(act, *arguments).future())
     except asyncio.CancelledError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it becomes a health and a message
+    except Exception as error:  # noqa: BLE001 - any exception becomes a health and a message
         raise _failure(ray, error, name, owes_stop) from None
 
 
@@ -132,7 +132,7 @@ class NodeAgent:
                 result = await call(self._handles[key], name, entry.serve, *arguments, owes_stop=owes_stop)
             except EngineFailure as failure:
                 result = failure.with_traceback(None)
-            except Exception as error:  # noqa: BLE001 - an answer that never comes would keep the others' stream open
+            except Exception as error:  # noqa: BLE001 - an answer that never arrives would keep the others' stream open
                 result = EngineFailure(f"{name}: {describe_error(error)}", owes_stop=owes_stop)
             await come.put((number, result))
 
@@ -258,7 +258,7 @@ class Agents:
             async for piece in stream:
                 for number, result in await asyncio.wrap_future(piece.future()):
                     answers[number].set_result(result)
-        except Exception as error:  # noqa: BLE001 - every call that still waits gets it
+        except Exception as error:  # noqa: BLE001 - every waiting call gets it
             self._forget(node)
             reason = _first_line(error)
             logger.warning("agent.lost", node=node, reason=reason)

@@ -87,7 +87,7 @@ class Listening:
     async def _try_to_join(self) -> None:
         try:
             await self._join()
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the job goes on
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the job continues
             if self._wait_seconds == RETRY_SECONDS and not self._is_reported_later(error):
                 logger.warning("actor.spans_missing", name=self._name, reason=describe_error(error))
             self._again_at = time.monotonic() + self._wait_seconds
@@ -114,7 +114,7 @@ class Listening:
         self._count(1)
         try:
             self._hear(number, windows).add_done_callback(self._answered)
-        except Exception:  # noqa: BLE001 - Ray is gone, or refuses the call: the next one makes the session again
+        except Exception:  # noqa: BLE001 - Ray has ended, or refuses the call: the next one makes the session again
             self._count(-1)
             self._joined = False
 

@@ -155,5 +155,5 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), allowed))
     try:
         main(Path(sys.argv[1]))
-    except Exception as error:  # noqa: BLE001 - its text may show what is in the trace
+    except Exception as error:  # noqa: BLE001 - its message may show content of the trace
         sys.exit(type(error).__name__)

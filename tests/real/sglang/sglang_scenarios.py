@@ -292,7 +292,7 @@ def loop_stops_and_runs(engine: Any, folder: Path) -> Plain:
         def run() -> None:
             try:
                 generate(engine, tokens)
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
+            except BaseException as error:  # noqa: BLE001 - the test reads it
                 failed.append(error)
 
         thread = threading.Thread(target=run)

@@ -245,7 +245,7 @@ def main() -> int:
     hello = json.loads(sys.stdin.readline())
     try:
         target = Target(hello["url"], hello["tries"], hello["pause_seconds"])
-    except Exception as error:  # noqa: BLE001 - no such module, no credentials, no such place: whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001 - no such module, no credentials, no such place: any exception is the answer
         answers.write(json.dumps({"error": _describe(error)}) + "\n")
         answers.flush()
         return 1

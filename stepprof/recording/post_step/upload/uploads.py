@@ -164,7 +164,7 @@ class Uploader:
             ending = self._ending
             try:
                 self._upload_all(ending)
-            except Exception as error:  # noqa: BLE001 - what is left is tried again at the end, and told
+            except Exception as error:  # noqa: BLE001 - the rest is tried again at the end, and logged
                 self._fail(describe_error(error))
             self._idle.set()
             if ending:

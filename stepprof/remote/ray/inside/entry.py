@@ -61,7 +61,7 @@ def _elsewhere(
     def work() -> None:
         try:
             _answers[ticket] = _done(guest, act, arguments)
-        except BaseException as error:  # noqa: BLE001 - who asks for the answer must not ask for ever
+        except BaseException as error:  # noqa: BLE001 - the caller that polls for the answer must not poll for ever
             _answers[ticket] = Answer(
                 failure=EngineFailure(f"in the actor: {describe_error(error)}", "unknown")
             )
@@ -86,7 +86,7 @@ def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> 
         if type(failure) not in (EngineFailure, Unknown, Inside):  # the other process may not know its class
             failure = EngineFailure(describe_error(failure), failure.health, owes_stop=failure.owes_stop)
         return Answer(failure=failure.with_traceback(None))
-    except Exception as error:  # noqa: BLE001 - it must not reach the actor; the other process tells of it
+    except Exception as error:  # noqa: BLE001 - it must not reach the actor; the driver process reports it
         return Answer(
             failure=EngineFailure(f"in the actor: {describe_error(error)}", owes_stop=act.__name__ == "start")
         )

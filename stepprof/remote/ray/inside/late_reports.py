@@ -57,7 +57,7 @@ class PendingReports:
             return Collected(future.result())
         except ExportError as error:
             return Collected(outcome=error.outcome, error=str(error))
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the other process tells of it
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver process reports it
             return Collected(outcome="lost", error=describe_error(error))
 
 
