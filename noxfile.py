@@ -401,7 +401,7 @@ def run_tests(
     """
     # concurrent sessions each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
-    command = ["-m", "pytest", "-o", memory, *arguments, *session.posargs]
+    command = ["-m", "pytest", "-o", memory, "--durations=10", *arguments, *session.posargs]
     if measured:
         command = ["-m", "coverage", "run", *coverage, *command]
     if session.virtualenv.is_sandboxed:
