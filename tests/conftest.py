@@ -45,7 +45,7 @@ _LAUNCHER_VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what a launcher, or whoever runs the tests, has set."""
+    """Remove variables that a launcher, or the caller of the tests, has set."""
     for name in list(os.environ):
         if name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_VARIABLES:
             monkeypatch.delenv(name)

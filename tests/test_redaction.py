@@ -62,7 +62,7 @@ class TestMasked:
         assert masked("key EMPTY, k: backend empty NONEMPTY") == "key …, …: backend empty NONEMPTY"
 
     def test_a_color_inside_a_secret(self):
-        """It is left out before the secret is looked for."""
+        """It is removed before the search for secrets."""
         hide("canary-0123")
         assert quoted("cana\x1b[0mry-0123") == "…"
         assert redacted("cana\x1b[1;31mry-0123") == "…"
@@ -110,7 +110,9 @@ class TestQuoted:
         ],
     )
     def test_what_is_shown(self, text, shown):
-        """Control characters are visible; what is secret by its place is masked although nobody named it."""
+        """Control characters are visible; a secret by its position is masked although it was not
+        registered.
+        """
         assert quoted(text) == shown
 
     def test_an_exception_that_cannot_be_shown(self):

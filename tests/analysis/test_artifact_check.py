@@ -153,7 +153,7 @@ class TestOthers:
         assert self.check(tmp_path, name, data, kind="report").problem.startswith(expected)
 
     def test_another_size(self, tmp_path):
-        """Both sizes are told."""
+        """Both sizes are reported."""
         checked = self.check(tmp_path, "a.json", TRACE, 1)
         assert checked.problem == f"has {len(TRACE)} bytes; the manifest lists 1"
 

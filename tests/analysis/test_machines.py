@@ -36,7 +36,9 @@ class TestProcesses:
     @pytest.mark.parametrize("writers", CONTAINERS.values(), ids=CONTAINERS)
     @pytest.mark.parametrize("spans", [True, False], ids=["header with identity", "older header"])
     def test_one_name_and_one_process_id_are_two_processes(self, tmp_path, writers, spans):
-        """Boot and namespace of process ids tell two processes apart that agree in host name and process id; a span file that says neither goes with its rank's window."""
+        """Boot and namespace of process ids distinguish two processes with the same host name and
+        process id; a span file without either belongs to its rank's window.
+        """
         found = find(nodes(tmp_path, *writers, spans=spans), output_dir=tmp_path)
         processes = {each.origin.process for each in found.inputs}
         assert len(found.inputs) == 4

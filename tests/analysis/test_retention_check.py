@@ -1,4 +1,4 @@
-"""Who can write a run directory cannot silently keep what comes after a recording from happening."""
+"""A user who can write to a run directory cannot silently prevent the work after a recording."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TestCheck:
         assert notes(run.path) == []
 
     def test_a_budget_that_nobody_keeps(self, tmp_path):
-        """Says how many steps are there."""
+        """The number of steps is reported."""
         run = make_run(tmp_path, config={"keep_steps": 1})
         for step in (2, 3, 4):
             record(run, step)

@@ -46,7 +46,7 @@ class TestVerifyRun:
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
     def test_what_was_selected_and_is_not_there(self, tmp_path, status):
-        """The reason is told, also beside a rank that has its trace."""
+        """The reason is reported, also next to a rank that has its trace."""
         run = make_run(tmp_path)
         record(run, rank=0)
         record(run, rank=1, data=b"", status=status, error="why")
@@ -150,7 +150,7 @@ class TestVerifyRun:
         assert told == [(number, 5) for number in range(1, 6)]
 
     def test_many_joined_windows(self, tmp_path, mocker):
-        """Each folder is looked into once, however many windows joined a capture in it."""
+        """Each folder is read once, however many windows joined a capture in it."""
         run = make_run(tmp_path)
         for rank in range(20):
             record(run, role=None, rank=rank)
@@ -173,7 +173,7 @@ class TestVerifyRun:
         assert "damaged line" in found
 
     def test_files_that_nobody_names(self, tmp_path):
-        """What a killed process left behind is a note; reports at the top of the step are none."""
+        """A file that a killed process left is a note; reports at the top of the step are not."""
         run = make_run(tmp_path)
         claim = record(run)
         (claim.folder / "actor" / ".rank-0.tmp").touch()
@@ -212,7 +212,7 @@ class TestOtherKinds:
         assert problem.startswith("step-000002/actor/rank-0.npu: torch_npu did not end the recording")
 
     def test_a_folder_that_is_missing_or_none(self, tmp_path):
-        """Both are told."""
+        """Both are reported."""
         path = self.put(
             tmp_path, "npu-profile", "actor/rank-0.npu", lambda folder: folder.write_bytes(b"12345")
         )

@@ -21,7 +21,7 @@ raising: dict[str, BaseException] = {}
 
 
 class Part(Backend):
-    """Writes down what it is asked, and raises what it is told to."""
+    """Records its calls, and raises as configured."""
 
     size: int | None = 1
     mode = "fork"
@@ -176,7 +176,7 @@ class TestFailures:
         assert [artifact.kind for artifact in caught.value.artifacts] == [other]
 
     def test_where_none_can_be_stopped(self, place: Capture) -> None:
-        """Both reasons are told."""
+        """Both reasons are reported."""
         raising["first stop"], raising["second stop"] = BackendError("one"), BackendError("two")
         with pytest.raises(BackendError, match=r"^first: one; second: two$"):
             both().stop(place, ())
@@ -224,7 +224,7 @@ class TestMarks:
         assert account[-1] == "first leaves update"
 
     def test_one_that_cannot_be_left_does_not_keep_the_other_s(self) -> None:
-        """Both are left, and the error is told."""
+        """Both are left, and the error is reported."""
         raising["second leaves update"] = RuntimeError("no")
         mark = both().mark("update")
         assert mark is not None

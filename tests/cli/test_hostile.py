@@ -1,4 +1,4 @@
-"""Runs that somebody has laid a trap in: each command ends, names the file, and reads the rest."""
+"""Runs with a planted trap: each command ends, names the file, and reads the rest."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class TestRun:
         assert 'docs": is not a run; the newest under' in capsys.readouterr().err
 
     def test_a_run_as_the_folder_of_runs(self, a_run, capsys):
-        """Is told how it is named."""
+        """The error names the right form."""
         for command in ("ls", "show", "report"):
             assert main([command, "--output-dir", str(a_run.path)]) == 2
             assert "is a run, not a folder of runs; pass it as RUN" in capsys.readouterr().err
@@ -178,7 +178,7 @@ class TestRun:
 
 @contextlib.contextmanager
 def as_nobody():
-    """As somebody to whom permissions apply."""
+    """Run as a user to whom permissions apply."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)
@@ -209,7 +209,7 @@ class TestPermissions:
                 path.chmod(0o755)
 
     def test_a_run_of_somebody_else(self, folder, capsys):
-        """Is no run among others, and by its name is told to be closed."""
+        """It is not listed; by its name it is reported as closed."""
         with as_nobody():
             assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
             for command in ("ls", "show", "check", "merge", "report"):
@@ -218,7 +218,7 @@ class TestPermissions:
                 assert "Permission denied" in said
 
     def test_spans_that_may_not_be_read(self, folder, capsys):
-        """Cost themselves alone, and are told."""
+        """They cost only themselves, and are reported."""
         (folder / "mine" / "spans").chmod(0o000)
         with as_nobody():
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)

@@ -1,4 +1,4 @@
-"""The configuration: what holds for a role, and what each mistake is told."""
+"""The configuration: what applies to a role, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class TestPolicies:
         assert base.min_free_memory == MemoryFloor()
 
     def test_a_role_may_leave_the_regions_of_the_base(self) -> None:
-        """A role that captures per step is not told off for regions that it inherits."""
+        """A role that captures per step gets no error for regions that it inherits."""
         config = Config(
             capture_per="region", regions="update", roles={"a": {"capture_per": "step", "join_steps": True}}
         )

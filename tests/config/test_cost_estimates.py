@@ -62,11 +62,11 @@ class TestHeavyCombinations:
         ],
     )
     def test_light_ones_are_not(self, mapping: dict[str, Any]) -> None:
-        """What is bounded, or never recorded, is nobody's worry."""
+        """Bounded or unrecorded combinations give no warning."""
         assert Config(**{"steps": "2", **mapping}).warnings() == ()
 
     def test_a_role_is_named(self) -> None:
-        """A combination that only a role has is told under that role."""
+        """A combination that only a role has is reported under that role."""
         config = Config(steps="2", torch={"with_stack": True}, roles={"actor": {"ranks": "all"}})
         assert config.warnings() == (f"roles.actor: {STACKS}",)
 

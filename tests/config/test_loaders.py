@@ -76,14 +76,14 @@ class TestFile:
             load("x.toml", {})
 
     def test_a_folder_is_no_file(self, here: Path) -> None:
-        """The reason of the operating system is told."""
+        """The reason of the operating system is reported."""
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load(here, {})
 
 
 class TestOmegaConf:
     def test_interpolations_are_resolved(self) -> None:
-        """A node with interpolations reads as the plain data that it stands for."""
+        """A node with interpolations reads as the plain data that they resolve to."""
         node = OmegaConf.create(
             {"steps": [2, 10], "ranks": "0-3", "roles": {"a": {"ranks": "${ranks}", "steps": None}}}
         )
@@ -173,7 +173,7 @@ class TestEnvironment:
             load(None, environ)
 
     def test_a_mistake_in_the_file_names_variable_and_file(self, here: Path) -> None:
-        """The way to the mistake is told in full."""
+        """The path to the mistake is reported in full."""
         (here / "stepprof.toml").write_text("stps = 2")
         with pytest.raises(
             ConfigError,
@@ -184,5 +184,5 @@ class TestEnvironment:
             load(None, {"STEPPROF_CONFIG": "stepprof.toml"})
 
     def test_variables_of_others_are_left_alone(self) -> None:
-        """A variable that only shares the prefix is nobody's mistake."""
+        """A variable that only shares the prefix is not an error."""
         assert load(None, {"STEPPROF_RUN_ID": "x", "STEPPROF_DASHBOARD_COLOUR": "blue"}) == Config()

@@ -61,6 +61,6 @@ class TestPlugins:
 
 class TestWithoutPlugins:
     def test_an_unknown_table_is_an_unknown_key(self) -> None:
-        """A table that is nobody's is refused."""
+        """A table that no plug-in has is refused."""
         with pytest.raises(ConfigError, match=r"oneapi = .*: unknown key"):
             Config.from_mapping({"oneapi": {"level": 1}})

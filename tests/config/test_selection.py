@@ -1,4 +1,4 @@
-"""Steps and ranks: the grammar, what is a member, and what a mistake is told."""
+"""Steps and ranks: the grammar, membership, and the message for a mistake."""
 
 from __future__ import annotations
 

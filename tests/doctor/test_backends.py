@@ -40,7 +40,7 @@ class TestMemory:
         ],
     )
     def test_what_was_tried_in_words(self, found: dict, level: str, detail: str, records: bool) -> None:
-        """What stands in the way has a remedy, and decides whether the backend can record."""
+        """A blocker has a remedy, and decides whether the backend can record."""
         (finding,) = stage_findings({"memory": found})
         assert finding.level == level
         assert detail in finding.detail
@@ -75,7 +75,7 @@ class TestMemory:
 
 class TestLines:
     def test_torch(self) -> None:
-        """On a CPU, on a GPU, and on one whose kernels somebody else takes."""
+        """On a CPU, on a GPU, and on one whose kernels another tool takes."""
         cpu = Finding("cpu capture", "ok", "2 operations")
         kernels = Finding("kernel capture", "ok", "1 kernels")
         taken = Finding("kernel capture", "problem", "a small capture on cuda has no kernel", "look")
@@ -89,7 +89,7 @@ class TestLines:
         assert lines()["torch"] == (False, "not tested")
 
     def test_npu(self) -> None:
-        """Not installed, without a device, with something in the way, and well."""
+        """Not installed, without a device, blocked, and working."""
         there = Finding("torch_npu", "ok", "2.7.1")
         assert lines()["npu"] == (False, "torch_npu is not installed")
         assert lines(Finding("torch_npu", "warning", "no NPU is there", "look"))["npu"] == (
@@ -110,7 +110,7 @@ class TestLines:
         assert lines(Finding("nsys", "warning", "does not run", "anew"))["nsys"] == (False, "does not run")
 
     def test_null_and_those_of_other_packages(self, faulty) -> None:
-        """The one always can; of the others nobody knows."""
+        """The first always can; the others are untested."""
         assert lines()["null"] == (True, "windows and spans only")
         assert lines()["faulty"] == (None, "provided by another package; not tested")
 

@@ -47,7 +47,7 @@ def described(**stages):
 class TestTorchFindings:
     @pytest.mark.torch
     def test_torch_npu_without_cann(self, tmp_path):
-        """Merely installed it breaks `import torch`: told as that, and torch is looked at without it."""
+        """Merely installed, it breaks `import torch`: reported as that, and torch is checked without it."""
         pytest.importorskip("torch")
         broken = 'raise ImportError("libhccl.so: cannot open shared object file")\n'
         found = tried(package(tmp_path, "torch_npu", broken, EXTENSION.format(name="torch_npu")))
@@ -70,7 +70,7 @@ class TestTorchFindings:
         assert "without it" in found["torch"].detail
 
     def test_a_torch_that_cannot_be_imported(self, tmp_path):
-        """The error is told, with its cause."""
+        """The error is reported, with its cause."""
         found = tried(package(tmp_path, "torch", "raise ImportError('libtorch') from OSError('libc10')\n"))
         assert found["torch"].level == "problem"
         assert "ImportError: libtorch <- OSError: libc10" in found["torch"].detail
@@ -404,7 +404,7 @@ class TestMachineFindings:
         assert machine._filesystem(tmp_path) == ""
 
     def test_python(self, tmp_path, monkeypatch):
-        """A Python that nobody has tried, and one under a debugger."""
+        """An untested Python, and one under a debugger."""
         monkeypatch.setattr(machine.sys, "gettrace", lambda: None)
         assert self.found(tmp_path)["python"].level == "ok"
         monkeypatch.setattr(machine.sys, "gettrace", lambda: print)
@@ -439,7 +439,7 @@ class TestDoctor:
 
     @pytest.mark.torch
     def test_a_sound_machine(self, capsys, tmp_path):
-        """The real torch records a small capture; nothing stands in the way: status 0."""
+        """The real torch records a small capture; no blocker: status 0."""
         pytest.importorskip("torch")
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 0
         out = capsys.readouterr().out

@@ -1,1 +1,3 @@
-"""A campaign of faults over the real fan-out code: simulated engines do what engines should not, and what must hold is looked at."""
+"""A campaign of faults over the real fan-out code: simulated engines misbehave, and the invariants
+are checked.
+"""

@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(eq=False)
 class Capture:
-    """What an engine recorded, in truth: from when to when, for whom, and what ended it."""
+    """What an engine really recorded: from when to when, for which window, and what ended it."""
 
     owner: object
     began: int
@@ -69,7 +69,7 @@ class SimEngine:
     captures: list[Capture] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     written: list[tuple[Path, Call]] = field(default_factory=list)
-    """Its files, and the calls whose answers tell of them."""
+    """Its files, and the calls whose answers report them."""
     alive: bool = True
 
     def __post_init__(self) -> None:
@@ -348,7 +348,9 @@ class FaultKind:
 
 
 def made(error, call):
-    """An exception by its name. A start that had its effect owes a stop, if the driver says anything of it at all."""
+    """Return an exception by its name. After a start that took effect a stop must follow, if the
+    driver reports the start at all.
+    """
     begun = call.capture is not None
     healths = ("unknown", "unreachable", "unconfigured", "busy", "dead")
     if error in healths or error == "owes stop":

@@ -49,7 +49,7 @@ class EnginePlan(Short):
     role: str = "rollout"
     kind: str = "simulated"
     how: str = "object"
-    """``object``, ``callable``, or ``router``, whose driver stands for the engine's."""
+    """``object``, ``callable``, or ``router``, whose driver represents the engine's."""
     result: str = "file"
     """What a stop brings: ``file``, ``nothing``, ``partial``, ``capped``, ``later`` (the file comes after the answer)."""
     home: bool = False
@@ -102,7 +102,7 @@ class Plan(Short):
     coroutine: bool = False
     max_seconds: float | None = None
     shutdown: float | None = SHUTDOWN_SECONDS
-    """What ``shutdown`` is told; None: nothing, so that the bounds of the configuration hold."""
+    """The timeout of ``shutdown``; None: the timeouts of the configuration apply."""
     patient: bool = False
     """Its bounds are so long that only what hangs reaches them, however busy the machine is."""
     again: tuple[Op, ...] | None = None
@@ -118,7 +118,9 @@ class Plan(Short):
 
     @property
     def told(self) -> float | None:
-        """What ``shutdown`` is told. Reports that never come are waited for as long as exports."""
+        """Return the timeout of ``shutdown``. Reports that never arrive are awaited for as long as
+        exports.
+        """
         faults = [
             each
             for engine in self.engines

@@ -250,7 +250,7 @@ class Job:
 
     @contextlib.contextmanager
     def outside(self, fact: WindowFact) -> Iterator[None]:
-        """Around a window: what comes out of it is the body's own exception, or nothing."""
+        """Check around a window that only the body's own exception leaves it."""
         fact.entered = time.perf_counter_ns()
         try:
             yield
@@ -461,7 +461,7 @@ async def _nothing() -> None:
 
 
 class Noted(logging.Handler):
-    """What asyncio complains about: a task whose exception nobody took, a call-back that raised."""
+    """The complaints of asyncio: an unretrieved exception of a task, a callback that raised."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         super().__init__(logging.WARNING)

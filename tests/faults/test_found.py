@@ -1,4 +1,4 @@
-"""Runs that stepprof once got wrong: each stands for a situation of its own."""
+"""Runs that stepprof once got wrong, each for a different reason."""
 
 from __future__ import annotations
 

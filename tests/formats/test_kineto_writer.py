@@ -256,7 +256,7 @@ class TestInspect:
 
 class TestEncoded:
     def test_what_is_no_json_becomes_text(self) -> None:
-        """Attributes are somebody's objects: none of them makes the file invalid."""
+        """Attributes are the user's objects: none of them makes the file invalid."""
 
         class Rude:
             def __str__(self) -> str:

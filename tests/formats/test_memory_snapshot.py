@@ -92,7 +92,7 @@ class TestPeaks:
         assert (peak.peak_entry, peak.peak_unix_us) == (1, START_US + 200)
 
     def test_a_ring_that_has_lost_its_beginning(self) -> None:
-        """What is left tells what is left: here the peak lies at its beginning."""
+        """The rest is evaluated: here the peak lies at its beginning."""
         table = training_step()
         table["device_traces"][0] = table["device_traces"][0][2:]
         (peak,) = device_peaks(table)
@@ -157,7 +157,7 @@ class TestRead:
         assert [place.bytes for place in found.top[0]] == [300 * MIB, 120 * MIB]
 
     def test_a_text_that_no_terminal_prints(self, tmp_path: Path) -> None:
-        """Half a character, which a pickle can hold, does not end whoever prints it."""
+        """Half a character, which a pickle can hold, does not end the printing process."""
         table = training_step()
         table["device_traces"][0][0]["frames"] = [{"filename": "/job/\ud800.py", "line": 3, "name": "step"}]
         found = read_snapshot(write(tmp_path / "s.pickle", table))
@@ -198,7 +198,7 @@ class TestRead:
         assert finding == "is not read: not a snapshot of CUDA's allocator: it has no segments"
 
     def test_too_large_or_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither stops whoever reads the rest."""
+        """Neither stops the reading of the rest."""
         path = write(tmp_path / "s.pickle", training_step())
         monkeypatch.setattr(memory_snapshot, "MAX_BYTES", 100)
         assert "more than the 100 that are read here" in str(read_snapshot(path).finding)
@@ -276,7 +276,7 @@ class TestShow:
         assert memory["not_read"] == ["actor/rank-1.memory.pickle"]
 
     def test_none_are_read_where_nobody_wants_it(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """What is left out is told."""
+        """The omitted ones are reported."""
         assert main(["show", str(run.path), "--snapshots", "0"]) == 0
         out = capsys.readouterr().out
         assert "2 more memory snapshots not read; --snapshots 2 reads all" in out

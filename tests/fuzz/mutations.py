@@ -66,7 +66,7 @@ def repeat(path: Path, chance: Random) -> None:
 
 
 def splice(path: Path, chance: Random) -> None:
-    """Something else stands in it."""
+    """Put something else into it."""
     data = path.read_bytes()
     at = chance.randrange(len(data) + 1)
     put = chance.choice([b"\0" * 99, b"\xff" * 9, b"\n" * 99, b"{" * DEEP, b"[" * DEEP, b'"', b"}", b" " * (1 << 20), b"1" * 5000, chance.randbytes(64)])  # fmt: skip
@@ -88,7 +88,7 @@ def noise(path: Path, chance: Random) -> None:
 
 
 def said(path: Path, chance: Random) -> None:
-    """A value in it is another one, is twice there, or is gone."""
+    """Change, duplicate or remove a value."""
     name = path.name
     if name.endswith(".db"):
         _in_database(path, chance)

@@ -68,7 +68,7 @@ def changed(folder: Path, mutations: Mutations) -> Path:
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-"""What a launcher that does not name its job tells a rank."""
+"""The variables that a launcher which does not name its job gives a rank."""
 
 
 def opened(reader: Reader, runs: Path, local_rank: int) -> Path | None:

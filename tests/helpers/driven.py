@@ -91,7 +91,7 @@ def begin(folder: Path, **config: Any) -> stepprof.Session:
 
 
 def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
-    """What the manifest of the run says of a step's engines."""
+    """Return what the manifest of the run states about a step's engines."""
     path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
     entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return sorted(entries, key=lambda entry: entry["replica"])

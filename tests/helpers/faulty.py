@@ -46,7 +46,7 @@ class Control:
         self.raising[call].extend(errors or [BackendError(f"{call} failed")])
 
     def hold(self, call: str) -> None:
-        """Have the next call wait until it is let go."""
+        """Make the next call wait until it is released."""
         self.released[call] = threading.Event()
         self.reached.pop(call, None)
 

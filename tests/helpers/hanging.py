@@ -74,7 +74,7 @@ class Workers:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Return a status that tells a crash from a failure."""
+        """Return a status that distinguishes a crash from a failure."""
         if self.crashed:
             session.exitstatus = CRASHED
 
@@ -87,7 +87,9 @@ def watch_workers(config: pytest.Config) -> None:
 
 
 def keep_pipe(config: pytest.Config) -> None:
-    """Keep forked children off the pipe to the controller: it waits for the end of the pipe, also where the worker is gone and a child is left."""
+    """Keep forked children off the pipe to the controller, which waits for the end of the pipe even
+    if the worker has ended and a child is left.
+    """
     (worker,) = (each for each in config.pluginmanager.get_plugins() if hasattr(each, "channel"))
     streams: Any = worker.channel.gateway._io
     numbers = [stream.fileno() for stream in (streams.infile, streams.outfile)]

@@ -1,4 +1,4 @@
-"""Real HTTP servers on 127.0.0.1 that answer what a test tells them to, and note what they were asked."""
+"""Real HTTP servers on 127.0.0.1 that answer as a test configures them, and log their requests."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def dead(message="it has died"):
 
 
 def told(session, step=2) -> list[SimpleNamespace]:
-    """What the manifests of a step say of engines, by replica."""
+    """Return what the manifests of a step state about engines, by replica."""
     found = []
     for file in sorted(session.path.glob(f"step-{step:06d}/manifest/*-engines-*.json")):
         found += json.loads(file.read_text())["engines"]

@@ -56,7 +56,7 @@ def lease(tmp_path):
 
 class TestLease:
     def test_taken_by_another_process(self, holder, lease):
-        """Who finds it taken waits for no longer than it may, and says for whom."""
+        """A process that finds it taken waits no longer than its timeout, and names the holder."""
         began = time.monotonic()
         with pytest.raises(
             Busy, match=rf"npu-0 is recorded by process {holder.pid} \(actor/rank-3, for \d"

@@ -16,7 +16,7 @@ MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailabl
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that says what the system tells."""
+    """Return a function that sets the system's files."""
     paths = {
         name: tmp_path / name for name in ("meminfo", "max", "current", "stat", "limit", "usage", "stat_1")
     }
@@ -47,7 +47,7 @@ class TestAvailableAndTotal:
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
     def test_of_a_tighter_control_group(self, files) -> None:
-        """Its limit counts; the page cache is given back before anybody is killed."""
+        """Its limit counts; the page cache is reclaimed before a process is killed."""
         files(
             meminfo=MEMINFO, max=f"{4 * GIB}\n", current=f"{3 * GIB}\n", stat=f"anon 1\ninactive_file {GIB}\n"
         )
@@ -64,7 +64,7 @@ class TestAvailableAndTotal:
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
     def test_a_control_group_alone(self, files) -> None:
-        """Where the host does not tell; without its statistics nothing is given back."""
+        """Without the host's figures; without its own statistics nothing is reclaimable."""
         files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
         assert memory.available_and_total() == (GIB, 2 * GIB)
 
@@ -89,7 +89,7 @@ class TestAvailableAndTotal:
 
 class TestOfThisProcess:
     def test_resident(self, monkeypatch, tmp_path) -> None:
-        """What it has, where the system tells."""
+        """The resident memory, if the system reports it."""
         found = memory.resident_bytes()
         assert found is None or found > 2**20
         monkeypatch.setattr(memory, "_STATM", tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""JSON from anywhere: what comes out can be walked, printed, compared and written."""
+"""JSON from anywhere: its values can be walked, printed, compared and written."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from stepprof.host.process_identity import is_alive, process_start, writer_ident
 
 @pytest.fixture
 def child():
-    """A process that lives until it is told to end."""
+    """Return a process that lives until it is asked to end."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()

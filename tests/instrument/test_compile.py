@@ -1,4 +1,6 @@
-"""Under torch.compile: whatever of ours stands in a compiled function, there is one graph, and no recompile between recorded and other steps."""
+"""Under torch.compile: with any stepprof call in a compiled function, there is one graph, and no
+recompile between recorded and other steps.
+"""
 
 from __future__ import annotations
 

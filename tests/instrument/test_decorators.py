@@ -502,7 +502,7 @@ class TestRealLife:
             list(generator())
             helper()
         ended(session)
-        # a plain function cannot be left in the middle, whoever calls it
+        # a plain function cannot be suspended, whatever calls it
         assert control.marks == ["helper", "helper", "helper"]
         notes = [note.name for note in control.annotations[0] if note.kind == "region"]
         assert sorted(notes) == ["coroutine", "generator"]

@@ -1,4 +1,6 @@
-"""`profile_step` in every form: what counts as a step, whose window it is, and that it goes out exactly once."""
+"""`profile_step` in every form: which values are steps, the step of each window, and that each
+exits exactly once.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ class TestForms:
         assert state().status == "idle"
 
     def test_a_session_that_ends_inside(self, start) -> None:
-        """The window goes out without a word, and holds nothing afterwards."""
+        """The window exits silently, and holds nothing afterwards."""
         session = start(backend="null")
         with profile_step(3):
             stepprof.shutdown()
@@ -147,7 +149,7 @@ class TestSteps:
         ],
     )
     def test_what_is_no_step(self, session, log, step, told) -> None:
-        """It is told once, and the body runs as if there were no window."""
+        """It is reported once, and the body runs as if there were no window."""
         ran = []
         for _ in range(3):
             with profile_step(step, role="actor"):
@@ -158,7 +160,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
     def test_what_is_no_role(self, start, log, role) -> None:
-        """It is told, and neither a path nor an exception comes of it, in any form."""
+        """It is reported, and causes neither a path nor an exception, in any form."""
         session = start(backend="null", steps="2")
         ran = []
         with profile_step(2, role=role):

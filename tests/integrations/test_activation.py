@@ -138,7 +138,7 @@ class TestFailures:
         assert done.stderr.count("ValueError: ours") == 1
 
     def test_an_error_of_the_job_passes_through(self, run_script, tmp_path) -> None:
-        """The caller gets the exception itself; the manifest of the step tells it."""
+        """The caller gets the exception itself; the manifest of the step has it."""
         done = run_script(
             ATTACH + "import framework\n"
             "try:\n    framework.Trainer().fit(fail_at=2)\n"

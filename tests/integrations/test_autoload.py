@@ -67,7 +67,7 @@ class TestVerl:
 
 class TestSitecustomize:
     def test_another_one_runs_first(self, run_script, tmp_path) -> None:
-        """The one that ours hides runs, and is what the name stands for afterwards."""
+        """The one that ours hides runs, and has the module's name afterwards."""
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.hidden = 1\n")
         done = run_script(

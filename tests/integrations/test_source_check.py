@@ -1,4 +1,4 @@
-"""`stepprof doctor` tells what each adapter would do here, without importing the framework."""
+"""`stepprof doctor` shows what each adapter would do here, without importing the framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps torchtitan's own profiler would record, and what a job that has none is told."""
+"""Which steps torchtitan's own profiler would record, and the error of a job that has none."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class TestSession:
         assert done.stderr.count("could not start a session") == 1
 
     def test_a_profiler_configuration_that_is_not_read(self, run_script, tmp_path) -> None:
-        """A job that asks for its framework's own steps, where no adapter reads them, is told so; it runs."""
+        """A job that asks for its framework's own steps, which no adapter reads, gets a message; it runs."""
         env = {**ENV, "STEPPROF_FROM": "framework"}
         done = run_script(JOB + "framework.Trainer().fit()\n", env={**env, "STEPPROF_STEPS": ""}).check()
         assert done.stderr.count("set STEPPROF_STEPS instead") == 1

@@ -71,7 +71,7 @@ class TestSuite:
         ].keys()
 
     def test_every_row_has_the_same_keys(self, whole: dict[str, Any]) -> None:
-        """A row is a group, a name, a value with its unit, and what it is held against."""
+        """A row is a group, a name, a value with its unit, and its reference."""
         keys = {"group", "name", "unit", "value", "median", "spread", "added", "ratio"}
         keys |= {"limit", "limit_on", "judged", "within", "note"}
         assert {frozenset(keys)} == {frozenset(row) for row in whole["rows"]}

@@ -98,7 +98,7 @@ class TestBackground:
         assert one.round(5)
 
     def test_the_end_does_what_is_left(self, background) -> None:
-        """And what comes after it is done at once, on the caller's thread."""
+        """Later work is done at once, on the caller's thread."""
         done = []
         one = background()
         one.start()

@@ -60,7 +60,7 @@ class TestExclusiveAccess:
         assert access.acquire(0)
 
     def test_what_an_interrupt_left_behind(self) -> None:
-        """A turn whose act is over in any way but by giving it back is free for whoever comes next."""
+        """Access whose function has ended without a release is free for the next caller."""
         access = ExclusiveAccess()
 
         def interrupted():

@@ -1,4 +1,6 @@
-"""How a job ends while stepprof records: as it would have ended without it, and the manifest tells what became of the recording."""
+"""How a job ends while stepprof records: as without stepprof, and the manifest has the outcome of
+the recording.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class TestEndOfTheScript:
         assert window["error"] == "the process ended before the capture was stopped"
 
     def test_an_exception_that_nobody_catches(self, warm):
-        """It ends the script with its own traceback; the manifest names it beside the outcome."""
+        """It ends the script with its own traceback; the manifest names it next to the outcome."""
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -154,7 +156,7 @@ class TestEndOfTheScript:
 
 class TestSignals:
     def test_sigterm_kills_as_it_would(self, warm):
-        """The process dies of the signal, after the capture was handed over and exported."""
+        """The process dies of the signal, after the capture was stopped and exported."""
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -192,7 +194,7 @@ class TestSignals:
     @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_in_the_middle_of_our_own_act(self, warm, moment, number):
-        """The job ends as it would have; nothing hangs, and the manifest tells what became of the capture."""
+        """The job ends as usual; nothing hangs, and the manifest has the outcome of the capture."""
         ran = warm.run(
             """
             stepprof.init()
@@ -320,7 +322,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("inside", [False, True])
     def test_the_budget(self, warm, inside):
-        """A hand-over that does not end delays the death by no more than the budget, whether the signal came before or in the middle of it."""
+        """A stop that does not end delays the death by no more than the budget, whether the signal
+        arrived before or during it.
+        """
         ran = warm.run(
             """
             from stepprof.recording import exit_handlers
@@ -376,7 +380,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_while_an_export_runs(self, warm, number):
-        """The job dies at once; the forked export ends its file, and tells the manifest in the place of its parent."""
+        """The job dies at once; the forked export finishes its file, and updates the manifest
+        instead of its parent.
+        """
         running = warm.start("""
             stepprof.init()
             def stop():
@@ -398,7 +404,7 @@ class TestSignals:
         assert warm.is_readable(warm.window())
 
     def test_the_end_waits_for_an_export(self, warm):
-        """A script that ends while its export runs ends after it; `shutdown` can be told to wait less."""
+        """A script that ends while its export runs ends after it; `shutdown` accepts a shorter timeout."""
         slow = "os.register_at_fork(after_in_child=lambda: time.sleep(1))"
         warm.run_twice(f"""
             {slow}

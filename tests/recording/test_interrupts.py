@@ -23,7 +23,7 @@ from stepprof.run.manifest import read_step
 
 HERE = str(Path(stepprof.__file__).parent)
 NOTHING_RAN_YET = "step.py:__exit__"
-"""Before its first line: no `with` block in Python can tell of an interrupt there."""
+"""Before its first line: no `with` block in Python can see an interrupt there."""
 
 
 class Interrupt(BaseException):

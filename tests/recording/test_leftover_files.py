@@ -90,7 +90,7 @@ class TestRemove:
         assert remove_leftovers(tmp_path / "none", 1.0) == 0
 
     def test_a_process_id_that_was_given_out_again(self, tmp_path):
-        """Another process has the number: the one that wrote is gone."""
+        """Another process has the number: the writer has ended."""
         name = temporary(tmp_path / "a.json").name
         assert not is_left_over(name)
         pid, machine, start, number = name.removeprefix(".a.json.").split("-")

@@ -1,4 +1,4 @@
-"""What becomes of the windows of a process: which open a capture, which join one, and what is told of the rest."""
+"""The windows of a process: which open a capture, which join one, and what is reported of the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def until(condition, seconds=10.0):
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
     def test_what_ends_elsewhere_takes_nothing_from_the_next_capture(self, start, monkeypatch) -> None:
-        """An export tells of its end on a thread of its own, at the very moment in which the next capture begins."""
+        """An export reports its end on its own thread, at the moment when the next capture begins."""
         session = start(steps="2")
         watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
 
@@ -125,7 +125,7 @@ class TestWindows:
         ]
 
     def test_the_capture_ends_with_the_last_window_of_its_step(self, start) -> None:
-        """Where the opener goes out first."""
+        """If the opener exits first."""
         session = start(steps="2")
         outer = profile_step(2, role="rollout").start()
         inner = profile_step(2, role="actor").start()
@@ -172,7 +172,7 @@ class TestWindows:
         ]
 
     def test_an_exception_passes_unchanged(self, start) -> None:
-        """The capture is complete, the manifest tells the exception beside it."""
+        """The capture is complete, and the manifest has the exception."""
         session = start(steps="2")
         error = ValueError("mine")
         with (
@@ -458,7 +458,7 @@ class TestArming:
         assert (stepprof.state().status, stepprof.state().step) == ("armed", 3)
 
     def test_an_armed_step_that_never_comes(self, start, log) -> None:
-        """The first window of a later step lets go of it."""
+        """The first window of a later step disarms."""
         start(steps="2")
         loop([1])
         assert stepprof.state().status == "armed"
@@ -581,7 +581,7 @@ class TestFailures:
         ]
 
     def test_somebody_elses_profiler(self, start) -> None:
-        """The window is skipped, nothing is tried again."""
+        """The window is skipped, without a retry."""
         session = start(steps="2")
         loop([1])
         control.fail("start", Busy("torch.profiler runs in thread 7"))
@@ -641,7 +641,7 @@ class TestFailures:
     def test_the_run_directory_cannot_be_written(self, start, tmp_path) -> None:
         """The window fails, the loop goes on."""
         session = start(steps="2-3")
-        (session.path / "step-000002").symlink_to("/proc/self")  # where nobody can make a folder
+        (session.path / "step-000002").symlink_to("/proc/self")  # where no process can make a folder
         loop([2, 3])
         assert "FileNotFoundError" in stepprof.state().last_error
         stepprof.shutdown()
@@ -727,7 +727,7 @@ class TestCaps:
         assert ended(session)[0]["capped_by"] == "max_bytes"
 
     def test_a_size_that_cannot_be_told(self, start, log) -> None:
-        """It is told once, and asked no more."""
+        """It is reported once, and not asked again."""
         session = start(steps="2")
         control.fail("bytes_so_far", RuntimeError("no idea"), RuntimeError("no idea"))
         with profile_step(2):
@@ -770,7 +770,7 @@ class TestThreadBound:
         assert len([line for line in log if line["event"] == "capture.stop_posted"]) == 1
 
     def test_the_end_of_the_run_on_another_thread(self, start) -> None:
-        """The owner has gone: the capture is given up, and the manifest says why."""
+        """The owner has ended: the capture is abandoned, and the manifest says why."""
         control.thread_bound = True
         session = start(steps="2")
         in_thread(lambda: profile_step(2).start())
@@ -801,11 +801,13 @@ class TestThreadBound:
 
 @pytest.mark.usefixtures("faulty")
 class TestHandOver:
-    """A hand-over on another thread: the stop of the plug-in waits until it is let go."""
+    """A stop on another thread: the stop of the plug-in waits until it is released."""
 
     @pytest.fixture
     def handing_over(self, start):
-        """Return a function that starts a session and a hand-over on another thread, and a function that ends it."""
+        """Return a function that starts a session and a stop on another thread, and a function that
+        ends it.
+        """
         threads = []
 
         def begin(**config):
@@ -899,7 +901,7 @@ class TestHandOver:
         assert stepprof.state().status == "flushing"
 
     def test_the_exit_of_a_window_that_joined_does_not_wait(self, start) -> None:
-        """The hand-over is not its business any more."""
+        """The stop does not concern it any more."""
         session = start(steps="2-3")
         two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
         control.hold("stop")

@@ -169,7 +169,7 @@ class TestCollector:
         assert events == ["otel.failed", "otel.dropped"]
 
     def test_one_that_hangs(self, tmp_path, collector) -> None:
-        """The end waits for no longer than it was told."""
+        """The end waits no longer than its timeout."""
         collector.hold.clear()
         began = time.monotonic()
         with capture_logs() as logs:

@@ -1,4 +1,6 @@
-"""Several processes of one job: they agree on the run, record side by side, and one manifest tells of all of them."""
+"""Several processes of one job: they agree on the run, record concurrently, and one manifest covers
+all of them.
+"""
 
 from __future__ import annotations
 

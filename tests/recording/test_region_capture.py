@@ -166,7 +166,7 @@ class TestCapturePerRegion:
         }
 
     def test_an_exception_in_the_region(self, start) -> None:
-        """It goes on unchanged, the capture is complete, the window tells it."""
+        """It propagates unchanged, the capture is complete, the window's entry has it."""
         session = start(steps="2", capture_per="region", regions=["update"])
         with pytest.raises(ZeroDivisionError), profile_step(2), region("update"):
             1 / 0  # noqa: B018
@@ -200,7 +200,7 @@ class TestSchedule:
         assert regions_of(session) == [("mini_batch", "complete")] * repeat
 
     def test_it_is_armed_through_the_warm_up(self, start) -> None:
-        """And lets go of it where nothing more comes."""
+        """It disarms if no further entry follows."""
         start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
         with profile_step(2):
             assert mini_batches(5) == ["armed", "armed", "recording", "idle", "armed"]
@@ -313,7 +313,7 @@ class TestWhatIsInTheCapture:
             assert 1.5e18 < annotation.start_unix_ns <= annotation.end_unix_ns
 
     def test_a_mark_that_fails_does_not_end_the_region(self, start, log) -> None:
-        """It is told once."""
+        """It is reported once."""
         session = start(steps="2")
         control.fail("mark", RuntimeError("no"), RuntimeError("no"))
         with profile_step(2):

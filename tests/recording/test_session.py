@@ -128,7 +128,9 @@ class TestInit:
         assert cell.session is None
 
     def test_ranks_beyond_a_world_that_nobody_told_of(self, init, log) -> None:
-        """A script without a launcher is rank 0 of 1, but torch.distributed may come up yet: told at the end."""
+        """A script without a launcher is rank 0 of 1, but torch.distributed may be initialised
+        later: reported at the end.
+        """
         init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
         with profile_step(2):
             pass
@@ -245,7 +247,7 @@ class TestSteps:
         ],
     )
     def test_what_is_no_step(self, start, log, step, reason) -> None:
-        """It is told once, and the body runs."""
+        """It is reported once, and the body runs."""
         start(steps="all")
         loop([step, step])
         assert [line["reason"] for line in log if line["event"] == "call.refused"] == [reason]
@@ -268,7 +270,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("role", ["../x", "step", "", "a b", 7, ["x"], {}])
     def test_what_is_no_role(self, start, log, role) -> None:
-        """It is refused at run time, told once, and the body runs, in every form of a window."""
+        """It is refused at run time, reported once, and the body runs, in every form of a window."""
         session = start(steps="all")
         ran = []
 
@@ -329,7 +331,7 @@ class TestSteps:
         assert [(line["steps"], line["role"]) for line in lines] == [("3", "actor")]
 
     def test_an_endless_range_that_never_came(self, start, log) -> None:
-        """Is told at once."""
+        """It is reported at once."""
         start(steps="2-999999999999")
         loop([2])
         stepprof.shutdown()

@@ -139,7 +139,7 @@ class TestFiles:
 
 class TestLosses:
     def test_memory_is_bounded_while_the_writer_is_dead(self, start, monkeypatch) -> None:
-        """The oldest are dropped past the bound, counted, logged and told in the file."""
+        """Beyond the limit the oldest are dropped, counted, logged and noted in the file."""
         monkeypatch.setattr(spans_module, "MAX_PENDING", 50_000)
         session = start(backend="null")
         session.background.stop(5)
@@ -172,7 +172,9 @@ class TestLosses:
         assert MAX_PENDING * 250 <= 64 * 2**20
 
     def test_a_full_disk(self, folder, log) -> None:
-        """Every write fails: spans are lost, counted, and told once in the log; nothing is raised, no file removed that is no file."""
+        """Every write fails: spans are lost, counted, and logged once; nothing is raised, and other
+        files stay.
+        """
         file = SpanFile(lambda: Path("/dev/full"), {})
         recorder = Recorder()
         for _ in range(3):
@@ -216,7 +218,7 @@ class TestLosses:
         file.close()
 
     def test_the_loss_is_told_when_it_can_be(self, folder) -> None:
-        """Where the line that tells of a loss is lost too, the next one tells of both."""
+        """If the line about a loss is lost too, the next one counts both."""
         recorder = Recorder()
         for _ in range(7):
             recorder.pending.append(("r", "region", 1, 2, 1, None, None, {}, False))
@@ -252,7 +254,7 @@ class TestLosses:
         assert names == [None, "after"]
 
     def test_a_folder_that_cannot_be_made(self, start, log) -> None:
-        """A file lies where the folder was: told once, and the loop runs on."""
+        """A file replaces the folder: reported once, and the loop continues."""
         session = start(backend="null")
         shutil.rmtree(session.path)
         session.path.write_text("in the way")
@@ -331,7 +333,7 @@ class TestClockAndThreads:
         assert done.stdout.split() == ["1"]
 
     def test_scopes_that_contain_themselves_end(self) -> None:
-        """A chain that was tied into a ring by a mistake of ours is given up, not followed for ever."""
+        """A chain that a bug of ours tied into a ring is abandoned, not followed for ever."""
         ring = Scope()
         ring._start, ring._thread, ring._task, ring._outer, ring._before = 0, 1, None, ring, ring
         ring._recorder = None

@@ -313,7 +313,7 @@ class Sequences(RuleBasedStateMachine):
             self.body_errors[entered.key] = "ValueError: mine"
 
     def _is_last(self, entered) -> bool:
-        """Whether the capture is over when this window has gone."""
+        """Return whether the capture is over when this window has exited."""
         capture = self.capture
         if capture is None or entered.step != capture.step or entered not in (capture, *self.members):
             return False
@@ -524,7 +524,7 @@ def plugin(tmp_path_factory, monkeypatch):
 class TestEveryPair:
     @pytest.mark.timeout(0)  # as many sequences as are asked for; each wait in them has a bound
     def test_random_sequences(self) -> None:
-        """Whatever comes in whatever order, each event does what the table says, and what must hold holds."""
+        """For any events in any order, each event does what the table says, and the invariants hold."""
         run_state_machine_as_test(
             Sequences,
             settings=settings(
@@ -616,7 +616,7 @@ def capping(m) -> None:
 
 
 def handing_over(m) -> None:
-    """Everything while another thread hands over."""
+    """All events while another thread stops a capture."""
     m.enter(2, None, "main")
     if control.thread_bound:
         m.leave(0, "worker")

@@ -92,7 +92,7 @@ class TestAdopt:
         assert content(window, first)["stepprof"]["number"] == 1
 
     def test_a_folder_that_somebody_removed_is_made_again(self, tmp_path, window):
-        """A trace is not lost over a missing folder."""
+        """A missing folder does not cost a trace."""
         window.output.rmdir()
         assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
 
@@ -223,7 +223,7 @@ class TestDamage:
         assert source.exists()
 
     def test_a_large_one_that_breaks_off(self, tmp_path, window):
-        """Too large to be parsed: its end tells."""
+        """Too large to be parsed: its end shows it."""
         text = kineto(*[EVENT] * 15_000)
         assert len(text) > artifacts._PARSED
         assert adopt(written(tmp_path, text, "whole.json"), window, "rank-0").events == 15_000
@@ -250,7 +250,7 @@ class TestHostile:
         ids=["deep", "base", "begin", "end", "lists", "names"],
     )
     def test_what_takes_long_or_cannot_be(self, tmp_path, window, data, reason):
-        """Each byte is looked at a few times, whatever it says."""
+        """Each byte is read a few times at most, whatever the content."""
         source = written(tmp_path, data, "a.json.gz")
         began = time.thread_time()
         with pytest.raises(EngineFailure, match=reason):

@@ -108,7 +108,7 @@ class TestDefaults:
         assert driver.workers == 8
 
     def test_methods(self) -> None:
-        """It stands for itself, has no clock, and cannot tell when it answers again; the others do nothing."""
+        """It represents itself, has no clock, and cannot report its recovery; the others do nothing."""
         driver, window = Smallest(), None
 
         async def call() -> tuple:

@@ -97,7 +97,7 @@ class TestOnLoop:
             await on_loop(other_loop, fails)
 
     async def test_who_is_cancelled_does_not_cancel_the_call(self, other_loop):
-        """An engine's call that is given up half-way leaves its state wrong."""
+        """A cancelled call of an engine would leave its state wrong."""
         done = threading.Event()
 
         async def slow():
@@ -128,7 +128,7 @@ class TestInThread:
             await in_thread(int, "x")
 
     async def test_who_is_cancelled_does_not_cancel_the_call(self):
-        """It ends on its own, and its late result disturbs nobody."""
+        """It ends on its own, and its late result has no effect."""
         done = threading.Event()
 
         def slow():

@@ -29,7 +29,7 @@ stepprof.shutdown()
 
 
 class Job:
-    """A process of one rank, which stays in each of its windows until it is told to go on."""
+    """A process of one rank, which stays in each of its windows until it is released."""
 
     def __init__(self, output):
         environ = {**os.environ, "STEPPROF_RUN_ID": "shared", "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -201,6 +201,8 @@ class TestJobKey:
         assert job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, 4) == "slurm-7.0"
 
     def test_alone(self):
-        """A process without a launcher is a job of its own; ranks that nobody launched are of a job that is not known."""
+        """A process without a launcher is a job of its own; ranks without a launcher belong to an
+        unknown job.
+        """
         assert str(os.getpid()) in job_key({"STEPPROF_RUN_ID": "x"}, 1)
         assert job_key({"STEPPROF_RUN_ID": "x"}, 4) is None

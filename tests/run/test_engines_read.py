@@ -72,7 +72,7 @@ def notes(run):
 
 class TestManifest:
     def test_the_engines_of_all_processes(self, run):
-        """In the order of roles and replicas, each with the fragment that told of it; each clock once."""
+        """In the order of roles and replicas, each with its fragment; each clock once."""
         clock = {"host": "node-1", "offset_ns": -3, "error_ns": 2, "method": "ping-pong"}
         tell_engines(run, record_engine(run, 10), record_engine(run, 2), clocks=[clock])
         tell_engines(run, record_engine(run, 0, occurrence=2), record_engine(run, 0), rank=1, clocks=[clock])
@@ -184,7 +184,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
     def test_what_was_asked_for_and_is_not_there(self, run, status):
-        """One of three: its reason is told, beside the others' files."""
+        """One of three: its reason is shown, next to the others' files."""
         tell_engines(
             run,
             record_engine(run, 0),
@@ -194,7 +194,7 @@ class TestCheck:
         assert problems(run) == [f"step-000002/rollout/1: {status}: why"]
 
     def test_files(self, run):
-        """Missing, of another size, cut off; and one that nobody names."""
+        """Missing, of another size, cut off; and one that no manifest names."""
         engine = record_engine(run, files=("rank-0", "rank-1", "rank-2"))
         tell_engines(run, engine)
         files = [run.path / "step-000002" / artifact["path"] for artifact in engine["artifacts"]]
@@ -261,7 +261,7 @@ class TestCheck:
         assert problems(run) == []
 
     def test_driven_by_another_process(self, run):
-        """Every rank has attached it, and one tells of it; where none does, that is a problem."""
+        """Every rank has attached it, and one has its outcome; if none has, that is a problem."""
         mine = record_engine(run, 0)
         others = [
             record_engine(run, 0, **LEFT),

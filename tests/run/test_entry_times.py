@@ -191,7 +191,7 @@ class TestOwnTime:
         assert same(own(inner), windows_of_spans(session)["reward"])
 
     def test_a_window_that_outlives_the_region_that_it_joined(self, start) -> None:
-        """Its entry ends with the capture: what came after is not in it."""
+        """Its entry ends with the capture: later time is not in it."""
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2, role="actor"):
             with region("update"):

@@ -32,7 +32,7 @@ from stepprof.run.fields import cut, is_rank, is_step, path_problem, wrong
     ],
 )
 def test_what_cannot_be(key, value):
-    """Has a reason; None stands for what is not known, and another key is not this module's."""
+    """The problem is returned; None means unknown, and another key is not this module's."""
     assert wrong(key, value)
     assert wrong(key, None) is None
     assert wrong("of_a_newer_version", value) is None

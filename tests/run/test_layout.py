@@ -117,14 +117,16 @@ class TestPublish:
         assert hidden(tmp_path) == []
 
     def test_a_temporary_file_that_vanished_is_an_error(self, tmp_path):
-        """What is not there cannot be published, and a taken name is not taken for it."""
+        """A missing file cannot be published, and a taken name is not mistaken for it."""
         (tmp_path / "a.json").touch()
         with pytest.raises(FileNotFoundError):
             publish(tmp_path / ".gone", tmp_path / "b.json")
         assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
 
     def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, mocker):
-        """Another file had the name and is gone since: the name is still not ours, since it is unknown what that file was."""
+        """Another file had the name and has been removed since: the name is still not ours, since
+        that file is unknown.
+        """
         mocker.patch.object(os, "link", side_effect=FileExistsError(17, "File exists"))
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
@@ -132,7 +134,7 @@ class TestPublish:
         assert tmp.exists()
 
     def test_a_vanished_target_folder_is_an_error(self, tmp_path):
-        """The caller is told, and the file stays where it is."""
+        """The caller gets the error, and the file stays."""
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         with pytest.raises(FileNotFoundError):
@@ -310,7 +312,7 @@ class TestClaim:
         assert [json.loads(claim.fragment.read_text())["n"] for claim in (first, second)] == [1, 3]
 
     def test_a_vanished_folder_is_made_again(self, tmp_path):
-        """Somebody removed the step meanwhile: the manifest still tells how it ended."""
+        """Another process removed the step meanwhile: the manifest still has the outcome."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {"n": 1})
         claim.fragment.unlink()

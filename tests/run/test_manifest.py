@@ -143,7 +143,7 @@ class TestSteps:
 
 class TestReadStep:
     def test_combines_the_fragments(self, tmp_path):
-        """All windows of all ranks in order, each clock once, the version that any rank told."""
+        """All windows of all ranks in order, each clock once, the version that any rank stated."""
         run = make_run(tmp_path)
         run.claim(2, "actor", 1, fragment(window(rank=1), version=7))
         run.claim(2, "actor", 0, fragment(window(rank=0, occurrence=2), window(rank=0), window("a", 0)))
@@ -185,7 +185,7 @@ class TestReadStep:
         ],
     )
     def test_a_damaged_fragment_is_a_finding(self, tmp_path, content, problem):
-        """What is wrong is told with its file, and the others are read."""
+        """The problem is reported with its file, and the others are read."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {})
         claim.fragment.write_bytes(content)
@@ -247,7 +247,7 @@ class TestReadStep:
         assert read_step(run.path, 2)["findings"][0]["problem"].startswith("the step has no manifest: ")
 
     def test_temporary_files_are_not_read(self, tmp_path):
-        """Hidden files are somebody's work in progress."""
+        """Hidden files are another process's work in progress."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, fragment(window()))
         claim.fragment.with_name(".x.json").write_text("{")
@@ -301,7 +301,7 @@ class TestLost:
 
     @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
     def test_of_another_host_nothing_is_known(self, tmp_path, writer, where):
-        """Lost as far as can be told, and it says so."""
+        """Lost as far as known, and it says so."""
         run = make_run(tmp_path)
         content = {**fragment(self.lost()), "writer": writer}
         run.claim(2, "actor", 0, content)

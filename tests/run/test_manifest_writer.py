@@ -134,7 +134,7 @@ class TestValues:
         )
 
     def test_artifacts(self) -> None:
-        """As they stand in a manifest."""
+        """In the form of a manifest."""
         assert as_entries([Artifact("actor/rank-0.json", "faulty", 3)]) == [
             {"path": "actor/rank-0.json", "kind": "faulty", "bytes": 3, "events": None}
         ]

@@ -33,7 +33,7 @@ class TestOutermost:
         assert times_of((0, 5), (5, 5), (10, 0), (10, 0)) == ([5, 5, 0, 0], 0)
 
     def test_the_same_time_twice_is_once(self):
-        """A clock may be too coarse to tell the inner from the outer one."""
+        """A clock may be too coarse to distinguish the inner from the outer one."""
         assert times_of((0, 5), (0, 5)) == ([5], 0)
 
     @pytest.mark.parametrize("key", ["thread", "task"])

@@ -16,7 +16,7 @@ class TestOutputRoot:
         assert output_root("/scratch/x") == Path("/scratch/x")
 
     def test_a_working_directory_that_ray_deletes(self, tmp_path, monkeypatch) -> None:
-        """The home directory stands in its place, where it can be written."""
+        """The home directory replaces it, if it can be written."""
         there = tmp_path / "session_2026-01-01/runtime_resources/working_dir_files/_ray_pkg_1"
         there.mkdir(parents=True)
         (tmp_path / "home").mkdir()

@@ -89,7 +89,7 @@ class TestRequest:
             read_request(path, os.getuid())
 
     def test_is_no_link_no_pipe_and_nobody_elses(self, tmp_path: Path) -> None:
-        """What another user may have put there is not even followed."""
+        """A file that another user may have put there is not even followed."""
         path = place_request(tmp_path, Request.make(7))
         link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
         link.symlink_to(path)
@@ -194,7 +194,7 @@ class TestSelectorWithRequests:
             assert policy.max_seconds == 2
 
     def test_withdrawn(self) -> None:
-        """It holds no more; one that is not known is told so."""
+        """It no longer applies; an unknown one is refused."""
         asked = selector()
         request = Request.make(7)
         assert not asked.withdraw(request.name)

@@ -183,7 +183,9 @@ class TestRay:
         ],
     )
     def test_a_ray_with_other_internals(self, tmp_path, monkeypatch, variable, run_id):
-        """An older Ray, or Ray Client, tells less: the environment of the driver, the address of the cluster."""
+        """An older Ray, or Ray Client, provides less: the environment of the driver, the address of
+        the cluster.
+        """
         context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_job_id=lambda: "01000000")
         ray = SimpleNamespace(
             is_initialized=lambda: True,
@@ -303,7 +305,7 @@ class TestClaimForLauncher:
         return Launcher(host=host, token=token, started=started)
 
     def test_eight_ranks_racing_agree(self, tmp_path):
-        """Eight real processes under one launcher, let go at once: one run."""
+        """Eight real processes under one launcher, released at once: one run."""
         found = names(start_launcher(tmp_path, ranks=8))
         assert len(found) == 8
         assert len(set(found)) == 1
@@ -363,7 +365,7 @@ class TestClaimForLauncher:
         assert runs[0] == runs[1] != runs[2] == runs[3]
 
     def test_a_damaged_claim_is_passed_over(self, tmp_path, monkeypatch):
-        """Half a file that somebody's disk left, or a name taken and never filled: the next number."""
+        """A truncated file, or a name taken and never filled: the next number."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
@@ -375,14 +377,14 @@ class TestClaimForLauncher:
         assert sorted(path.name for path in folder.glob("0*[0-9].json"))[-1] == "000002.json"
 
     def test_a_claim_that_lost_its_numbers(self, tmp_path):
-        """A claim without a readable start is nobody's to join but its founder's."""
+        """Only its founder may join a claim without a readable start."""
         claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
         (folder / "000001.json").write_text('{"run_id": "r", "world_size": 4}')
         assert claim_for_launcher(tmp_path, "k", self.launcher("h2", "L2"), 4) != "r"
 
     def test_a_founder_that_died_before_it_registered(self, tmp_path):
-        """The next rank of the same launcher takes up the claim, whatever the size it was told."""
+        """The next rank of the same launcher takes over the claim, whatever its world size."""
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
         for path in folder.glob("launcher-*"):
@@ -390,7 +392,7 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), None) == run
 
     def test_a_host_whose_member_file_is_damaged(self, tmp_path, monkeypatch):
-        """Then nobody of that host joins the claim any more: the next one."""
+        """Then no process of that host joins the claim any more: the next one."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
@@ -457,7 +459,7 @@ class TestClaimForLauncher:
         return join_or_found
 
     def test_without_proc(self, monkeypatch, tmp_path):
-        """Where the start of the launcher or of the machine cannot be read, now stands for it."""
+        """If the start of the launcher or of the machine cannot be read, the current time is used."""
         monkeypatch.setattr(rendezvous, "_BOOT", tmp_path / "none")
         assert current_launcher().started > 1_600_000_000
         monkeypatch.setattr(rendezvous, "process_start", lambda _: None)

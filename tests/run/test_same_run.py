@@ -57,7 +57,7 @@ class TestTwoRuns:
         assert parts_of_one_run(runs) == [[runs[0]], [runs[1]]]
 
     def test_processes_that_named_themselves(self, tmp_path):
-        """A name that a process made up for itself is nobody else's, even if two did so in the same second."""
+        """A generated name is unique to its process, even if two were generated in the same second."""
         runs = [job(tmp_path / name, run_id="") for name in "ab"]
         assert "process that was alone" in reason(*runs)
 

@@ -1,4 +1,6 @@
-"""The examples run as they stand, and `stepprof demo` trains, records and tells what it recorded: by real processes, from the command line."""
+"""The examples run unchanged, and `stepprof demo` trains, records and shows its recording: by real
+processes, from the command line.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ class TestDemo:
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
     def test_ends_with_one_timeline_and_a_report(self, demo) -> None:
-        """Both of the first recorded step, by their paths; the report's findings stand in the terminal, and it knows both ranks and all roles."""
+        """Both of the first recorded step, by their paths; the terminal shows the report's
+        findings, with both ranks and all roles.
+        """
         done, path = demo
         folder = Path("stepprof-runs") / path.name / "step-000002"
         for line in ("timeline  {}/timeline.pftrace", "report    {}/report.html", "          {}/report.json"):

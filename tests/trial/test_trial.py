@@ -21,7 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 class TestWhole:
     def test_every_row_has_a_value_and_every_limit_a_verdict(self, whole: dict[str, Any]) -> None:
-        """What the documentation promises is judged; what stands in the table is a number."""
+        """Every promise of the documentation is judged; every value in the table is a number."""
         rows = whole["rows"]
         assert {(row["group"], row["name"]) for row in rows if row["within"] is not None} >= LIMITED
         assert all(isinstance(row["value"], int | float) for row in rows)
@@ -39,7 +39,7 @@ class TestWhole:
             assert f"not measured: {name}" in whole["printed"]
 
     def test_window_compares_with_torch(self, whole: dict[str, Any]) -> None:
-        """Where torch is installed, the recorded window is held against torch's own on every clock."""
+        """If torch is installed, the recorded window is compared with torch's own on every clock."""
         rows = [row for row in whole["rows"] if row["name"] == "stepprof as a share of torch"]
         expected = 0 if find_spec("torch") is None else 3
         assert expected == len(rows)

@@ -1,4 +1,4 @@
-"""Which calls of a step can be matched from what was recorded, and whom each rank waited for in them."""
+"""Which calls of a step can be matched from the recording, and which rank each rank waited for in them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]
 
 @dataclass
 class Sides:
-    """What one rank waited in the calls of one phase: for whom at least and at most, in nanoseconds."""
+    """How long one rank waited in the calls of one phase: for each rank the minimum and the
+    maximum, in nanoseconds.
+    """
 
     calls: int = 0
     total: int = 0
@@ -105,7 +107,8 @@ def sides_of(
             wait = total(minus([(begins, end - call.profiler[rank])], computing[rank]))
             sides.total += wait
             ended = call.arrive[rank] + call.waited[rank]
-            # the clocks cannot tell the last one from those that came as late within their error
+            # the clocks cannot distinguish the last one from those that came as late within their
+            # error
             unclear = error - call.blur if call.synchronises else error
             late = {other for other, at in call.arrive.items() if abs(at - ended) <= unclear}
             named = set(call.needed[rank]) | late

@@ -63,7 +63,7 @@ class Shape:
     jitter: bool = False
     """Threads leave collectives up to half a millisecond apart."""
     overlap: bool = False
-    """Collectives of a device run beside computation; only where the recording holds nobody."""
+    """Collectives of a device run concurrently with computation; only if the recording delays no rank."""
     outer: bool = False
     """Each rank has a window around the whole step, whose capture the windows of its roles join; only where all ranks that are selected are recorded to the end, with spans."""
 
@@ -201,7 +201,7 @@ class Process:
     """When it was killed: its spans have what had ended by then."""
 
     def told(self, truth: Truth) -> list[Window]:
-        """Its windows in the manifest."""
+        """Return its windows in the manifest."""
         if not self.recorded or (self.rank == "driver" and truth.shape.driver != "manifest"):
             return []
         return [window for window in self.windows if window.status is not None]

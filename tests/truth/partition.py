@@ -195,7 +195,7 @@ def generating(engines: Sequence[Engine], shift: int) -> list[Stretch]:
 
 
 def handing(engines: Sequence[Engine], shift: int) -> list[Stretch]:
-    """When the driver waited for engines to begin and to hand over, by its clock."""
+    """Return when the driver waited for engines to start and to stop, by its clock."""
     return merged(
         part
         for engine in engines

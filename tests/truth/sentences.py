@@ -45,7 +45,7 @@ def compare_sentences(notes: Notes, everyone: Sequence[Known], waited: Sequence[
 
 
 def seconds_of(text: str) -> tuple[float, float]:
-    """The least and the most that a rounded length of time may stand for."""
+    """Return the smallest and the largest duration that a rounded one may mean."""
     match = re.fullmatch(TIME, text)
     assert match is not None, text
     digits = match[1].replace(",", "")
@@ -66,7 +66,7 @@ class _Sentences:
         self.text = ""
 
     def about(self, text: str, least: float, most: float | None = None) -> None:
-        """A length of time must stand for one between two."""
+        """Check that a duration lies between two others."""
         low, high = seconds_of(text)
         if most is None:
             most = least

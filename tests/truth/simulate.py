@@ -61,7 +61,7 @@ class _Simulation:
         self.truth = Truth(shape, machines)
         self.clock: dict[int | str, int] = {}
         self.held: Counter[int | str] = Counter()
-        """How much earlier each rank would be, had the recording held nobody up."""
+        """How much earlier each rank would be if the recording had delayed no rank."""
         self.numbers: Counter[Group] = Counter()
         self.busy_until: Counter[int | str] = Counter()
         """Until when collectives run beside computation."""
@@ -319,7 +319,7 @@ class _Simulation:
             call.leave[rank] = latest + transfer + apart
             call.blur = max(call.blur, apart)
             call.waited[rank] = latest - arrive[rank]
-            # when all that is needed would be there, had the recording held nobody up
+            # when all required data would be there, if the recording had delayed no rank
             own = arrive[rank] - self.held[rank]
             last = max([own, *(arrive[other] - self.held[other] for other in needed)])
             undisturbed[rank] = last

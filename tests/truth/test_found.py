@@ -1,4 +1,4 @@
-"""Steps that a report once got wrong: each stands for a situation of its own."""
+"""Steps that a report once got wrong, each for a different reason."""
 
 from __future__ import annotations
 

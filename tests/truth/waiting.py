@@ -1,4 +1,6 @@
-"""Compare what the report says of waiting: how each process spent the step, who was last, and who waited for whom."""
+"""Compare the report's statements about waiting: how each process spent the step, which rank was
+last, and which rank waited for which.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Waited:
             self.cases[each.rank] = partitions(each, self.around)
 
     def sides(self) -> dict[tuple[str, str], dict[int | str, Sides]]:
-        """Who waited for whom in calls that are, or may be, matched."""
+        """Return which rank waited for which in calls that are, or may be, matched."""
         calls = {number: self.calls[number] for number in self.must | self.may}
         return sides_of(calls, self.everyone, self.must, decided=self.decided)
 

@@ -49,7 +49,7 @@ def rows(table):
 
 @pytest.fixture
 def run(tmp_path):
-    """Step 2 is recorded, with an engine; spans tell of four steps."""
+    """Step 2 is recorded, with an engine; the spans cover four steps."""
     made = make_run(tmp_path, "r", config={"steps": "2"})
     steps = [op("aten::mm", 100, 50, args={"Input Dims": [[2, 2]]}), op("aten::add", 300, 7)]
     record(made, data=trace(*steps), start_unix_ns=BASE + 2 * SECOND, end_unix_ns=BASE + 3 * SECOND)
@@ -135,7 +135,7 @@ class TestRun:
         assert [row["recorded"] for row in found] == [None, False, None]
 
     def test_without_spans(self, tmp_path):
-        """The manifest tells of the recorded steps."""
+        """The recorded steps come from the manifest."""
         made = make_run(tmp_path, "r")
         record(made, step=2, rank=1, end_unix_ns=None)
         record(made, step=3, rank=1)
@@ -311,7 +311,7 @@ class TestStep:
         assert [row["name"] for row in rows(run.step(3).slices)] == ["late"]
 
     def test_numbers_are_not_copied(self, run):
-        """The times of a trace are handed over as they were read."""
+        """The times of a trace are passed on without a copy."""
         (source, *_) = (load(each, args=False) for each in find([str(run.path)], output_dir=run.path).inputs)
         array = pa.array(source.slices.start)
         assert np.shares_memory(array.to_numpy(), source.slices.start)

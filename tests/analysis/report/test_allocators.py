@@ -12,7 +12,7 @@ from stepprof.analysis.report.combine import combine
 
 
 def told(*paths):
-    """A manifest of a rank with a window for each summary."""
+    """Return a manifest of a rank with a window for each summary."""
     artifacts = [{"path": path, "kind": "memory-summary", "bytes": 9, "events": None} for path in paths]
     return manifest(*(window(backend="memory", artifacts=[each]) for each in artifacts))
 

@@ -122,7 +122,7 @@ def test_the_bounds_of_a_step_are_the_windows_of_the_process(run, tmp_path):
 
 
 def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
-    """The windows are gone through once, not once for each source."""
+    """The windows are read once, not once for each source."""
 
     def found(ranks):
         windows = [
@@ -139,7 +139,7 @@ def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
 
 
 def test_one_source_for_whoever_works_elsewhere(run, tmp_path):
-    """What a task on another host does with an input and its bounds."""
+    """Run the work of a task on another host: an input and its bounds."""
     found = find([], output_dir=tmp_path)
     wanted = next(each for each in found.inputs if each.origin.label == "actor rank 0")
     made = digest_input(wanted, (BASE, BASE + 150_000_000))

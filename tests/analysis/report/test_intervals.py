@@ -111,7 +111,8 @@ class TestSelfTimes:
     def test_each_moment_belongs_to_the_innermost_slice(self, slices):
         track, start, duration = columns(slices)
         own = self_times(track.astype(np.int32), start, duration)
-        # equal slices (same track, start and length) may be told apart either way: their times are compared sorted
+        # equal slices (same track, start and length) may come in either order: compare their times
+        # sorted
         slow = own_slowly(slices)
         assert sorted(zip(slices, own.tolist(), strict=True)) == sorted(zip(slices, slow, strict=True))
 

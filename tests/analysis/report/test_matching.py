@@ -244,12 +244,12 @@ class TestOneGroup:
         assert matched(*peers) == []
 
     def test_a_group_of_one_rank_alone_is_none(self):
-        """Frameworks make one for each rank: nobody waits in it."""
+        """Frameworks make one for each rank: no rank waits in it."""
         peers = [peer(f"{rank}", rank, (rank, 9 - rank), world=2, groups=[(0,), (1,)]) for rank in range(2)]
         assert matched(*peers) == [("all_reduce", {"0": [0], "1": [1]})]
 
     def test_two_groups_of_the_same_ranks_are_one(self):
-        """Who waits for whom is the same in both."""
+        """The awaited ranks are the same in both."""
         peers = [peer(f"{rank}", rank, (rank, 9 - rank), world=2, groups=[(0, 1)]) for rank in range(2)]
         assert matched(*peers) == [("all_reduce", {"0": [0], "1": [1]})]
 

@@ -81,7 +81,7 @@ class TestPage:
         assert len(render(report)) < 3 * MEGABYTE
 
     def test_more_bars_than_anybody_sees_do_not_make_it_larger(self):
-        """A million bars: the shortest go, and the page is told how many."""
+        """A million bars: the shortest are omitted, and the page states their number."""
         row = make_report(1).gantt[-1]
         many = [
             Bar(i * 1e-5, 1e-6 * (1 + i % 997), f"r{i % 50}", "actor", 0) for i in range(bars.MOST_BARS * 2)

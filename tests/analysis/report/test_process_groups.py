@@ -58,7 +58,7 @@ def test_ranks_wait_for_their_own_group_alone(tmp_path):
     for at in range(0, 10_000, 1000):
         fast.append((at, 500)), slow.append((at + 300, 200))
     groups = [[0, 1], [0, 1], [2, 3], [2, 3]]
-    # rank 1 is late in the first group, in the second nobody is
+    # rank 1 is late in the first group; in the second no rank is
     calls = [fast, slow, fast, fast]
     with_groups = [
         [kernel(at, dur, ranks, name=str(ranks[0])) for at, dur in own]

@@ -212,7 +212,7 @@ def ranks_of(times) -> dict[int, float]:
 
 
 def waits_in(report) -> dict[str, tuple[int, dict[int, float]]]:
-    """Of each region, for whom the others waited inside its collectives, and how long each."""
+    """Return for each region which ranks the others waited for inside its collectives, and how long."""
     rows = [row for row in report.skew if row.basis == "collectives"]
     assert all(row.region is not None for row in rows)
     # where the machine was busy, a call of its own thread may have begun after the region that awaits it
@@ -314,7 +314,9 @@ class TestTwoRanks:
             assert seconds[rank] > LATE - close / 2
 
     def test_between_two_ranks(self, two_ranks, late):
-        """Sending and receiving are not matched: how long each rank stood in them is stated, and nobody is named."""
+        """Sends and receives are not matched: the time of each rank in them is stated, and no rank
+        is named.
+        """
         report = report_of(two_ranks.run, late + 2)
         rows = {row.region: row for row in report.unmatched}
         assert set(rows) == {"send", "isend", "batch"}
@@ -373,7 +375,9 @@ class TestThreeRanks:
 @pytest.mark.parametrize("late", [0, 1, 2, 3])
 class TestGroupsThatCross:
     def test_no_rank_is_named_that_nobody_waited_for(self, four_ranks, late):
-        """gloo's traces do not say of which group a call is. A rank may stay unnamed; where one is named, those that are said to have waited for it did."""
+        """gloo's traces do not state the group of a call. A rank may stay unnamed; if one is named,
+        the others really waited for it.
+        """
         pair, across = late ^ 1, late ^ 2
         waited_for = {(pair, late), (across, late), (across ^ 1, pair)}
         everybody = {(rank, late) for rank in range(4)}
@@ -460,7 +464,9 @@ os._exit(0)
 
 class TestCaptures:
     def test_a_member_that_was_not_recorded(self, warm):
-        """What the recorded rank stood in calls cannot be told apart into waiting and work: so much is stated, with how many members were recorded, and nobody is named."""
+        """The time of the recorded rank in calls cannot be split into waiting and work: the total
+        and the number of recorded members are stated, and no rank is named.
+        """
         for rank in start_ranks(
             warm, 2, ROUNDS, OPTIONS=json.dumps({rank: {"ranks": "0"} for rank in (0, 1)})
         ):
@@ -501,7 +507,9 @@ class TestCaptures:
         assert any("actor rank 0" in text and "max_seconds" in text for text in said)
 
     def test_a_killed_rank(self, warm):
-        """A rank that was killed while it recorded left no trace: it is said to be lost, its time is not recorded, and nobody is blamed for what the other one waited."""
+        """A rank that was killed while recording left no trace: it is reported as lost, its time as
+        not recorded, and no rank is blamed for the other one's wait.
+        """
         first, second = start_ranks(warm, 2, ROUNDS, KILLED="1")
         assert second.wait().returncode == -9
         first.wait().check()
@@ -546,7 +554,9 @@ class TestCaptures:
         assert all(seconds < CLOSE for _, waited in waits_in(report).values() for seconds in waited.values())
 
     def test_a_rank_that_begins_its_step_late(self, warm):
-        """The other one stands in the first broadcast of the step meanwhile: that is waiting for it, though its capture began later."""
+        """The other one is in the first broadcast of the step meanwhile: that is waiting for it,
+        though its capture began later.
+        """
         for rank in start_ranks(warm, 2, ROUNDS, LATE_STEP="1"):
             rank.wait().check()
         report = report_of(Job.of(warm.folder).run)

@@ -99,7 +99,7 @@ class TestReport:
         assert section(text_of(waits), "stragglers")[-1].rstrip().endswith("in collectives")
 
     def test_collectives_that_were_not_recorded_on_all_ranks(self):
-        """How long each process stood in them, and of how many members: who waited for whom is not known."""
+        """The time of each process in them, and the number of members: the awaited rank is unknown."""
         heading = "collectives that were not recorded on all ranks, or could not be matched"
         (some, other) = rows(text_of(make_report(3, 1)), heading)
         assert some.split() == [

@@ -1,4 +1,4 @@
-"""Who waited for whom inside collectives, how long and in which phase; times in milliseconds."""
+"""Which rank waited for which inside collectives, how long and in which phase; times in milliseconds."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class TestRooted:
         assert (in_ms(phase.waited), phase.straggler) == ({"1": 200, "2": 195}, "0")
 
     def test_a_receiver_that_comes_late(self):
-        """The source meets it at 280 ms; rank 2 had what it needed after 1 ms and left: it waited for nobody."""
+        """The source meets it at 280 ms; rank 2 had its data after 1 ms and left: it waited for no rank."""
         found = self.calls((0, 282), (280, 2), (0, 1))
         phase = found.by_phase[ACTOR]
         assert (in_ms(phase.waited), phase.straggler) == ({"0": 280}, "1")
@@ -297,7 +297,9 @@ class TestProfiler:
         assert (waited(found), found.by_process["b"].for_profiler.total / MS) == ({"b": 10}, 30)
 
     def test_a_meeting_in_between_that_could_not_be_matched(self):
-        """There a may have waited for b's profiler already, and b be late by itself later: nobody is named. After the next collective it is over."""
+        """There a may have waited for b's profiler already, and b be late by itself later: no rank
+        is named. After the next collective this is over.
+        """
         between = numbered(20, 15, 1, (0, 9))  # rank 9 was not recorded
         found = waits(
             peer("a", 0, between, numbered(40, 30, 1, (0, 1)), numbered(80, 20, 2, (0, 1))),
@@ -309,7 +311,7 @@ class TestProfiler:
         assert in_ms(found.by_phase[ACTOR].caused) == {"b": 15}
 
     def test_a_meeting_before_the_profiler_held_anything(self):
-        """It changes nothing of what comes later."""
+        """It does not affect later ones."""
         found = waits(
             peer("a", 0, numbered(0, 5, 1, (0, 9)), numbered(40, 30, 1, (0, 1))),
             peer("b", 1, numbered(65, 5, 1, (0, 1))),

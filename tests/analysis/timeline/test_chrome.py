@@ -70,11 +70,11 @@ class TestSlices:
     @settings(max_examples=60, deadline=None)
     @given(sources())
     def test_no_two_slices_of_one_thread_cross(self, source):
-        """A viewer drops the second of two that do; what stands in the file in one order is stacked in that order."""
+        """A viewer drops the second of two that do; slices in the file's order are nested in that order."""
         assert crossings(written(source)["traceEvents"]) == []
 
     def test_arguments_are_as_they_were(self):
-        """Also those that `--format perfetto` leaves out; a table of none stands for none."""
+        """Also those that `--format perfetto` leaves out; an empty object means none."""
         raw = b'{"External id": 12345678901234567890, "x": [1.50, null],\n "y": {"z": "\xc3\xa9"}}'
         source = make_source([(0, 0, 5, "a", "cpu_op", raw), (0, 10, 5, "b", "cpu_op", None)])
         first, second = of_phase(written(source), "X")
@@ -141,7 +141,9 @@ class TestTheRest:
         assert (end["tid"], nanoseconds(end["ts"]), end["bp"]) == (lanes["c"], T0 + 21, "e")
 
     def test_counters_of_one_name_stay_two(self):
-        """In JSON a counter is its name and its process; what is no number is told by a text."""
+        """In JSON a counter is identified by its name and its process; a value that is not a number
+        is shown as a string.
+        """
         tracks = [
             Track("counter", "queue", ("a",)),
             Track("counter", "queue", ("b",)),

@@ -65,7 +65,9 @@ class TestRuns:
         assert labels(find([path], output_dir=tmp_path)) == ["actor rank 0"]
 
     def test_what_brought_nothing(self, tmp_path):
-        """A capture without a trace, a file that is gone, one of another kind, a damaged fragment: told, and the rest found."""
+        """A capture without a trace, a missing file, one of another kind, a damaged fragment: each
+        is reported, and the rest found.
+        """
         run = make_run(tmp_path)
         record(run)
         record(run, rank=1, data=b"", status="failed", error="no space")
@@ -344,7 +346,9 @@ class TestLoad:
         assert len(load(first, args=False).slices) == 0
 
     def test_another_age(self, tmp_path):
-        """A time that a flipped bit put years away is left out, with all that hangs on it, and told; the rest stays."""
+        """A time that a flipped bit put years away is omitted with everything that depends on it,
+        and reported; the rest stays.
+        """
 
         def event(ph, ts, **more):
             return {"ph": ph, "name": "n", "cat": "c", "pid": 1, "tid": 1, "ts": ts, **more}

@@ -70,7 +70,7 @@ class TestSlices:
         assert source.alignment.error_ns == 10
 
     def test_arguments(self, load):
-        """They are kept as they stand in the file, or not at all."""
+        """They are kept as in the file, or not at all."""
         events = [complete(args={"a": [1, "ü"]}), complete()]
         assert [raw and json.loads(raw) for raw in load(*events).slices.args] == [{"a": [1, "ü"]}, None]
         assert load(*events, args=False).slices.args is None
@@ -257,7 +257,9 @@ class TestDevices:
         assert source.tracks[flows.end_track[0]] == source.tracks[source.slices.track[0]]
 
     def test_a_thread_and_a_stream_with_the_same_numbers(self, load):
-        """Category and metadata tell them apart: in a container, process 7 may drive GPU 7, and its thread 7 the stream 7."""
+        """Category and metadata distinguish them: in a container, process 7 may drive GPU 7, and
+        its thread 7 the stream 7.
+        """
         at = {"pid": 7, "tid": 7}
         arrow = {"id": 5, "cat": "ac2g", "name": "ac2g", **at}
         source = load(

@@ -198,7 +198,7 @@ class TestMerge:
             assert (tmp_path / format_).read_bytes() == b"old"
 
     def test_damage_stays_with_its_source(self, run, tmp_path):
-        """A capture that was cut off, and one that is gone, beside whole ones."""
+        """A capture that was cut off, and a missing one, next to complete ones."""
         record(run, role="ref", rank=0, data=kineto("x", "y")[:-30])
         gone = record(run, role="ref", rank=1, pid=8, data=kineto("z"))
         found = find([run.path], output_dir=tmp_path)
@@ -220,7 +220,9 @@ class TestMerge:
         assert [place.suffix for _, place in placed] == [" (rank0.1.json)", " (rank0.2.json)"]
 
     def test_spans_and_traces_of_one_rank_say_what_they_hold(self):
-        """A person looks for a rank, not for a file; that is told only where there are two files of a kind."""
+        """A person looks for a rank, not for a file; the content is named only if there are two
+        files of a rank.
+        """
         origins = [Origin("spans", f"spans/rank-{n}.000001.jsonl", rank=n, host="h") for n in (0, 1, 2)]
         origins += [
             Origin("rank", f"step-000002/step/rank-{n}.trace.json.gz", rank=n, host="h") for n in (0, 1)

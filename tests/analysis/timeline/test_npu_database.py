@@ -29,7 +29,7 @@ def read(path, **options):
 
 
 def told(source):
-    """What lies where, and how long [us]."""
+    """Return what is where, and how long [us]."""
     slices = source.slices
     return {
         source.names[name]: (

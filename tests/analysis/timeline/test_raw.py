@@ -153,7 +153,7 @@ class TestWholeFiles:
         assert findings == []
 
     def test_header_that_kineto_broke(self, write):
-        """Kineto does not escape what it is told to state: that line is left out, and the rest read."""
+        """Kineto does not escape its input: that line is omitted, and the rest read."""
         text = pretty([event(1)], host_name="n1").replace(
             b'"host_name": "n1",', b'"host_name": "n1",\n  "said": "so "he" said",'
         )
@@ -238,7 +238,7 @@ class TestDamage:
         assert any("damaged as gzip" in finding for finding in raw.findings)
 
     def test_checksum(self, write):
-        """What a damaged gzip file still gives is kept, and its damage told."""
+        """The readable part of a damaged gzip file is kept, and the damage reported."""
         data = bytearray(gzip.compress(compact([event(n) for n in range(20)])))
         data[-6] ^= 1
         raw = read_raw(write(bytes(data)))

@@ -1,4 +1,6 @@
-"""The timeline's server: what it answers, to whom, and what it never gives away. Every request here is a real one."""
+"""The timeline's server: its answers, its allowed clients, and what it never discloses. Every
+request here is a real one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SECRET = b"not for the browser"
 
 @pytest.fixture
 def viewer(tmp_path: Path) -> Path:
-    """A viewer as it lies in a package, with something beside it that is nobody's business."""
+    """Return a viewer as in a package, with a private file next to it."""
     folder = tmp_path / "package" / "web_dist"
     (folder / "v1" / "assets").mkdir(parents=True)
     (folder / "index.html").write_text("<!doctype html>viewer")
@@ -119,7 +121,7 @@ class TestWhatIsServed:
         assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
 
     def test_many_requests_at_once(self, server) -> None:
-        """Whoever keeps a connection open and says nothing holds nobody up."""
+        """A silent open connection delays no other client."""
         with socket.create_connection(server.server_address[:2]):
             assert ask(server, home(server) + "/")[0] == 200
 

@@ -96,7 +96,7 @@ def test_what_memory_was_allocated(traces):
 
 
 def test_arguments_are_as_they_stand(traces):
-    """Raw JSON of the file, for whoever writes it on."""
+    """Raw JSON of the file, for a later writer."""
     source = sources(traces)["cpp.trace.json.gz"]
     events = [event for event in told(traces[0], "cpp.trace.json.gz")["traceEvents"] if event["ph"] == "X"]
     read = [None if raw is None else json.loads(raw) for raw in source.slices.args]

@@ -105,7 +105,7 @@ class TestWithoutCuda:
         assert "CUDA's allocator here is cudaMallocAsync" in str(MemoryBackend().probe())
 
     def test_another_allocator(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As above, by whoever put it there."""
+        """As above, whichever code set it."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
         assert "do not replace it with torch.cuda.memory.change_current_allocator" in str(
             MemoryBackend().probe()
@@ -124,7 +124,9 @@ class TestWithoutCuda:
         file: str | None,
         there: bool,
     ) -> None:
-        """As long as the process does not use it: NVML is asked, and where that does not tell (MIG), whether a driver is there."""
+        """As long as the process does not use it: NVML is asked, and if that fails (MIG), whether a
+        driver exists.
+        """
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
         monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: told)
@@ -290,7 +292,7 @@ class TestOneWindow:
 
 class TestOthers:
     def test_somebody_else_s_history_is_left_alone(self, cuda: Allocator, place: Capture) -> None:
-        """It is seen before anything is switched, and goes on."""
+        """It is detected before anything is switched, and continues."""
         torch.cuda.memory._record_memory_history(max_entries=5)
         backend = MemoryBackend()
         with pytest.raises(Busy, match="another allocation history"):
@@ -324,7 +326,7 @@ class TestOthers:
     def test_a_snapshot_that_fails_leaves_nothing_on(
         self, cuda: Allocator, place: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The error is told, and the next window records."""
+        """The error is reported, and the next window records."""
         backend = MemoryBackend()
         with monkeypatch.context() as broken:
             backend.start(place)
@@ -389,12 +391,12 @@ class TestOutOfMemory:
         "config", [{"ranks": "1"}, {"steps": "none"}, {"enabled": False}, {"memory": {}}]
     )
     def test_nobody_asks(self, cuda: Allocator, session, config: dict[str, Any]) -> None:
-        """Then torch is told nothing."""
+        """Then torch gets no observer."""
         session(**{"memory": {"on_oom": True}, **config})
         assert cuda.observers == []
 
     def test_on_oom_without_the_backend_is_told(self, cuda: Allocator, session, log) -> None:
-        """It would do nothing, which nobody means."""
+        """It would have no effect, which is never intended."""
         session(backend="torch", memory={"on_oom": True})
         assert cuda.observers == []
         assert "memory.on_oom_ignored" in {line["event"] for line in log}
@@ -442,7 +444,7 @@ class TestOutOfMemory:
         assert cuda.calls[-1] == "off"
 
     def test_one_inside_a_window_is_in_both(self, cuda: Allocator, session) -> None:
-        """The window's snapshot, and one of the moment; the window tells the body's error."""
+        """The window's snapshot, and one of the moment; the window has the body's error."""
         run = session(memory={"on_oom": True})
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(2, role="actor"):
             cuda.alloc(2000 * MIB)
@@ -464,7 +466,7 @@ class TestOutOfMemory:
         assert "memory.snapshot_failed" in {line["event"] for line in log}
 
     def test_a_torch_without_observers(self, cuda: Allocator, session, log, monkeypatch) -> None:
-        """It is told once, and windows record as ever."""
+        """It is reported once, and windows record as usual."""
         monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
         run = session(memory={"on_oom": True})
         with stepprof.profile_step(2):
@@ -541,7 +543,9 @@ class TestElsewhere:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_forked_process(self, cuda: Allocator, session) -> None:
-        """It has no session: what runs out there is not told in its parent's name, nor is its history anybody's."""
+        """It has no session: its out-of-memory errors are not reported in its parent's name, and it
+        inherits no history.
+        """
         run = session(memory={"on_oom": True})
         pid = os.fork()
         if pid == 0:

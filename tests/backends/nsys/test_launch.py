@@ -58,7 +58,7 @@ class TestCount:
         ],
     )
     def test_windows(self, config, roles, windows):
-        """Out of steps, roles and what a capture covers; None where only the run can tell."""
+        """Computed from steps, roles and the scope of a capture; None if only the run can tell."""
         assert count_windows(Config(**{**NSYS, **config}), roles) == windows
 
     def test_of_a_rank(self):
@@ -87,7 +87,9 @@ class TestCount:
 
 class TestCommand:
     def test_the_nsys_at_hand(self, tools, tmp_path):
-        """One that can write each report by itself is told to, and to leave the environment out."""
+        """One that can write each report by itself is started so, and without the environment in
+        its reports.
+        """
         command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
         assert command[:2] == [tools.nsys, "profile"]
         assert command[-2:] == ["python", "train.py"]
@@ -186,7 +188,7 @@ class TestCommand:
             nsys_command(config, roles=["actor"], engine=True)
 
     def test_a_name_without_the_process(self, tools, tmp_path):
-        """Then the name alone tells whose reports they are."""
+        """Then the name alone identifies the reports."""
         given = options(nsys_command(NSYS, output=tmp_path / "engine", nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")
         launch = launch_of(NsysOptions(), {name: value})

@@ -1,4 +1,4 @@
-"""Windows and regions as NVTX ranges: the real nvtx, and a tool of our own that notes what it is told."""
+"""Windows and regions as NVTX ranges: the real nvtx, and a tool of our own that logs its calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture
 def noted(tools, tmp_path, run_script):
-    """Run a script with the tool attached from the start, or not; what the tool was told."""
+    """Run a script with the tool attached from the start, or not; return the tool's log."""
 
     def noted(script, *, attached=True, **env):
         log = tmp_path / "nvtx.jsonl"

@@ -62,7 +62,7 @@ def tools(tmp_path_factory):
 
 
 class Job:
-    """A training job in a process of its own, started under what stands in for nsys."""
+    """A training job in a separate process, started under the stand-in for nsys."""
 
     def __init__(self, tools, folder):
         self.tools = tools
@@ -112,7 +112,7 @@ class Job:
         return self.windows()
 
     def windows(self):
-        """The windows of all steps as the manifests tell them."""
+        """Return the windows of all steps, from the manifests."""
         return [
             {**window, "step": content["step"]}
             for path in sorted(self.run.glob("step-*/manifest/*.json"))
@@ -180,7 +180,7 @@ class TestWholeJob:
         assert sum(window["stall_seconds"] for window in windows) < 0.8
 
     def test_a_process_without_libcudart(self, job):
-        """The reason is told, and the job goes on."""
+        """The reason is reported, and the job continues."""
         job.config["strict"] = False
         hide = "from stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda.libraries = lambda environ: iter(())\n"
         windows = job.record(job=hide + JOB)
@@ -269,7 +269,7 @@ class TestWholeJob:
         assert len(list((job.folder / "runs" / "nsys").glob("*.nsys-rep"))) == 4
 
     def test_an_nsys_that_was_told_too_few(self, job):
-        """What comes after is told at once."""
+        """Later windows are reported at once."""
         windows = job.record(windows=3)
         assert job.statuses(windows) == {"complete": 3, "lost": 1}
         (lost,) = (window for window in windows if window["status"] == "lost")
@@ -284,7 +284,9 @@ class TestWholeJob:
         assert main(["check", str(job.run)]) == 1
 
     def test_without_nsys(self, job):
-        """Nothing is waited for, no libcudart is needed; the log says once what to do. A reader is told so while the job still runs."""
+        """Nothing is awaited, no libcudart is needed; the log says once what to do. The manifest
+        says so while the job still runs.
+        """
         windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
         assert "meanwhile {'lost'}" in job.told
         assert job.statuses(windows) == {"lost": 4}

@@ -187,7 +187,7 @@ class TestOneCapture:
         assert {named(trace, name)[0]["cat"] for name in names} == {"user_annotation"}
 
     def test_somebody_s_hostile_range_does_not_break_the_file(self, place: Capture) -> None:
-        """torch writes a quotation mark in a range's name as it is; the artifact is valid nevertheless."""
+        """torch does not escape a quotation mark in a range's name; the artifact is valid nevertheless."""
 
         def body() -> None:
             with torch.profiler.record_function('say "hi"'):
@@ -460,7 +460,7 @@ class TestExportFailures:
 
 
 class TestTorchFails:
-    """What torch raises is ours to tell, and leaves a backend that records."""
+    """torch's exceptions are reported, and the backend can record again."""
 
     @pytest.mark.parametrize("step", ["prepare_trace", "start_trace"])
     @pytest.mark.parametrize("error", [RuntimeError("CUPTI"), KeyboardInterrupt()])
@@ -541,7 +541,7 @@ class TestTorchFails:
 
 
 class TestDevices:
-    """As far as it can be told without one: which activities are chosen."""
+    """As far as testable without one: the chosen activities."""
 
     def test_only_devices_in_use_are_recorded(self, mocker: MockerFixture) -> None:
         """Without a wish, a device that the process does not use is left alone; by name it is recorded."""
@@ -749,7 +749,9 @@ print("again", refusal(records, backend))
 
 class TestThreadsAndEnds:
     def test_any_thread_may_start_stop_and_export(self, place: Capture) -> None:
-        """Recording all threads, a capture is nobody's: five rounds over changing threads under busy ones."""
+        """A capture of all threads belongs to no thread: five rounds over changing threads next to
+        busy ones.
+        """
         backend = TorchBackend()
         found: list[int] = []
 
@@ -887,7 +889,7 @@ class TestExportMode:
     def test_sees_a_device_that_torch_does_not_know_of(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """An open device file is a context, whoever made it."""
+        """An open device file is a context, whichever code opened it."""
         from stepprof.backends.torch import api as torch_api
 
         device = tmp_path / "nvidia-uvm"
@@ -898,6 +900,6 @@ class TestExportMode:
             assert device_in_use()
 
     def test_bytes_are_unknown(self) -> None:
-        """torch does not tell how much it holds."""
+        """torch does not report how much it holds."""
         assert TorchBackend().bytes_so_far() is None
         assert backend_module.TorchBackend.name == "torch"

@@ -1,4 +1,6 @@
-"""Recording with the real torch.profiler under everything that can go wrong around it: the disk, somebody else's profiler, memory; and what an export costs the loop."""
+"""Recording with the real torch.profiler under everything that can go wrong around it: the disk,
+another profiler, memory; and what an export costs the loop.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ loop(lambda: remount("ro"), after=lambda: remount("rw"))
 
     @pytest.mark.parametrize("moment", ["recording", "exporting"])
     def test_a_run_that_vanishes(self, warm, moment):
-        """Somebody removes the folder: the job goes on, the manifest comes back and tells it, the next step records."""
+        """Another process removes the folder: the job continues, the manifest is written again and
+        says so, the next step records.
+        """
         ran = warm.run_twice(
             LOOP
             + """
@@ -341,7 +345,7 @@ class TestExports:
             assert all(warm.is_readable(window, step) for window in windows)
 
     def test_threads_that_race_to_open(self, warm):
-        """A second capture is never opened: whoever comes second joins the first, or has one after it."""
+        """A second capture is never opened: the later thread joins the first, or opens one after it."""
         warm.run(
             """
             stepprof.init()
@@ -397,7 +401,9 @@ class TestWhatIsRecorded:
         assert {"aten::mm", "update_actor"} <= names
 
     def test_check_finds_what_is_gone(self, warm, capsys):
-        """`stepprof check` passes on what was recorded, and fails on an artifact that is cut off, gone, or an empty folder."""
+        """`stepprof check` passes on the recording, and fails on an artifact that is cut off,
+        missing, or an empty folder.
+        """
         warm.run(
             """
             stepprof.init()

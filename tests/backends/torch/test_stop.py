@@ -24,7 +24,7 @@ def processor_ns(thread: int) -> int:
 
 
 class Session:
-    """A torch session that notes how long a thread has had a processor when it is told to record no further ops, and at its stop."""
+    """A torch session that notes how long a thread has run at the time of its switch-off, and at its stop."""
 
     def __init__(self, thread: int, *, pauses: bool = True) -> None:
         self.thread = thread
@@ -85,7 +85,9 @@ class TestWaiting:
         thread.join()
 
     def test_not_for_ever(self, computing, monkeypatch) -> None:
-        """A thread that gets no processor does not hold the training up; nor does a torch that cannot be told to record no further ops."""
+        """A thread that gets no processor does not delay training; nor does a torch that cannot
+        switch the recording of ops off.
+        """
         monkeypatch.setattr(stop, "CALLBACK_NS", 10**18)
         monkeypatch.setattr(stop, "LEAVE_SECONDS", 0.2)
         session = Session(computing, pauses=False)

@@ -226,7 +226,7 @@ class TestPerReplica:
 
 
 def test_a_file_that_is_no_trace(tmp_path, capsys):
-    """Nothing is written, and the reason told."""
+    """Nothing is written, and the reason is reported."""
     (tmp_path / "README.md").write_text("# words\n")
     assert main(["merge", str(tmp_path / "README.md")]) == 2
     assert (

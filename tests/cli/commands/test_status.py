@@ -38,7 +38,7 @@ def on_terminal(columns, *arguments):
             try:
                 while part := os.read(master, 65536):
                     written += part
-            except OSError:  # EIO: the last one who had the terminal has gone
+            except OSError:  # EIO: the last process with the terminal has ended
                 pass
         return written.decode(), process.returncode
     finally:

@@ -67,7 +67,7 @@ def parsed(arguments):
 
 
 class Session:
-    """One session of the tool: its ranges, and the reports that it owes."""
+    """One session of the tool: its ranges, and its pending reports."""
 
     def __init__(self, options, output, pid):
         kind, *rest = options.get("capture-range-end", "stop-shutdown").split(":")

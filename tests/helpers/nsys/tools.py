@@ -1,4 +1,6 @@
-"""Builds what stands in for nsys, NVTX's tool and libcudart, and reads what they have noted. A missing compiler is a failure: nothing here is skipped."""
+"""Build the stand-ins for nsys, NVTX's tool and libcudart, and read their logs. A missing compiler
+is a failure: nothing here is skipped.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def build(folder: Path) -> Tools:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """What the tool was told of NVTX's domain stepprof."""
+    """Return the tool's log about NVTX's domain stepprof."""
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [event for event in events if event["domain"] == "stepprof"]
 

@@ -18,7 +18,7 @@ STEPS = 3
 
 
 class Anything:
-    """Stands for what the loop calls and nobody looks at."""
+    """A stand-in for objects that the loop calls without using a result."""
 
     def __getattr__(self, name):
         return lambda *_, **__: None

@@ -157,7 +157,9 @@ stepprof.shutdown()
 
 class TestLate:
     def test_a_device_that_is_used_after_the_first_capture(self, torch: Any, tmp_path: Path) -> None:
-        """What torch starts with a capture of the CPU alone is told, and captures that begin once the process uses the device have its kernels."""
+        """torch's start of CUDA by a capture of the CPU alone is reported, and captures that begin
+        once the process uses the device have its kernels.
+        """
         config = {"steps": "1-3", "output_dir": str(tmp_path / "runs"), "min_free_memory": "none"}
         script = tmp_path / "job.py"
         script.write_text(LATE.format(config=config, device=gpu.DEVICE.name))

@@ -1,4 +1,4 @@
-"""The tests of this folder are skipped for one reason alone, and it is told."""
+"""The tests of this folder are skipped for one reason only, and the reason is printed."""
 
 from __future__ import annotations
 

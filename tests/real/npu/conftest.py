@@ -94,7 +94,7 @@ class Npu(Warm):
         return self.run_path / f"step-{step:06d}" / artifact["path"]
 
     def left_over(self) -> list[str]:
-        """Folders in which something was recorded, and which nobody names."""
+        """Return folders with a recording that no manifest names."""
         return [path.name for path in self.run_path.rglob(".npu-*")]
 
 

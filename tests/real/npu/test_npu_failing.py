@@ -1,4 +1,6 @@
-"""What torch_npu and CANN do not tell: calls that fail, somebody else's profilers, folders that cannot be written. The job goes on, the manifest has the reason."""
+"""Failures that torch_npu and CANN do not report: failed calls, other profilers, folders that
+cannot be written. The job continues, the manifest has the reason.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,9 @@ class TestOthers:
 
     @pytest.mark.parametrize("warm_up", [True, False])
     def test_the_users_own_torch_npu_profiler_while_armed(self, npu, warm_up):
-        """It records into the warm session, which is let go of, not ended; without a warm-up it has a session of its own."""
+        """It records into the warm session, which is released, not ended; without a warm-up it has
+        its own session.
+        """
         npu.run(
             f"""
             init(warm_up={warm_up})
@@ -265,7 +269,7 @@ class TestOthers:
         assert "sees no NPU" in npu.window()["error"]
 
     def test_without_cann(self, run_script, tmp_path):
-        """The job runs without a recording, and is told what to install."""
+        """The job runs without a recording, and the log says what to install."""
         ran = run_script(
             """
             import stepprof, logging

@@ -16,7 +16,7 @@ with profile_step(2, role="actor"):
     with region("update"):
         work()
 """
-# stands for another version: its own Python, with this one's C library below it
+# represents another version: its own Python, with this one's C library below it
 AS_VERSION = """
 import importlib.util, torch_npu, torch_npu.npu
 folder = {folder!r}
@@ -49,7 +49,7 @@ def run(npu, options="", **env):
 
 class TestInstalled:
     def test_defaults(self, npu):
-        """Host and device at the cheapest level, with stepprof's ranges and nobody else's; no warning."""
+        """Host and device at the cheapest level, with only stepprof's ranges; no warning."""
         ran = run(npu)
         config = info(npu.folder_of())
         assert sorted(config["common_config"]["activities"]) == [

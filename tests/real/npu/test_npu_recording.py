@@ -196,7 +196,7 @@ class TestWindow:
         assert len(ended) == len(set(ended)) == 2
 
     def test_ranges_that_fail(self, npu):
-        """The job is told once, in the log; the window is recorded."""
+        """The log reports it once; the window is recorded."""
         ran = npu.run(
             """
             import torch_npu
@@ -387,7 +387,9 @@ class TestEnd:
 
     @pytest.mark.parametrize("alive", [True, False])
     def test_a_thread_that_cannot_be_reached(self, npu, alive):
-        """At the end of the run: the capture is lost, and the job ends as it would. Once the thread is gone CANN is told that it is over, and records again."""
+        """At the end of the run: the capture is lost, and the job ends as usual. Once the thread
+        has ended, CANN is stopped, and records again.
+        """
         npu.leave = False
         npu.run(
             f"""

@@ -86,7 +86,9 @@ class TestTurns:
         ]
 
     def test_a_holder_that_is_killed(self, npu):
-        """Its window is lost, the one that waits in vain is skipped and says for whom, and then the device is free."""
+        """Its window is lost, the waiting process skips its window and names the holder, and then
+        the device is free.
+        """
         env = {"STEPPROF_STEPS": "1-2", "STEPPROF_RUN_ID": "r"}
         holder = npu.start(
             """
@@ -123,7 +125,9 @@ class TestTurns:
         assert [call.name for call in npu.calls() if call.pid == other.pid] == SESSION
 
     def test_who_is_alone_is_warm_ahead(self, npu):
-        """With another process on the device a warm-up is part of the window's turn, so that nobody waits for who is only armed."""
+        """With another process on the device a warm-up happens under the lease, so that no process
+        waits for one that is only armed.
+        """
         script = """
             init()
             use_device()

@@ -16,7 +16,7 @@ from stepprof.remote.loop import in_thread
 
 
 class SimulatedEngine:
-    """Counts forward steps, and records them while it is told to."""
+    """Counts forward steps, and records them between start and stop."""
 
     def __init__(self, *, slow=0.0, hang=False, large=0, inside=False):
         self.recording = None

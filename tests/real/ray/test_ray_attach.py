@@ -138,7 +138,7 @@ class TestWindows:
         assert entry["body_error"] == "ZeroDivisionError: no batch"
 
     def test_one_of_three_is_dead(self, ray_here, make, session):
-        """The two others record, and the body waits for nobody."""
+        """The two others record, and the body waits for no engine."""
         handles = [make() for _ in range(3)]
         ray_here.get([handle.generate.remote("warm") for handle in handles])
         stepprof.attach(handles, find="engine")
@@ -157,7 +157,7 @@ class TestWindows:
         assert "the actor is dead" in found[1]["error"]
 
     def test_killed_while_recording(self, ray_here, make, session):
-        """Its capture is lost, the manifest says so, and the next step tells that it is dead."""
+        """Its capture is lost, the manifest says so, and the next step reports that it is dead."""
         handle = make()
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")
@@ -191,7 +191,7 @@ class TestWindows:
         ray_here.get([busy, late])
 
     def test_the_body_raises(self, ray_here, make, session):
-        """The engine is stopped, its trace kept, and the exception told beside it."""
+        """The engine is stopped, its trace kept, and the entry has the exception."""
         handle = make()
         stepprof.attach(handle, find="engine")
         with pytest.raises(ZeroDivisionError), stepprof.profile_step(2, role="rollout"):
@@ -253,7 +253,7 @@ class TestWindows:
         stepprof.attach(handle, kind="spans", role="rollout")
         for step in (1, 2, 3):
             with stepprof.profile_step(step, role="rollout"):
-                # it is told of a step while that goes on
+                # a step is announced to it meanwhile
                 until(lambda step=step: ray_here.get(handle.step.remote()) == step)
                 ray_here.get(handle.score.remote(step))
         stepprof.shutdown(20)
@@ -396,7 +396,9 @@ class TestTheDriverLeaves:
         return leave
 
     def test_at_the_end_of_the_script(self, leave, tmp_path):
-        """Initialised before Ray was imported, and ended without a word while it records: all is handed over before Ray goes down."""
+        """Initialised before Ray was imported, and ended silently while it records: everything is
+        stopped and kept before Ray ends.
+        """
         leave("", "torch").check()
         step = tmp_path / "runs" / "job" / "step-000002"
         found = fragments(step)
@@ -408,7 +410,7 @@ class TestTheDriverLeaves:
         assert (step / own["artifacts"][0]["path"]).is_file()
 
     def test_killed(self, leave, tmp_path):
-        """Nobody is left who could hand over anything: the manifests, written ahead, say that it was lost."""
+        """No process is left to stop anything: the manifests, written ahead, say that it was lost."""
         ran = leave("os.kill(os.getpid(), 9)")
         assert ran.returncode == -9
         found = fragments(tmp_path / "runs" / "job" / "step-000002")
@@ -416,7 +418,9 @@ class TestTheDriverLeaves:
         assert found["rollout-rank-1.json"]["windows"][0]["status"] == "lost"
 
     def test_ray_goes_first(self, leave, tmp_path):
-        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the manifest tells it."""
+        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the
+        manifest says so.
+        """
         ran = leave("ray.shutdown(); window.stop(); print(ray.is_initialized())").check()
         assert ran.stdout.split() == ["recording", "False"]
         found = fragments(tmp_path / "runs" / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
@@ -426,7 +430,9 @@ class TestTheDriverLeaves:
 
 class TestTrigger:
     def test_engines_and_ranks_of_a_driver(self, ray_here, make, session):
-        """A step that nobody configured, asked for from outside while the loop runs: every engine and rank records it."""
+        """An unconfigured step, requested from outside while the loop runs: every engine and rank
+        records it.
+        """
         server, trainers = make(Server), [make(Colocated) for _ in range(2)]
         ray_here.get(server.generate.remote("warm"))
         stepprof.attach(server, find="engine")

@@ -214,7 +214,7 @@ class TestFinding:
             RayKind().connect(handle, kind="rank", rank=-1)
 
     def test_keys(self, found):
-        """An engine and a rank in one actor are told apart: each has who drives it."""
+        """An engine and a rank in one actor are distinct: each has its driver."""
         keys = {RayKind().connect(found, kind=kind).key for kind in ("engine", "rank")}
         assert len(keys) == 2
 

@@ -34,7 +34,7 @@ time.sleep(600)
 
 
 class Detached(Server):
-    """An actor that may hold an engine, and tells whose run it records."""
+    """An actor that may hold an engine, and returns the run that it records for."""
 
     def run_id(self):
         return None if cell.session is None else cell.session.run_id
@@ -132,7 +132,9 @@ class TestRank:
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_a_stopped_driver(self, ray_here, actor, drive_in_process, tmp_path):
-        """A driver that is silent for a while keeps what it records; another job is refused, and told whose run it is."""
+        """A driver that is silent for a while keeps what it records; another job is refused, with
+        the name of the run.
+        """
         name, handle = actor()
         driver = drive_in_process(name, "rank")
         driver.send_signal(signal.SIGSTOP)

@@ -25,7 +25,7 @@ class Rank:
 
 @pytest.fixture
 def make(start):
-    """Makes actors, on the second node unless it is told another."""
+    """Make actors, by default on the second node."""
 
     def make(cls, resources=None, **options):
         return start(cls, {"resources": {"second": 0.01} if resources is None else resources}, **options)

@@ -77,7 +77,9 @@ ACTORS = {
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    """Actors that have loaded torch, for whoever leaves them as they were: it takes each of them seconds."""
+    """Actors that have loaded torch, for tests that leave them unchanged: loading takes each of
+    them seconds.
+    """
     made: dict[str, list] = {}
     yield made
     made.clear()
@@ -282,7 +284,7 @@ class TestRanks:
     def test_a_session_that_does_not_fit(
         self, ray_here, make, connect, session, windows, own, options, message
     ):
-        """What stands in the way is said, and nothing is started."""
+        """The blocker is reported, and nothing is started."""
         handle = make()
         ray_here.get(
             handle.own_session.remote(
@@ -320,7 +322,7 @@ class TestRanks:
         assert driver._facts.rank == 6
 
     def test_abort(self, ray_here, trainers, connect, session, windows):
-        """A window that is given up is closed, and what it has is kept as partial."""
+        """An aborted window is closed, and its recording is kept as partial."""
         (handle,) = trainers()
         driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
         drive(driver.arm(window))
@@ -331,7 +333,7 @@ class TestRanks:
         assert (found["status"], found["error"][:11]) == ("partial", "the process")
 
     def test_a_cap(self, ray_here, trainers, connect, session, windows):
-        """A capture that the actor's own session ended before the window did is told with what capped it."""
+        """A capture that the actor's own session ended before the window is reported with its cap."""
         (handle,) = trainers()
         config = {"output_dir": str(session.path.parent), "steps": [2], "max_seconds": 0.2}
         ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
@@ -363,14 +365,16 @@ class TestRanks:
         return handle, driver
 
     def test_ended_right_after(self, leaving, session):
-        """An actor that is told to end while its export runs: Ray kills the children of a worker that ends, and the manifest says what came of it."""
+        """An actor that is ended while its export runs: Ray kills the children of a worker that
+        ends, and the manifest has the outcome.
+        """
         handle, _ = leaving
         handle.__ray_terminate__.remote()
         (found,) = settled(session, 2, "actor-rank-0.json")
         assert found["status"] == "complete" or "the export process was killed" in found["error"]
 
     def test_detached_while_it_exports(self, leaving, session):
-        """Detached first, it has exported when it is told to end."""
+        """Detached first, it has exported before it is ended."""
         handle, driver = leaving
         drive(driver.close(20, 20))
         handle.__ray_terminate__.remote()

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 def trace(number: int) -> bytes:
-    """A trace of a rank whose events tell it from every other one."""
+    """Return a trace of a rank whose events distinguish it from every other one."""
     events = [
         {
             "ph": "X",
@@ -62,7 +62,7 @@ def where(wanted, fail="") -> tuple[str, int]:
 
 
 def test_the_timeline_is_the_same(ray_here, run, capsys) -> None:
-    """Byte for byte in both formats, whoever wrote the parts."""
+    """Byte for byte in both formats, whichever process wrote the parts."""
     for name, format_ in (("timeline.pftrace", "perfetto"), ("timeline.json.gz", "json")):
         assert main(["merge", str(run), "--format", format_, "--output", str(run / "here")]) == 0
         assert main(["merge", str(run), "--format", format_, "--ray"]) == 0
@@ -79,7 +79,7 @@ def test_the_report_is_the_same(ray_here, run) -> None:
 
 
 def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> None:
-    """Both nodes do some of it, none of it is done in this process, and progress is told."""
+    """Both nodes do some of it, this process does none, and progress is reported."""
     found = find([run], output_dir=run.parent)
     told = []
     with Cluster() as cluster:
@@ -133,7 +133,7 @@ def ray_nodes():
 
 
 def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
-    """They are found where they are, and what comes of it is as if both directories had been copied here."""
+    """They are found on their node, and the result is as if both directories had been copied here."""
     here, there = disks
     for command, name in (("merge", "t.json.gz"), ("report", "t.json")):
         how = ["--format", "json", "--output"] if command == "merge" else ["--json"]
@@ -165,7 +165,9 @@ def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
 
 
 def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
-    """A task that raises, and one whose process dies, are told as failed; a file that is nowhere is left to the reader here."""
+    """A task that raises, and one whose process dies, are reported as failed; a file that no node
+    has is left to the reader here.
+    """
     found = find([run], output_dir=run.parent)
     tasks = [(wanted, fail) for wanted, fail in zip(found.inputs[:3], ("", "raises", "dies"), strict=True)]
     with Cluster() as cluster:

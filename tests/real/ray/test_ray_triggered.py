@@ -67,7 +67,7 @@ def outcomes(session):
 @pytest.mark.parametrize("session", ["null"], indirect=True)
 class TestTriggered:
     def test_two_at_once_one_past_one_withdrawn(self, ray_here, make, session):
-        """Asked for in the middle of a step: each has its own outcome, and what comes late takes part."""
+        """Requested in the middle of a step: each has its own outcome, and late processes take part."""
         loop = Loop(ray_here, make)
         made = {}
 

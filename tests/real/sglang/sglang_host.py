@@ -116,7 +116,7 @@ class Host:
 
 
 def main(address: str) -> None:
-    """Serve until told to end."""
+    """Serve until asked to end."""
     connection = Client(address)
     import sglang
 

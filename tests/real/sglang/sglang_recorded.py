@@ -1,4 +1,6 @@
-"""Sessions beside an engine, in the process that holds it: what its windows leave on disk is looked at by the tests."""
+"""Sessions next to an engine, in the process that holds it. The tests check the files that its
+windows leave.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def of_lengths(engine: Any, folder: Path, tokens: dict[int, int]) -> None:
 
 
 def running(engine: Any, folder: Path, tokens: int) -> None:
-    """A training loop of which nothing is recorded, unless somebody asks for it, until a file says after which step it ends."""
+    """A training loop of which nothing is recorded without a request, until a file says after which
+    step it ends.
+    """
     begin(folder, steps="none")
     stepprof.attach(engine, role="rollout")
     last, step = folder / "last-step", 0

@@ -1,4 +1,4 @@
-"""What is done with an engine in the process that holds it; what it brings is looked at by the tests."""
+"""Actions on an engine in the process that holds it. The tests check the files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def second_start(engine: Any, folder: Path) -> Plain:
 
 
 def stop_without_start(engine: Any, folder: Path) -> Plain:
-    """A stop that nobody owes, of the driver and of SGLang itself; and an abort of nothing."""
+    """Send stops without a start, by the driver and by SGLang itself; and an abort without a capture."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
     told = _failure(lambda: on_remote(driver.stop(window)))
     on_remote(driver.abort())
@@ -139,7 +139,7 @@ def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
 
 
 def two_drivers(engine: Any, folder: Path) -> Plain:
-    """A second driver comes while the first one records, and again when the first one is gone."""
+    """Start a second driver while the first one records, and again when the first one has ended."""
     first, window = SglangDriver.of_engine(engine), make_window(folder, 2)
     on_remote(first.arm(window))
     on_remote(first.start(window))

@@ -79,7 +79,7 @@ class TestWindows:
         assert forward(brought) == {FILE: forward_steps(2)}
 
     def test_only_asked_for_workers_are_kept(self, host: Host, tmp_path: Path) -> None:
-        """What the asked-for rank did not write is told, and the others' files are gone."""
+        """A missing file of a requested rank is reported, and the others' files are removed."""
         message = host.run(sglang_scenarios.other_worker, tmp_path)
         assert "left no trace of the engine's rank 7" in message or "rank 7" in message
 
@@ -99,7 +99,7 @@ class TestBounds:
         assert brought["left_later"] == brought["left"]
 
     def test_by_stage(self, host: Host, tmp_path: Path) -> None:
-        """Prefill and decode come in a file each, within the bound of both."""
+        """Prefill and decode have a file each, within the limit of both."""
         options = {"max_iterations": 3, "by_stage": True}
         brought = host.run(sglang_scenarios.window_with, tmp_path, 8, options)
         assert forward(brought) == {PREFILL: [("EXTEND", 1)], DECODE: [("DECODE", 1)] * 2}
@@ -172,13 +172,13 @@ class TestState:
         assert "not in progress" in brought["raw"]
 
     def test_somebody_else_stops_it(self, host: Host, tmp_path: Path) -> None:
-        """What was recorded until then is kept, as partial."""
+        """The recording until then is kept, as partial."""
         brought = host.run(sglang_scenarios.stopped_by_another, tmp_path)
         assert forward(brought) == {FILE: forward_steps(3)}
         assert brought["partial"] == "another client stopped it before the window ended"
 
     def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
-        """SGLang keeps a request armed whose step did not come; after a window of ours it is not."""
+        """SGLang keeps a request armed whose step was not reached; after a window of ours it is not."""
         brought = host.run(sglang_scenarios.armed_by_another, tmp_path)
         assert brought == {"trap": ["by-itself-TP-0.trace.json.gz"], "ours": [FILE], "after": []}
 

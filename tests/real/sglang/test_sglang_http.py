@@ -109,7 +109,7 @@ class TestServer:
         assert (driver.kind, driver.name, driver.workers) == ("sglang", server.url, 1)
 
     def test_ends_by_itself(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
-        """A server answers a stop after that with a bare 500: what it wrote tells."""
+        """After that a server answers a stop with a bare 500: its files show the outcome."""
         window = make_window(tmp_path, max_iterations=2)
         brought = described(window, record(driver, window, lambda: server.generate(5)))
         assert brought["traces"][FILE]["forward"] == STEPS[:2]
@@ -129,7 +129,9 @@ class TestServer:
 
     @pytest.mark.parametrize("keys", [(), (KEY,)])
     def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
-        """Without a key nothing is answered, without the admin key no start: both are told by name, and neither key is shown."""
+        """Without a key nothing is answered, without the admin key no start: both are named, and
+        neither key is shown.
+        """
         driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)
 
@@ -182,7 +184,7 @@ class TestServer:
 
 class TestAnswers:
     def test_is_down(self, tmp_path: Path) -> None:
-        """Nothing listens: told at arm."""
+        """Nothing listens: reported at the arm."""
         with serving({}) as gone:
             pass
         refused = failure(SglangDriver.of_server(Client(gone.url)).arm(make_window(tmp_path)))
@@ -258,14 +260,14 @@ class TestAnswers:
     def test_refused_at_arm(
         self, tmp_path: Path, path: str, answer: tuple[int, Any], health: str, message: str
     ) -> None:
-        """What is odd about a server is told before anything is sent."""
+        """Unusual answers of a server are reported before anything is sent."""
         with serving({**replies(), path: answer}) as server:
             refused = failure(SglangDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
         assert (refused.health, message in str(refused)) == (health, True)
         assert all(each.method == "GET" for each in server.asked)
 
     def test_start_is_refused(self, tmp_path: Path) -> None:
-        """Then nothing is owed, and the next window may start."""
+        """Then no stop is pending, and the next window may start."""
         with serving({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as server:
             driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
@@ -278,7 +280,7 @@ class TestAnswers:
     def test_start_that_is_not_answered_is_stopped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whether it records is not known: the stop that is owed is sent, and a second one is not."""
+        """Whether it records is unknown: the pending stop is sent, and a second one is not."""
         monkeypatch.setattr("stepprof.remote.sglang.server_link.START_SECONDS", 0.3)
         slow = {**replies(), "POST /start_profile": lambda _: time.sleep(1) or "at last"}
         with serving(slow) as server:

@@ -107,7 +107,7 @@ class TestSessions:
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
-        """The exception reaches the caller unchanged; the engine is stopped, and the manifest tells both."""
+        """The exception reaches the caller unchanged; the engine is stopped, and the manifest has both."""
         assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}
         (entry,) = told(tmp_path)
         assert entry["status"] == "complete"

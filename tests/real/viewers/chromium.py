@@ -129,7 +129,7 @@ class Chromium:
 
 @contextlib.contextmanager
 def chromium(*flags: str) -> Iterator[Chromium]:
-    """A browser with a profile of its own, which is gone afterwards. Raises FileNotFoundError where there is none."""
+    """Yield a browser with a temporary profile. Raises FileNotFoundError if there is none."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         raise FileNotFoundError("chromium: not installed (Debian: apt-get install chromium)")

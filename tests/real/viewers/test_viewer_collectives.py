@@ -1,4 +1,6 @@
-"""Hosts that nobody compared, with clocks that really differ by hours: one rank of a job with gloo gets another time from the C library itself (libfaketime, Debian's `faketime`)."""
+"""Hosts without compared clocks, which really differ by hours: one rank of a gloo job gets another
+time from the C library itself (libfaketime, Debian's `faketime`).
+"""
 
 from pathlib import Path
 

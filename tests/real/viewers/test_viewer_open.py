@@ -35,7 +35,9 @@ def opened(*arguments: str) -> Iterator[str]:
 
 
 def test_a_step_is_merged_and_shown(tmp_path: Path) -> None:
-    """A run that nobody has merged: the viewer has every slice of every rank, without an import error, under the names of the ranks."""
+    """A run without a timeline: the viewer has every slice of every rank, without an import error,
+    under the names of the ranks.
+    """
     run = make_run(tmp_path / "runs")
     for rank in range(2):
         events = [{"ph": "X", "name": "op", "pid": 7, "tid": 7, "ts": n * 10, "dur": 5} for n in range(500)]

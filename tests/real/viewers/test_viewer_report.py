@@ -1,4 +1,6 @@
-"""The report's page in a real browser: it draws without a complaint and asks nobody, can be worked by pointer and keyboard, is readable in both schemes, and is not moved by hostile names."""
+"""The report's page in a real browser: it draws without an error and contacts no server, works with
+pointer and keyboard, is readable in both schemes, and is not affected by hostile names.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(browser: Chromium) -> Iterator[Chromium]:
-    """The browser with nothing on its mind; what it wrote to the console is looked at afterwards."""
+    """Return the browser with an empty page; its console output is checked afterwards."""
     browser.messages.clear()
     browser.answered.clear()
     browser.call(
@@ -145,7 +147,9 @@ def background(page: Chromium, folder: Path) -> float:
 
 class TestPage:
     def test_64_ranks_are_painted_within_a_second(self, page: Chromium, tmp_path: Path) -> None:
-        """By the browser's own clock, in the best of five loads, since the machine has other work; nothing is asked of anybody but the file."""
+        """By the browser's own clock, in the best of five loads, since the machine has other work;
+        nothing but the file is requested.
+        """
         address = show(page, tmp_path, make_report(64, 4))
         assert colours(page) > 20
         assert page.evaluate("document.querySelectorAll('section.part').length") == 12
@@ -420,7 +424,9 @@ class TestHostile:
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
     def test_a_script_that_got_in_would_not_run(self, browser: Chromium, tmp_path: Path) -> None:
-        """The policy: a page into which somebody has put a script and a picture runs the one and asks for the other as little as it asks for anything."""
+        """The policy: a page into which a script and a picture were injected neither runs the
+        script nor requests the picture.
+        """
         file = tmp_path / "report.html"
         file.write_text(
             render(make_report(1)).replace(

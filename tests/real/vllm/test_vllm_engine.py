@@ -87,7 +87,7 @@ class TestEngine:
         assert before == [process.pid for process in live.processes()]
 
     def test_leaves_nothing_beside_its_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """Between windows the link leads to the idle folder, and the folders of the windows are gone."""
+        """Between windows the link leads to the idle folder, and the folders of the windows are removed."""
         record(driver, make_window(tmp_path), lambda: live.generate(2))
         link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
         assert link.readlink() == Path("idle")
@@ -130,7 +130,9 @@ class TestBounds:
     def test_max_iterations_end_the_capture_before_the_window(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """The engine stops by itself after so many forward steps; that is told, and the next window is recorded."""
+        """The engine stops by itself after this many forward steps; the entry says so, and the next
+        window is recorded.
+        """
         window = make_window(tmp_path, max_iterations=3)
         stopped = record(driver, window, lambda: live.generate(8))
         assert only_trace(window, stopped).forward == [(3, 0), (0, 1), (0, 1)]
@@ -176,7 +178,9 @@ class TestOrder:
     def test_a_second_start_by_somebody_else_is_refused_and_left_alone(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """A capture that the user began is the user's: busy, and his own stop still brings his file."""
+        """A capture that the user began is the user's: busy, and the user's own stop still returns
+        the file.
+        """
         live.run(live.engine.start_profile())
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
@@ -195,7 +199,7 @@ class TestOrder:
     def test_stop_without_start_is_refused_without_a_call(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Nothing is sent to the engine: somebody else's capture would end."""
+        """Nothing is sent to the engine: it would end another client's capture."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         live.run(live.engine.start_profile())
@@ -215,7 +219,9 @@ class TestOrder:
     def test_another_living_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """While the first driver takes part the second one gets `busy`. When it is gone, its capture is stopped and kept under its own step."""
+        """While the first driver takes part the second one gets `busy`. When it has ended, its
+        capture is stopped and kept under its own step.
+        """
         left = make_window(tmp_path, 2)
         gone = VllmDriver.of_engine(live.engine)
         on_remote(gone.arm(left))
@@ -391,7 +397,7 @@ class TestSelection:
 
 class TestFolders:
     def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """The second one is told before anything is sent: their traces would be mixed up."""
+        """The second one is refused before anything is sent: their traces would be mixed up."""
         on_remote(driver.arm(make_window(tmp_path)))
         link = ObjectLink(live.engine, "other")
         link.key = "object:1"
@@ -405,7 +411,9 @@ class TestFolders:
     def test_an_engine_that_left_no_file_is_a_failure_in_words(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Its workers swallow what torch raises when the folder is gone: a call that returned is no proof."""
+        """Its workers suppress torch's exception when the folder is missing: a call that returned
+        is no proof.
+        """
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))

@@ -95,7 +95,7 @@ def test_two_steps_come_to_two_folders_without_a_restart(
 def test_its_folder_is_asked_for_in_development_mode(
     server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
-    """On this host, a server that tells its settings needs no trace_dir."""
+    """On this host, a server that reports its settings needs no trace_dir."""
     window = make_window(tmp_path)
     (artifact,) = record(driver, window, lambda: server.generate(3)).artifacts
     assert len(Trace.of(window, artifact).forward) == 3
@@ -156,7 +156,7 @@ def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: P
 def test_a_second_start_is_somebody_elses_and_left_alone(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
-    """409: busy, with what to do if nobody records."""
+    """409: busy, with the remedy if no client records."""
     server.ask("POST", "/start_profile")
     window = make_window(tmp_path, trace_dir=traces / "engine-1")
     on_remote(driver.arm(window))

@@ -29,7 +29,7 @@ def recording(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def forward(folder: Path, step: int, count: int = 1) -> list[tuple[int, int]]:
-    """The forward steps of a step whose engine is told of `count` times, the first time as complete."""
+    """Return the forward steps of a step with `count` entries of its engine, the first one complete."""
     entries = told(folder, step)
     assert len(entries) == count
     assert (entries[0]["status"], entries[0]["error"]) == ("complete", None)
@@ -145,7 +145,9 @@ def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any
 def test_a_start_that_fails_at_once(
     live: Live, recording: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body begins at once; whether the engine is about to be dead is looked at next to it, and it records the next step."""
+    """The body begins at once; whether the engine is dying is checked concurrently, and it records
+    the next step.
+    """
     recording(steps="2-5")
     stepprof.attach(live.engine, role="rollout")
     seconds = []

@@ -36,7 +36,7 @@ class Loop:
         self.step = 0
 
     def once(self) -> None:
-        """One more step: the engine generates in it, and for somebody else's windows."""
+        """Run one more step: the engine generates in it, also for other windows."""
         self.step += 1
         with stepprof.profile_step(self.step, role="rollout"):
             self.live.generate(TOKENS)
@@ -108,7 +108,9 @@ def test_one_that_is_withdrawn_reaches_no_engine(loop: Loop) -> None:
 
 
 def test_two_at_once_and_one_for_the_past(loop: Loop) -> None:
-    """For one step, of the engine's role and of another: both are met, by one trace of the engine; what is past is told, and recorded by nobody."""
+    """For one step, of the engine's role and of another: one trace of the engine meets both; a past
+    request is reported, and not recorded.
+    """
     while loop.step < 3:
         loop.once()
     asked = [stepprof.trigger(step=6, role=role, ranks="all") for role in ("rollout", "actor")]

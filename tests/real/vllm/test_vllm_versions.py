@@ -129,7 +129,9 @@ class TestSources:
 
     @pytest.mark.parametrize("version", ["installed", "0.33.0"])
     def test_the_newest_take_bounds_with_each_start(self, version: str, tmp_path: Path) -> None:
-        """Only what differs from what was built in is given: a worker class of somebody else may not know them."""
+        """Only options that differ from the built-in ones are passed: a custom worker class may not
+        know them.
+        """
         from vllm.v1.engine.async_llm import AsyncLLM
 
         known = (
@@ -163,7 +165,7 @@ class TestSources:
             assert (settings.max_iterations, settings.delay_iterations) == (5, 2)
             assert envs.VLLM_TORCH_PROFILER_DISABLE_ASYNC_LLM
         else:
-            assert settings.with_stack  # that version always takes them: a warning tells it
+            assert settings.with_stack  # that version always records them: a warning says so
 
     def test_engine_args_of_an_old_version_set_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

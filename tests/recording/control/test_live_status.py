@@ -46,7 +46,7 @@ print("result", step > first, flush=True)
 
 
 class Job:
-    """Processes of one run, which go on until they are told to stop."""
+    """Processes of one run, which continue until they are stopped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,14 +67,14 @@ class Job:
         )
 
     def wait_until(self, test: Callable[[dict[Any, dict[str, Any]]], bool], seconds: float = 20) -> None:
-        """Wait for what the processes tell of themselves."""
+        """Wait for a state of the processes' status."""
         deadline = time.monotonic() + seconds
         while not test(self.statuses()):
             assert time.monotonic() < deadline, self.statuses()
             time.sleep(0.05)
 
     def wait_for(self, *ranks: int) -> None:
-        """Wait until these ranks have told how long a step takes."""
+        """Wait until these ranks have published how long a step takes."""
         self.wait_until(
             lambda found: all(rank in found and found[rank]["step_seconds"] is not None for rank in ranks)
         )
@@ -145,7 +145,7 @@ class TestTrigger:
         assert job.recorded(request.step) == {0, 1}
 
     def test_for_a_role_that_other_ranks_have(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """They have not missed it: `show` names nobody."""
+        """They have not missed it: `show` names no rank."""
         for rank, role in ((0, "actor"), (1, "rollout")):
             job.start(rank, role=role)
         job.wait_for(0, 1)
@@ -177,7 +177,9 @@ class TestTrigger:
     def test_a_job_that_was_killed_and_goes_on_elsewhere(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """What its processes told last, on a host that is gone, is neither in the way of a request nor called a problem."""
+        """The last status of its processes, on a host that has gone, neither blocks a request nor
+        counts as a problem.
+        """
         job.start(3, 0.02, first=5000)
         job.wait_for(3)
         job.ranks[3].kill()
@@ -243,7 +245,9 @@ class TestTrigger:
         assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
 
     def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
-        """The late one finds the request when it begins; the dead one is called crashed, and keeps nobody from anything."""
+        """The late one finds the request when it begins; the dead one is reported as crashed, and
+        blocks nothing.
+        """
         for rank in (0, 1):
             job.start(rank, 0.05)
         job.wait_for(0, 1)
@@ -286,7 +290,7 @@ class TestTrigger:
 
 class TestSecurity:
     def test_nothing_listens(self, run_script: Callable[..., Any]) -> None:
-        """A session that can be asked, tells of itself, watches, uploads and runs commands has no socket at which anybody is waited for."""
+        """A session with live control, status, watch, uploads and commands listens on no socket."""
         ran = run_script(
             """
             import os, pathlib, time
@@ -324,7 +328,7 @@ class TestRunDirectoryGoes:
 
 class TestStatus:
     def test_of_a_run_that_is_over(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Ended processes are called so, and nobody can be asked any more."""
+        """Ended processes are reported so, and no request is possible."""
         job.start(0)
         job.wait_for(0)
         job.end()
@@ -511,13 +515,13 @@ RANK = {
 
 class TestReachableStep:
     def test_nobody_will_have_begun_it(self) -> None:
-        """The rank that is furthest decides, by how far it may have come since it told."""
+        """The most advanced rank decides, by its possible progress since its last status."""
         behind = {**RANK, "step": 2}
         assert reachable_step([RANK, behind]) == 15
         assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
 
     def test_a_step_that_takes_long_is_no_reason_to_wait(self) -> None:
-        """One that had just begun when it was told has not ended meanwhile."""
+        """A step that had just begun at the last status has not ended meanwhile."""
         begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
         assert reachable_step([begun]) == 11
         assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
@@ -527,7 +531,7 @@ class TestReachableStep:
         assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
 
     def test_a_clock_that_is_wrong(self) -> None:
-        """For how long its step has run is told by its own clock alone."""
+        """The duration of its step so far comes from its own clock alone."""
         wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
         assert reachable_step([wrong]) == 11
 
@@ -537,7 +541,7 @@ class TestReachableStep:
         assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
 
     def test_ranks_that_have_not_begun(self) -> None:
-        """The first step of all, and one more where nobody knows how long a step takes."""
+        """The first step of all, plus one if the duration of a step is unknown."""
         assert reachable_step([{**RANK, "step": None}]) == 1
         assert reachable_step([{**RANK, "pace_seconds": None}]) == 12
         assert reachable_step([]) == 1
@@ -545,7 +549,7 @@ class TestReachableStep:
 
 class TestWhatWasTold:
     def told(self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any) -> Path:
-        """A status file of a process of another host, which was written so long ago."""
+        """Return a status file of a process of another host, of this age."""
         now = time.time()
         content = {
             "rank": rank,
@@ -565,7 +569,7 @@ class TestWhatWasTold:
         return [status["condition"] for status in read_statuses(run)]
 
     def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
-        """The file system knows when a file was written: neither is it stale nor told of the future."""
+        """The file system knows when a file was written: it is neither stale nor from the future."""
         for rank, hours in ((0, -1), (1, 1)):
             path = self.told(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
             os.utime(path, (time.time() - 4, time.time() - 4))
@@ -591,7 +595,7 @@ class TestWhatWasTold:
         assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
-        """One that hangs stays stale, whoever comes after."""
+        """One that hangs stays stale, whichever process comes later."""
         self.told(tmp_path, 0, started=500.0)
         self.told(tmp_path, 1, started=500.0, ago=60.0)
         self.told(tmp_path, 2, started=50.0)
@@ -600,7 +604,7 @@ class TestWhatWasTold:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a process leaves that is in the middle of step 7: the run's folder, with the status that it told last."""
+    """Return what a process in the middle of step 7 leaves: the run's folder, with its last status."""
     folder = tmp_path_factory.mktemp("written")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("STEPPROF")]:
@@ -646,7 +650,7 @@ def on_a_terminal(
     while True:
         try:
             printed += os.read(ours, 65536)
-        except OSError:  # the other side of the terminal has gone
+        except OSError:  # the other side of the terminal has ended
             break
         if not done and once in printed:
             done = True

@@ -1,4 +1,4 @@
-"""Requests as one session sees them: what it reads, what it takes, what becomes of it."""
+"""Requests in one session: which it reads, which it accepts, and their outcomes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Session:
         return {name: seen["outcome"] for name, seen in self.control.outcomes().items()}
 
     def enter(self, step: int, role: str | None = None) -> bool:
-        """A window comes in, as the session has it."""
+        """Enter a window, as the session does."""
         self.last = step
         selected = self.selector.select(step, role) is not None
         if selected:
@@ -80,7 +80,7 @@ class TestTaking:
         assert session.control.outcomes() == {}
 
     def test_taken_and_reached(self, session: Session, tmp_path: Path) -> None:
-        """Its backend is loaded ahead; what becomes of it is known as soon as its last window has come in."""
+        """Its backend is loaded ahead; its outcome is known as soon as its last window is entered."""
         session.enter(3)
         request = Request.make(7, count=2)
         place_request(tmp_path, request)
@@ -135,7 +135,7 @@ class TestTaking:
         assert session.look() == {request.name: "accepted"}
 
     def test_a_name_that_is_shown_before_its_file(self, session: Session, tmp_path: Path) -> None:
-        """Not refused: it is looked for again."""
+        """Not refused: it is read again later."""
         request = Request.make(7)
         place_request(tmp_path, request)
         with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +190,7 @@ class TestOutcomes:
         assert "no window" in session.control.outcomes()[coming.name]["reason"]
 
     def test_the_rest_of_a_request(self, session: Session, tmp_path: Path) -> None:
-        """What was past is told, what was not is recorded."""
+        """Past steps are reported, the others recorded."""
         session.enter(5)
         place_request(tmp_path, request := Request.make(5, count=2))
         session.look()
@@ -199,7 +199,7 @@ class TestOutcomes:
         assert session.control.outcomes()[request.name]["missed"] == "5"
 
     def test_for_other_ranks(self, tmp_path: Path) -> None:
-        """Neither taken for missed nor for reached."""
+        """It counts neither as missed nor as reached."""
         session = Session(tmp_path, rank=2)
         session.enter(5)
         past, coming = Request.make(3, ranks="0"), Request.make(7, ranks="0")
@@ -259,7 +259,9 @@ class TestOutcomes:
 
 class TestRefusing:
     def test_where_every_file_belongs_to_one_user(self, session: Session, tmp_path: Path) -> None:
-        """A volume on which nobody's files are his own: what this process itself makes there says whose a request must be."""
+        """On a volume that assigns every file to one user, a file that this process makes shows
+        which owner a request must have.
+        """
         session.control._uid = os.getuid() + 1
         place_request(tmp_path, request := Request.make(7))
         assert session.look() == {request.name: "accepted"}

@@ -1,4 +1,6 @@
-"""What a session tells of itself: when a version is written, under which name, and what happens where it cannot be."""
+"""The published status of a session: when a version is written, under which name, and what happens
+if it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ class TestName:
         assert "rank-0.2.json" in told.read()
 
     def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
-        """Not waited for: `init` tells for the first time, on the training thread."""
+        """It is not awaited: `init` publishes the first version on the training thread."""
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
         told = Told(tmp_path)
@@ -154,7 +156,7 @@ class TestPace:
         return (role or "step", "window", round(start * 1e9), round(end * 1e9), 1, None, scope, None, False)
 
     def test_of_windows(self) -> None:
-        """A step lasts from its first window to its last; what comes between steps counts for the pace."""
+        """A step lasts from its first window to its last; the time between steps counts for the pace."""
         pace = Pace()
         assert (pace.seconds, pace.shortest) == (None, None)
         pace.see([self.window(1, 0.0, 0.5, "rollout"), self.window(1, 0.5, 1.0, "actor")])

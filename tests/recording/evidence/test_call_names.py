@@ -12,7 +12,7 @@ from stepprof.recording.evidence.call_names import call_name
 
 
 class Waiting:
-    """Objects whose methods in C wait until they are let go."""
+    """Objects whose C methods wait until they are released."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -135,7 +135,7 @@ with profile_step(2):
         assert {each.thread for each in found.stretches} == {found.captures[0].thread}
 
     def test_a_thread_that_ends(self, evidence) -> None:
-        """Its stretch ends with it; a new thread with its identifier is not taken for it."""
+        """Its stretch ends with it; a new thread with its identifier is not mistaken for it."""
         found = evidence("""
 def short():
     with region("short"):

@@ -206,7 +206,7 @@ class TestBadEnds:
         assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
 
     def test_somebody_else_reaps_the_child(self) -> None:
-        """A program that ignores SIGCHLD takes our exit status away; the report is enough."""
+        """A program that ignores SIGCHLD takes our exit status; the report is enough."""
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
             assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
@@ -372,7 +372,7 @@ class TestTheChild:
         assert (tmp_path / "done").exists()
 
     def test_under_warnings_as_errors(self, run_script: Callable[..., object]) -> None:
-        """Python's warning of a fork beside threads reaches nobody, even where warnings are errors."""
+        """Python's warning of a fork with threads stays inside, even if warnings are errors."""
         ran = run_script(
             """
             import threading

@@ -1,4 +1,6 @@
-"""After a recording, by real processes: what a command, an upload and a budget do, and that nothing of it changes what becomes of the job."""
+"""The work after a recording, by real processes: what a command, an upload and a budget do, and
+that none of it changes the job's result.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ NOTE = ["sh", "-c", "echo $STEPPROF_STEP $STEPPROF_STATUS $STEPPROF_BYTES $STEPP
 
 class TestCommand:
     def test_once_per_step_on_one_of_two_ranks(self, job: Job) -> None:
-        """When both have recorded it and gone on; with the run's facts in its environment, and none of the job's own files open."""
+        """When both have recorded it and continued; with the run's facts in its environment, and
+        none of the job's own files open.
+        """
         facts = 'env | grep ^STEPPROF | sort > facts.$STEPPROF_STEP; ls -l /proc/self/fd | grep -c "\\.jsonl\\|socket" >> facts.$STEPPROF_STEP; '
         command = ["sh", "-c", facts + NOTE[2]]
         job.env["FILING_SECONDS"] = "0.3"
@@ -167,7 +171,7 @@ class TestCommand:
         assert not any(_lives(int(child)) for child in children)
 
     def test_at_the_end_it_gets_what_is_left_of_the_time(self, job: Job) -> None:
-        """A shutdown waits no longer than it was told to."""
+        """A shutdown waits no longer than its timeout."""
         config = {"on_complete": ["sleep", "600"], "on_complete_when": "run"}
         job.go(config=config, timeout=1.0)
         assert job.shutdown_seconds() < 5
@@ -254,7 +258,9 @@ class TestCommand:
 class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
     def test_it_becomes_unwritable_while_the_job_runs(self, job: Job, strict: bool) -> None:
-        """A file where its folder was: nobody can write below it, not even root. The log says so, and the job ends as it would have."""
+        """A file replaces its folder: no user can write below it, not even root. The log says so,
+        and the job ends as usual.
+        """
         gone = """
 import shutil
 os.rename('runs/job', 'runs/away')
@@ -343,7 +349,7 @@ class TestUpload:
         assert "the upload timed out" in job.printed[0]
 
     def test_a_shutdown_waits_no_longer_than_it_may(self, job: Job) -> None:
-        """What is not uploaded then is told."""
+        """Files that are not uploaded then are reported."""
         job.env |= {"FLAKY": "hang=1000", "FLAKY_ON": "actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up", "strict": True}, timeout=1.5)
         assert job.shutdown_seconds() < 6
@@ -387,7 +393,9 @@ class TestUpload:
 
 class TestKeeping:
     def test_the_oldest_steps_go(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Their manifests stay and say so; what is nobody's artifact stays too. Every reader knows the word."""
+        """Their manifests stay and say so; files that are no artifacts stay too. Every reader knows
+        the status.
+        """
         job.env["FILING_BYTES"] = "2000"
         config = {"keep_bytes": 9000, "steps": "1-8"}
         for rank in (0, 1):

@@ -196,7 +196,7 @@ class TestChildProcess:
         assert self.run("sleep", "600", stop=stop).killed == "stopped"
 
     def test_a_program_that_waits_for_every_child(self, run_script) -> None:
-        """SIGCHLD is ignored there, so that nobody learns an exit status; nothing hangs, no zombie is left."""
+        """SIGCHLD is ignored there, so that no exit status is known; nothing hangs, no zombie is left."""
         ran = run_script(
             """
             import os, signal, threading
@@ -223,7 +223,7 @@ class TestChildProcess:
 
 class TestWhole:
     def test_by_what_the_fragments_say(self, tmp_path, monkeypatch) -> None:
-        """Pending is what somebody who lives is still at; of the dead, lost is the last word."""
+        """Entries of living processes are pending; for dead processes, lost is final."""
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
         claim = runs.record(run, step=2, status="lost", error="x", writer=writer_identity())
@@ -257,7 +257,7 @@ class TestWhole:
         assert (step.pending, step.status) == (False, "lost")
 
     def test_uploads_are_waited_for(self, tmp_path) -> None:
-        """Until each artifact has an outcome, or its process is gone."""
+        """Until each artifact has an outcome, or its process has ended."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run, writer=writer_identity())
         peers = Peers(run.path)
@@ -288,7 +288,7 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_ranks_of_a_job_that_was_started_anew(self, tmp_path) -> None:
-        """Those of before, on a host that is gone, are waited for no minute."""
+        """Those of the previous job, on a host that has gone, are not awaited for a minute."""
         run = runs.make_run(tmp_path)
         elsewhere = {**writer_identity(), "host": "another"}
         self.status(run, rank=1, step=2, writer=elsewhere)
@@ -303,7 +303,7 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_each_further_rank_costs_the_same(self, tmp_path) -> None:
-        """Whether the writer of a fragment is gone is looked up, not looked for among the words of all."""
+        """The liveness of a fragment's writer is a lookup, not a search in all status files."""
         run = runs.make_run(tmp_path)
         costs = []
         for first, after in ((0, 20), (20, 40), (40, 80)):
@@ -429,7 +429,7 @@ class TestLeader:
         return Leader(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
 
     def test_one_keeps(self, tmp_path) -> None:
-        """A second process waits, and follows when the first has ended, or is gone, or says nothing more."""
+        """A second process waits, and follows when the first has ended, died, or become silent."""
         run = runs.make_run(tmp_path)
         first, second, third = (self.leader(run, keep_steps=1) for _ in range(3))
         first.look(final=False)
@@ -456,7 +456,7 @@ class TestLeader:
         assert (run.path / "after").stat().st_mtime_ns == 0
 
     def test_one_of_another_host(self, tmp_path, monkeypatch) -> None:
-        """Whether it lives is told by its signs of life alone; so of a file that cannot be read."""
+        """Only its signs of life show whether it is alive; so for a file that cannot be read."""
         run = runs.make_run(tmp_path)
         first = self.leader(run, keep_steps=1)
         first.look(final=False)
@@ -521,7 +521,7 @@ class TestLeader:
         assert (tmp_path / "ran").exists()
 
     def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
-        """It is not taken then, and its step not deleted: whoever goes on in the run may run it."""
+        """It is not claimed then, and its step not deleted: a process that continues the run may run it."""
         run = runs.make_run(tmp_path)
         first = runs.record(run, step=2).folder / "actor" / "rank-0.trace.json.gz"
         runs.record(run, step=3)
@@ -536,7 +536,7 @@ class TestLeader:
         assert not first.exists()
 
     def test_a_command_that_cannot_be_taken(self, tmp_path) -> None:
-        """Not run, and told."""
+        """It is not run, and that is reported."""
         run = runs.make_run(tmp_path)
         runs.record(run)
         leader = self.leader(run, on_complete=["touch", str(tmp_path / "ran")])
@@ -548,7 +548,7 @@ class TestLeader:
         assert leader.completer.last_error == "on_complete: not run: [Errno 28] No space left on device"
 
     def test_a_pruned_capture_that_others_joined(self, tmp_path) -> None:
-        """`check` knows that it is gone on purpose, and what was used of a budget of watching was used."""
+        """`check` knows that it was deleted on purpose, and the used budget of a watch stays used."""
         run = runs.make_run(tmp_path)
         runs.record(run, step=2)
         runs.record(
@@ -568,7 +568,7 @@ class TestLeader:
         )
 
     def test_a_run_directory_that_cannot_be_used(self, tmp_path) -> None:
-        """One line, however often it is looked at."""
+        """One line, however often it is checked."""
         run = runs.make_run(tmp_path)
         leader = self.leader(run, keep_steps=1)
         (run.path / "after").write_text("no folder")
@@ -728,7 +728,7 @@ class TestDoctor:
 
 class TestReading:
     def test_what_is_damaged(self) -> None:
-        """Every key has a type that no table stumbles over, and what had to be put right is told."""
+        """Every key has a type that every table can show, and corrections are reported."""
         entry = {"path": 3, "url": [], "bytes": "x", "status": "uploaded", "more": 1}
         known, problems = read_after("uploads", entry, None)
         assert (known["path"], known["url"], known["bytes"], known["more"], len(problems)) == (

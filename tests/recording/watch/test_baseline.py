@@ -1,4 +1,4 @@
-"""What is usual: noise alone tells nothing, whatever falls out is told, and one wild value changes nothing."""
+"""The baseline: noise alone gives no alert, every outlier does, and one wild value changes nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestHistory:
         assert watched.add(5.0) is not None
 
     def test_what_nobody_would_miss_is_not_told(self) -> None:
-        """Ten times a millisecond is less than min_seconds more."""
+        """Ten times a millisecond is less than min_seconds above the median."""
         watched = history(min_steps=4, min_seconds=0.05)
         assert [watched.add(value) for value in (0.001, 0.001, 0.001, 0.001, 0.01)] == [None] * 5
         assert watched.add(0.06) is not None

@@ -1,4 +1,4 @@
-"""A rank that falls behind the others is told once, by one process, and recorded by itself."""
+"""One process reports a rank that falls behind the others once, and that rank alone is recorded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestLags:
         ids=["two", "ended", "not begun", "a driver", "no seconds", "fast steps"],
     )
     def test_nobody(self, statuses) -> None:
-        """Too few to know, not at work, or less behind than what is published may be old."""
+        """Too few ranks, not running, or less behind than the age of the status."""
         assert lags(statuses, 60) == []
 
 

@@ -1,4 +1,6 @@
-"""A process that watches itself: what is slow is told once and recorded next, within a budget that holds whatever happens."""
+"""A process that watches itself: a slow step is reported once and the next one recorded, within a
+budget that always holds.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ class TestLoop:
         assert mark["start"] >= slow["start"] + slow["dur"]
 
     def test_a_name_forges_no_line(self, run_script, tmp_path) -> None:
-        """A region's name is shown on the line that it is told in, whatever it holds."""
+        """A region's name stays on its log line, whatever it contains."""
         loop = LOOP.replace('region("update")', 'region("update\\nforged: ok\\x1b[2J")')
         ran = run_script(loop + "run(5000, {150}, captures=1)").check()
         assert "slow region" in ran.stderr
@@ -98,7 +100,7 @@ class TestLoop:
         assert "max_captures = 2 of this run are used up" in ran.stderr
 
     def test_memory_that_stays_is_told(self, run_script, tmp_path) -> None:
-        """A loop that keeps 4 MiB of each step: told by each 64 MiB."""
+        """A loop that keeps 4 MiB of each step: reported at each 64 MiB."""
         ran = run_script(
             """
             import logging, sys, time
@@ -123,7 +125,7 @@ class TestLoop:
         assert claim["bytes"] - claim["bytes_before"] >= 64 << 20
 
     def test_a_run_directory_that_vanishes(self, run_script, tmp_path) -> None:
-        """With a file in its place: told without a capture, and the loop goes on."""
+        """With a file in its place: reported without a capture, and the loop continues."""
         vanish = """
         if step == 100:
             session.path.rename("elsewhere")
@@ -145,7 +147,7 @@ def scope(step: int | None, role: str | None = None) -> Scope:
 
 
 class Loop:
-    """A watcher that is fed the spans of steps, and what it tells."""
+    """A watcher that gets the spans of steps, and its reports."""
 
     def __init__(self, run: Path, rank: int = 0, selected="none", **options) -> None:
         run.mkdir(exist_ok=True)
@@ -225,7 +227,7 @@ class TestWatcher:
         assert (line["region"], line["seconds"]) == ("mini", 1.2)
 
     def test_afterwards_it_rests(self, loop) -> None:
-        """For a window of steps nothing more is told; then again."""
+        """For a window of steps nothing more is reported; then again."""
         watched = loop()
         watched.steps(1, 10)
         watched.window(11, 5.0)
@@ -326,7 +328,7 @@ class TestBudget:
         assert ranks[0].selector.policy_at(52, None) is None
 
     def test_the_same_step_of_a_job_before_this_one(self, tmp_path) -> None:
-        """A job that goes on from a checkpoint comes to it again: nobody else records for it now."""
+        """A job that continues from a checkpoint reaches it again: no other rank records for it now."""
         assert self.slow(Loop(tmp_path / "run"), 10) == "step 12"
         (path,) = (tmp_path / "run" / "watch").iterdir()
         path.write_text(json.dumps({**json.loads(path.read_text()), "writer": runs.ended_writer()}))
@@ -373,7 +375,7 @@ class TestBudget:
         assert watched.selector.policy_at(12, None).max_bytes == 2 * 2**30
 
     def test_a_step_that_had_begun_is_asked_for_again(self, loop) -> None:
-        """Some times, for the same part of the budget; then it is told."""
+        """Some times, for the same part of the budget; then it is reported."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
         with capture_logs() as logs:

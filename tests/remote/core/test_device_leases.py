@@ -1,4 +1,6 @@
-"""An engine's turn on the NPUs that it shares: nobody else records them while it does, and the other way round."""
+"""The lease of an engine on the NPUs that it shares: no other process records them meanwhile, and
+the other way round.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def holder(leases):
 
 
 def taken_by(leases, number):
-    """Who has a device, as somebody else is told; None: it was free."""
+    """Return the holder of a device, as another process sees it; None: it was free."""
     lease = DeviceLease(f"npu-{number}", leases)
     try:
         lease.take("test")
@@ -76,7 +78,7 @@ def taken_by(leases, number):
 
 
 def settled(session, step=2, count=1):
-    """What is told of a step, once all of it is."""
+    """Return the manifest of a step once it is final."""
     deadline = time.monotonic() + 10
     while True:
         session.background.round()
@@ -89,7 +91,7 @@ def settled(session, step=2, count=1):
 
 class TestTurn:
     def test_from_start_to_stop(self, recording, engine, leases):
-        """Who finds it taken is told by whom; after the stop it is free."""
+        """A process that finds it taken learns the holder; after the stop it is free."""
         session = recording()
         stepprof.attach(engine(), role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -121,7 +123,7 @@ class TestTurn:
         assert taken_by(leases, 4) is None
 
     def test_somebody_else_records(self, recording, engine, leases, holder):
-        """The engine is told nothing, the window says for whom; the next one records."""
+        """Nothing is sent to the engine, and the window names the holder; the next one records."""
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -164,7 +166,7 @@ class TestTurn:
         assert "lease_dir" in entry.error
 
     def test_nobody_is_asked(self, recording, engine, leases, holder):
-        """Without devices, whatever is recorded with."""
+        """Without devices, for any backend."""
         session = recording(devices=[])
         stepprof.attach(engine(), role="rollout")
         with stepprof.profile_step(2, role="rollout"):

@@ -68,7 +68,7 @@ class TestAdopt:
         assert not any(part in said for part in ("BEGIN", "OPENSSH", "b3Bl", "hunter2"))
 
     def test_a_large_file_shows_nothing_either(self, tmp_path, window) -> None:
-        """One that is too large to be parsed is looked at in another way, and as silent."""
+        """One that is too large to be parsed is checked in another way, and as silently."""
         content = '{"traceEvents": [' + ",\n".join([EVENT] * 20_000) + KEY
         said = failure(adopt, written(tmp_path, content, "a.json"), window, "rank-0")
         assert "breaks off after" in said
@@ -375,7 +375,7 @@ class TestSglang:
 
 class TestOpen:
     def test_a_plain_file(self, tmp_path) -> None:
-        """Is opened, and blocks nobody."""
+        """It is opened, and blocks no other call."""
         (tmp_path / "a").write_bytes(b"x")
         with open_engine_file(tmp_path / "a", frozenset({os.geteuid()})) as file:
             assert file.read() == b"x"

@@ -1,4 +1,6 @@
-"""What an engine brings some time after its stop: nobody waits for it, the engine is free meanwhile, and the manifest tells what came of it."""
+"""Files that an engine returns some time after its stop: nothing waits for them, the engine is free
+meanwhile, and the manifest has the outcome.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from stepprof.run.status import read_statuses
 
 
 class Promise:
-    """Comes when it is told to: what is owed, or why not."""
+    """Arrives on command: the pending report, or why there is none."""
 
     def __init__(self, outcome=None):
         self.outcome = outcome if outcome is not None else Stopped([Artifact("rollout/late.bin", "nsys", 3)])
@@ -127,7 +129,9 @@ class TestAwaiting:
         assert until(lambda: session.background.round() or told(session)[1].status == joined)
 
     def test_the_end_of_the_run(self, recording, engine):
-        """It is told until when it may wait, which leaves time for the manifest; what never comes holds nobody up for longer."""
+        """It gets a deadline that leaves time for the manifest; a report that never arrives delays
+        nothing longer.
+        """
         promise = Promise()
         session = recording()
         stepprof.attach(engine(later=promise), role="rollout")
@@ -141,7 +145,7 @@ class TestAwaiting:
         assert next(iter(told(session))).status == "lost"
 
     def test_a_detached_engine(self, recording, engine):
-        """What it owes is still taken."""
+        """Its pending reports are still taken."""
         promise = Promise()
         session = recording()
         attached = stepprof.attach(engine(later=promise), role="rollout")

@@ -1,4 +1,4 @@
-"""The lease of an actor: when it is over, and who is told."""
+"""The lease of an actor: when it is over, and which callback runs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def recording(start):
 
 
 def settled(session, step=2, seconds=10.0):
-    """What is told of a step, once the last word of each engine is written."""
+    """Return the manifest of a step once the final state of each engine is written."""
     deadline = time.monotonic() + seconds
     while True:
         session.background.round()
@@ -168,7 +168,7 @@ class TestGate:
 
 
 async def test_an_answer_that_cannot_come_does_not_hold_up_the_others():
-    """A node's agent that has let go of an actor says so, for each call."""
+    """A node's agent that has released an actor answers so, for each call."""
     calls = [(name, name, ("stop",), False) for name in ("gone", "away")]
     answers = [answer async for batch in NodeAgent().call(calls) for answer in batch]
     assert sorted(number for number, _ in answers) == [0, 1]

@@ -1,4 +1,6 @@
-"""Which driver holds an engine's profiler: slots, holders that live or are gone, and what is kept for a run that has ended."""
+"""Which driver holds an engine's profiler: slots, living and dead holders, and what is kept for a
+run that has ended.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,9 @@ class TestLiving:
         silent: float,
         lives: bool,
     ) -> None:
-        """A process of this host is looked up; of another host's only its silence is known. In an actor both its processes count."""
+        """A process of this host is looked up; for another host only its silence is known. In an
+        actor both its processes count.
+        """
         here = writer_identity()
         made = held(window, holder=holder or here, owner=owner or here)
         assert made.lives(silent, lambda token: token == "1") is lives
@@ -369,7 +373,7 @@ class TestHold:
             time.sleep(0.01)
 
     def test_a_killed_process(self, tmp_path: Path, window: EngineWindow) -> None:
-        """It left its note, and counts as gone as soon as it is."""
+        """It left its note, and counts as dead at once."""
         script = (
             "import sys; from pathlib import Path; from driven import make_window, on_remote\n"
             "from stepprof.remote.core.ownership import Hold; from stepprof.remote.core.owner_slots import FileSlot\n"
@@ -427,7 +431,7 @@ class TestKeeping:
         assert entry["end_unix_ns"] is not None
 
     def test_of_another_process(self, window: EngineWindow, fragment: Fragment) -> None:
-        """Its own fragment is corrected, and nobody else's."""
+        """Only its own fragment is corrected."""
         gone = ended_writer()
         assert fragment.claim is not None
         path = fragment.claim.fragment

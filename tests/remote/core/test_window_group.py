@@ -31,7 +31,7 @@ def recording(start):
 
 
 def settled(session, step=2, count=1, until=lambda entry: entry.status != "lost", seconds=5.0):
-    """What is told of a step, once all of it is."""
+    """Return the manifest of a step once it is final."""
     deadline = time.monotonic() + seconds
     while True:
         session.background.round()
@@ -90,7 +90,7 @@ class TestWindow:
         assert told(session) == []
 
     def test_two_steps_in_a_row_go_into_two_folders(self, recording, engine):
-        """The engine is armed for the next step when the one before goes out, and asked for each once."""
+        """The engine is armed for the next step when the previous one exits, and asked for each once."""
         one, session = engine(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -101,7 +101,7 @@ class TestWindow:
         assert [window.folder.name for window in one.windows] == ["step-000002", "step-000003"]
 
     def test_a_version_that_is_known_when_the_window_comes_is_in_the_trace(self, recording, engine):
-        """The engine was armed before anybody could say it."""
+        """The engine was armed before it was known."""
         one, session = engine(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -115,7 +115,7 @@ class TestWindow:
         ]
 
     def test_an_arming_that_is_overtaken_shares_its_folder(self, recording, engine):
-        """The next window comes in at once, while the engine is being armed for it."""
+        """The next window is entered at once, while the engine is being armed for it."""
         one, session = engine(delays={"arm": 0.1}), recording()
         stepprof.attach(one)
         for step in (2, 3, 4):
@@ -148,7 +148,7 @@ class TestWindow:
         assert [entry.status for entry in settled(session, count=8)] == ["complete"] * 8
 
     def test_the_exception_of_the_body_goes_on_and_stops_every_engine(self, recording, engine):
-        """It is told beside the outcome."""
+        """The entry has it next to the outcome."""
         engines, session = [engine(), engine()], recording()
         stepprof.attach(engines)
         with pytest.raises(KeyError, match="lost"), stepprof.profile_step(2, role="rollout"):
@@ -230,7 +230,7 @@ class TestWindow:
         assert [settled(session, step)[0].status for step in (2, 3)] == ["partial", "complete"]
 
     def test_max_seconds_ends_the_capture_before_the_window(self, recording, engine):
-        """The cap is told."""
+        """The cap is reported."""
         one, session = engine(), recording(max_seconds=0.1)
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -365,7 +365,7 @@ class TestTrouble:
         with stepprof.profile_step(4, role="rollout"):
             pass
         assert settled(session, 4)[0].status == "complete"
-        stepprof.shutdown()  # what is gathered is told by then
+        stepprof.shutdown()  # the gathered changes are logged by then
         told_of = [line["event"] for line in log if line.get("name") == "mine"]
         assert told_of == ["engine.unhealthy", "engine.healthy"]
 
@@ -436,7 +436,7 @@ class TestTrouble:
         assert entry.status == "partial" or "the actor is inside a method" in entry.error
 
     def test_a_driver_is_closed_when_it_is_detached(self, recording, engine, log):
-        """If it has something to close; that it fails harms nobody."""
+        """If it has something to close; its failure affects nothing."""
         recording()
         attached = stepprof.attach(engine())
         closed = threading.Event()
@@ -468,7 +468,7 @@ class TestTrouble:
         """The body runs, the engine is untouched."""
         one, session = engine(), recording()
         stepprof.attach(one)
-        (session.path / "step-000002").symlink_to("/proc/self")  # where nobody can make a folder
+        (session.path / "step-000002").symlink_to("/proc/self")  # where no process can make a folder
         with stepprof.profile_step(2, role="rollout"):
             pass
         assert one.asked("start") == 0
@@ -487,7 +487,9 @@ class TestTrouble:
 
     @pytest.mark.parametrize("verb", ["arm", "start", "stop"])
     def test_the_end_of_the_run_waits_as_long_as_a_stop_may_take(self, start, engine, log, verb):
-        """Whatever hangs: the time for exports is not an engine's. One line says for whom the run waits, and how long."""
+        """For anything that hangs: the time for exports is not an engine's. One line names the
+        targets that the run waits for, and how long.
+        """
         start(
             steps="2",
             ranks="all",
@@ -765,7 +767,7 @@ class TestAttach:
     """Who takes part."""
 
     def test_nobody_knows_such_a_target(self, recording):
-        """The message says what would do."""
+        """The message lists the possible targets."""
         recording()
         with pytest.raises(ConfigError, match="not a known kind of engine"):
             stepprof.attach(object())
@@ -968,7 +970,7 @@ class TestAttach:
         ]
 
     def test_an_option_that_nobody_knows(self):
-        """Refused with the nearest one."""
+        """Refused with the nearest option."""
         check_options({"api_key": "k"}, ["api_key"], "a server")
         with pytest.raises(ConfigError, match="did you mean api_key"):
             check_options({"api_kye": "k"}, ["api_key"], "a server")

@@ -191,7 +191,7 @@ class TestFailures:
         return failure.value
 
     async def test_nothing_listens(self):
-        """The server is down: nothing was sent, so nothing is owed."""
+        """The server is down: nothing was sent, so no stop is pending."""
         error = await self.failed(Client(f"http://127.0.0.1:{free_port()}", "s3cret"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
         assert "is the server up?" in str(error)
@@ -203,7 +203,7 @@ class TestFailures:
             sock.listen(0)
             address = sock.getsockname()
             waiting = []
-            for _ in range(4):  # whoever comes after these finds no place in the queue
+            for _ in range(4):  # a later request finds no place in the queue
                 waiting.append(socket.socket())
                 waiting[-1].setblocking(False)
                 waiting[-1].connect_ex(address)
@@ -224,7 +224,9 @@ class TestFailures:
         ("method", "health", "owes"), [("POST", "unknown", True), ("GET", "unreachable", False)]
     )
     async def test_an_answer_that_does_not_come(self, method, health, owes):
-        """A start that was sent and not answered may have begun: a stop is owed. A question leaves nothing behind."""
+        """A start that was sent and not answered may have begun: a stop must follow. A question
+        needs none.
+        """
         done = threading.Event()
         with serving({"/start_profile": lambda _: done.wait(5) and {}}) as server:
             error = await self.failed(Client(server.url, "s3cret"), method, timeout=0.2)
@@ -309,7 +311,7 @@ class TestFailures:
 
 
 def endless(first, again, pause=0.02):
-    """An answer that goes on until nobody listens any more."""
+    """An answer that continues until no client listens any longer."""
 
     def answer(handler):
         handler.connection.settimeout(10)

@@ -142,7 +142,7 @@ class TestIdentify:
             await identify(Client(f"{server.url}/v1/"))
 
     async def test_one_that_wants_a_key(self):
-        """Without it nothing can be told."""
+        """Without it nothing is known."""
         with (
             serving({"/version": (401, {"error": "Unauthorized"})}) as server,
             pytest.raises(EngineFailure, match="api_key"),
@@ -278,7 +278,7 @@ class TestServer:
             assert await driver.expand() == both
 
     async def test_a_router_without_workers(self, recorders, window):
-        """It stands for itself, and says that it has none."""
+        """It represents itself, and reports that it has none."""
         with serving(router()) as server:
             driver = HttpKind().connect(server.url)
             assert await driver.expand() == [driver]
@@ -314,7 +314,7 @@ class TestServer:
         assert 'workers=["198.51.100.7"]' in elsewhere["reason"]
 
     async def test_workers_that_were_named(self, recorders):
-        """The option stands in the place of the router's network."""
+        """The option replaces the router's network."""
         with serving(VLLM) as one, serving(router(one.url)) as server:
             [worker] = await HttpKind().connect(server.url, workers=["127.0.0.0/8"]).expand()
             assert worker.name == one.url
@@ -340,7 +340,7 @@ class TestServer:
         assert asked == ["/version", "/workers"]
 
     async def test_a_router_with_too_many_workers(self, recorders, monkeypatch, log):
-        """So many are followed, and the others are told of."""
+        """Up to the limit they are followed, and the others are logged."""
         monkeypatch.setattr(workers, "MOST_WORKERS", 3)
         with serving(router(*(f"http://127.0.0.1:{port}" for port in range(1, 100)))) as server:
             driver = HttpKind().connect(server.url)
@@ -366,7 +366,7 @@ class TestServer:
                 assert await driver.expand() == [driver]
 
     async def test_a_server_that_is_no_router(self, recorders):
-        """It stands for itself, also when it is down, as the same kind as before."""
+        """It represents itself, also when it is down, as the same kind as before."""
         with serving(VLLM) as server:
             driver = HttpKind().connect(server.url)
             assert await driver.expand() == [driver]
@@ -555,7 +555,7 @@ class TestSession:
         assert not [line for line in log if line["event"] == "engine.not_closed"]
 
     def test_a_server_that_nobody_knows(self, recorded):
-        """It is left alone, and the manifest says how to state what it is."""
+        """It is left alone, and the manifest says how to state its kind."""
         with serving({}) as server:
             [entry] = recorded(server.url).entries
             assert {asked.method for asked in server.asked} == {"GET"}

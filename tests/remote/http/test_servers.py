@@ -66,7 +66,7 @@ class VllmLike:
 
 
 class SglangLike:
-    """Answers as SGLang 0.5.23 does; writes its trace where it was told to."""
+    """Answers as SGLang 0.5.23 does; writes its trace into the given folder."""
 
     def __init__(self, folder):
         self.options = {}
@@ -120,13 +120,17 @@ def server(request, tmp_path):
 
 
 def begins_nothing(asked):
-    """Whether a request is SGLang's start for a step that never comes, by which it tells whether it records."""
+    """Return whether a request is SGLang's start for a step that never comes, which shows whether
+    it records.
+    """
     return bool(asked.json) and "start_step" in asked.json
 
 
 @pytest.fixture
 def recorded(start):
-    """Return a function that records one window over a server, and tells what came of it and how long training waited."""
+    """Return a function that records one window over a server, and returns the outcome and how long
+    training waited.
+    """
 
     def recorded(server, until=("complete", "partial", "failed", "skipped"), seconds=15.0, **config):
         session = start(steps="2", backend="null", roles={"rollout": {"ranks": "all"}}, **config)

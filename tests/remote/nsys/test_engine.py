@@ -110,7 +110,7 @@ class Jobs:
         return json.loads(done.stdout.splitlines()[0])
 
     def entries(self, key="engines", run="job"):
-        """What the manifests tell, by step."""
+        """Return the entries in the manifests, by step."""
         return {
             content["step"]: entry
             for path in sorted((self.folder / "runs" / run).glob("step-*/manifest/*.json"))
@@ -133,7 +133,9 @@ def jobs(tools, tmp_path):
 class TestServer:
     @pytest.mark.parametrize("shell", [False, True])
     def test_its_reports_are_brought(self, jobs, shell, capsys):
-        """Each under its role and replica, told of in the manifest, whole by `stepprof check`, and named by `stepprof show`; whether nsys has started the server or a shell around it."""
+        """Each under its role and replica, listed in the manifest, complete for `stepprof check`,
+        and named by `stepprof show`; whether nsys has started the server or a shell around it.
+        """
         with jobs.server(shell=shell) as url:
             jobs.record(URL=url)
         entries = jobs.entries()
@@ -181,7 +183,7 @@ class TestServer:
         assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
 
     def test_an_environment_that_would_be_in_the_reports(self, jobs):
-        """Where nsys cannot leave it out: the names are told once, and never what they hold."""
+        """If nsys cannot leave it out, the names are logged once, and never the values."""
         with jobs.server(old=True, secret="hf_secret") as url:
             jobs.record(URL=url)
         assert jobs.told.count("nsys reports contain the environment") == 1
@@ -319,7 +321,7 @@ os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
             assert ours["pid"] == windows[step]["pid"] != theirs["pid"]
 
     def test_inside_a_window_of_this_process(self, jobs):
-        """The engine is not told to begin: its stop would end the range of the window around it."""
+        """The engine is not started: its stop would end the range of the window around it."""
         jobs.config |= {"backend": "nsys", "roles": {}}
         step = """
 with stepprof.profile_step(step):
@@ -404,7 +406,7 @@ class TestRangeCount:
         assert (count.open, count.ended) == (True, 1)
 
     def test_one_that_was_never_begun(self):
-        """It does not count, unless somebody else has it."""
+        """It does not count, unless another participant has it."""
         count = RangeCount()
         count.withdraw(count.begin((2, "a")))
         assert count.begin((3, "a")) == 1

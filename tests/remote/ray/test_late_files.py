@@ -110,7 +110,9 @@ class TestInTheDriver:
         assert caught.value.outcome == "failed"
 
     def test_the_end_is_near(self):
-        """The actor is told once how long it may take, which is less than there is: its reason has to come back."""
+        """The actor gets its remaining time once, which is less than the total: its reason has to
+        travel back.
+        """
         asked, run = waited([], until=1.0)
         with pytest.raises(ReportLost, match="before the actor returned its report"):
             run()

@@ -116,14 +116,14 @@ class TestNames:
         ("first", "stage"), [("step[EXTEND bs=1 toks=3]", "prefill"), (DECODE, "decode"), ("aten::mm", None)]
     )
     def test_stage_that_was_cut_off(self, tmp_path: Path, first: str, stage: str | None) -> None:
-        """A stop within a stage leaves its name out: the forward steps inside tell."""
+        """A stop within a stage omits the name of the stage: the forward steps inside show it."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz", first)
         brought = bring(window.output, window, Facts("engine"), Request({}, by_stage=True))
         assert brought.stages == (set() if stage is None else {stage})
 
     def test_damaged_file(self, tmp_path: Path) -> None:
-        """It is kept as it is, and told; the other rank's is brought."""
+        """It is kept unchanged, and reported; the other rank's is moved to the run."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz")
         write(window.output / "x-TP-1.trace.json.gz")
@@ -203,7 +203,7 @@ class TestAscend:
 
 class TestFolders:
     def test_is_tried_out_by_writing(self, tmp_path: Path) -> None:
-        """What was written is gone again."""
+        """The test file is removed again."""
         require_writable(tmp_path / "a" / "b", "started")
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
@@ -239,7 +239,9 @@ class TestStages:
         return {stage: [event["name"] for event in events] for stage, events in parts.items()}
 
     def test_what_follows_a_forward_step_belongs_to_it(self) -> None:
-        """Up to the next one; what has no time is in both parts, what came before the first step in its."""
+        """Up to the next one; events without a time are in both parts, events before the first step
+        in its part.
+        """
         parts = cut_apart(
             [
                 {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0},
@@ -278,7 +280,7 @@ class TestStages:
         assert cut_apart([self.event(1)]) == {}
 
     def test_files_are_cut(self, tmp_path: Path) -> None:
-        """Each part is an artifact that states its stage, and the whole is gone."""
+        """Each part is an artifact that states its stage, and the whole is removed."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz", "step[EXTEND bs=1 toks=3]")
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))

@@ -233,7 +233,7 @@ class TestVersions:
         assert manager.calls == [("start", started), ("stop", None)]
 
     def test_oldest_is_refused_what_it_cannot(self) -> None:
-        """No stacks, stages and bounds need a newer one; each is told by name."""
+        """Without stacks, stages and limits need a newer version; each is named."""
         old = facts("0.4.6", OLDEST, answers=False)
         assert "with_stack = true" in refusal(EngineOptions(), old)
         assert "cannot record by stage" in refusal(
@@ -247,7 +247,7 @@ class TestVersions:
         [("0.5.15", 5), ("0.5.15.post1", 5), ("0.5.16", 4), ("0.5.23", 4), ("0.6.0rc1", 4), ("dev", 4)],
     )
     def test_bound_is_what_was_asked_for(self, version: str, sent: int) -> None:
-        """Up to 0.5.15 SGLang records one step less than it is told to."""
+        """Up to 0.5.15 SGLang records one step less than requested."""
         made = request(EngineOptions(max_iterations=4), facts(version))
         assert made.fields["num_steps"] == sent
         assert made.bound == 4
@@ -362,7 +362,7 @@ class TestRequests:
         "version", ["9" * 5000 + ".1.1", "0.5." + "1" * 5000, "\n[forged]", "\u0664.1.1"]
     )
     def test_a_version_that_is_none(self, version) -> None:
-        """It is taken for a new one, and shown on one line."""
+        """It counts as a new one, and is shown on one line."""
         facts = Facts.of("engine", {}, version, frozenset())
         assert facts.is_since((0, 5, 14))
         assert len(facts.version) < 70
@@ -403,7 +403,7 @@ class TestBackends:
         ],
     )
     def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
-        """Nothing is sent; what to leave it at is told."""
+        """Nothing is sent; the message says what to keep."""
         told = refusal(EngineOptions(backend=backend), facts(**asked))
         assert told.startswith(f'engine: engine.backend = "{backend}": it {why}')
         assert 'leave it at engine.backend = "torch"' in told
@@ -420,7 +420,7 @@ class TestBackends:
         assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
 
     def test_snapshots_are_brought_under_their_rank(self, tmp_path: Path) -> None:
-        """SGLang names them by the time; one that is missing is told."""
+        """SGLang names them by the time; a missing one is reported."""
         out = tmp_path / "shared"
         out.mkdir()
         (out / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
@@ -471,7 +471,7 @@ class TestNsys:
 
     @pytest.fixture(autouse=True)
     def under_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """This process is what nsys was told to start, with reports in a folder of the test."""
+        """This process was started under nsys, with reports in a folder of the test."""
         ranges.reset()
         (tmp_path / "nsys").mkdir()
         monkeypatch.setenv(VARIABLE, f"output={tmp_path}/nsys/r_{{pid}};ranges=any;mode=async")
@@ -517,7 +517,7 @@ class TestNsys:
         assert self.brought(stopped, tmp_path)
 
     def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
-        """Less than the window, and it says so."""
+        """It covers less than the window, and says so."""
         stopped = self.end(NsysLink(answer=False), tmp_path)
         assert stopped.partial == "another client stopped it before the window ended"
         assert self.brought(stopped, tmp_path)
@@ -626,7 +626,9 @@ class TestObjects:
         assert manager.calls == []
 
     def test_loop_that_nobody_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is run for the answer to a start, for which the caller waits. An abort waits until its owner runs it: the caller goes on meanwhile."""
+        """It is run for the answer to a start, while the caller waits. An abort waits until its
+        owner runs it: the caller continues meanwhile.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop = asyncio.new_event_loop()

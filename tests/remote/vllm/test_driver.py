@@ -259,7 +259,7 @@ class TestFolder:
         second.prepare()
 
     def test_a_claim_of_another_process_is_not(self, tmp_path: Path) -> None:
-        """Two actors that were given the same arguments: the second one is told."""
+        """Two actors with the same arguments: the second one gets the error."""
         link = lay_out(tmp_path)
         script = (
             "import sys; from pathlib import Path; from stepprof.remote.vllm.folder import TraceFolder\n"
@@ -359,7 +359,7 @@ class TestWords:
     def test_a_bound_for_each_capture(
         self, tmp_path: Path, asked: dict[str, Any], built: Settings, given: dict[str, Any]
     ) -> None:
-        """From 0.32 on; said also to an engine that does not tell how it was started."""
+        """From 0.32 on; also for an engine that does not report its arguments."""
         assert start_arguments(make_window(tmp_path, **asked), built, {"max_iterations"}, "p") == given
 
 
@@ -373,7 +373,7 @@ class _ExecutorBase:
 
 
 class TestEngines:
-    """Engine objects of versions that do not run here, and those that nobody can speak to."""
+    """Engine objects of versions that do not run here, and those of unknown kinds."""
 
     def test_an_engine_before_version_1_is_its_own_worker(self) -> None:
         """0.8.5's ``LLMEngine``: core and executor run in the process that built it."""
@@ -536,7 +536,9 @@ class TestNsys:
             assert engine_args(tmp_path, {"backend": "nsys"})["profiler_config"] == {"profiler": "cuda"}
 
     def test_a_window_of_it(self, tmp_path: Path) -> None:
-        """Started and stopped; no folder is led anywhere, and what becomes of the report is known later: here, that nsys has started nothing."""
+        """Started and stopped; no link is retargeted, and the report's fate is known later: here,
+        that nsys has started nothing.
+        """
         calls: list[str] = []
 
         def start_profile(self: Any, *, max_iterations: int | None = None) -> None:
@@ -583,7 +585,9 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_a_delay_is_refused(self, tmp_path: Path) -> None:
-        """Whether a range has begun in its window could not be told, and its report would go to the next one."""
+        """It would be unknown whether a range has begun in its window, and its report would go to
+        the next one.
+        """
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
             _remote(
@@ -602,7 +606,7 @@ class TestNsys:
             stepprof.shutdown()
 
     def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
-        """It cannot be switched over; how to build it is told."""
+        """It cannot be switched over; the message says how to build it."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
         with pytest.raises(EngineFailure, match='profiler is "torch", not "cuda"') as caught:

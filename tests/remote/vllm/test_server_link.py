@@ -77,7 +77,7 @@ def started(server: SimpleNamespace) -> Any:
 
 @pytest.fixture
 def window(tmp_path: Path) -> EngineWindow:
-    """Return a window whose engine writes where nobody said."""
+    """Return a window whose engine writes to an unknown folder."""
     return make_window(tmp_path)
 
 
@@ -114,7 +114,7 @@ class TestArm:
             assert "pass attach(…, api_key=…)" in str(refusal(driver.arm(window)))
 
     def test_an_older_server_takes_no_bounds(self, tmp_path: Path) -> None:
-        """Before 0.32 they belong to its command line, which it does not tell."""
+        """Before 0.32 they belong to its command line, which it does not report."""
         with vllm(GET_version={"version": "0.31.0"}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, max_iterations=3)))
             assert error.health == "unconfigured"
@@ -176,7 +176,7 @@ class TestArm:
             assert set(body) == {"max_iterations", "profile_prefix"}
 
     def test_one_that_would_crash_is_not_started(self, window: EngineWindow) -> None:
-        """In development mode it tells that its front end is on."""
+        """In development mode it reports that its front end is on."""
         told = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
         with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
             error = refusal(driver.arm(window))
@@ -187,7 +187,7 @@ class TestArm:
     def test_one_that_may_crash_is_warned_about_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A plain folder, and nothing is told: nobody knows whether the front end is on."""
+        """A plain folder without settings: it is unknown whether the front end is on."""
         with vllm() as (_, driver):
             for _ in range(2):
                 run(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "plain")))
@@ -265,7 +265,9 @@ class TestStart:
     def test_each_refusal_has_its_words(
         self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
     ) -> None:
-        """What may have begun owes a stop, which an abort sends; what was refused leaves the link where it was."""
+        """After a possible start a stop must follow, which an abort sends; a refused start leaves
+        the link unchanged.
+        """
         with vllm(POST_start_profile=answer) as (server, driver):
             window = shared()
             run(driver.arm(window))
@@ -413,7 +415,7 @@ class TestNsys:
     def test_one_that_says_that_it_was_started_for_another(
         self, tmp_path: Path, backend: str, started_for: str
     ) -> None:
-        """Where it tells how it was started, it is refused before it is."""
+        """If it reports its arguments, it is refused before the start."""
         told = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
         with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, backend=backend)))

@@ -150,7 +150,9 @@ class TestEngines:
         until_answered(serve(actor, "hangs", "stop", here))
 
     def test_a_stop_that_never_comes(self, run, attachment, engine, monkeypatch):
-        """The process that started it is gone: past its bound the capture is ended, so that it does not grow for ever."""
+        """The process that started it has ended: past its limit the capture is ended, so that it
+        does not grow for ever.
+        """
         monkeypatch.setattr(inside_guest, "GRACE_SECONDS", 0.0)
         actor, here = SimpleNamespace(engine=engine()), window(run)
         until_answered(serve(actor, "gone", "arm", attachment(max_seconds=0.2), here))
@@ -161,7 +163,9 @@ class TestEngines:
         assert actor.engine.calls == ["arm", "start", "stop"]
 
     def test_it_raises(self, ask, run, attachment, engine):
-        """Nothing reaches the actor; what it was goes back as a failure, which owes a stop after a start."""
+        """Nothing reaches the actor; the exception is returned as a failure, after which a stop
+        must follow if it was a start.
+        """
         actor, here = SimpleNamespace(engine=engine(failing={"start": ValueError("odd")})), window(run)
         ask(actor, "arm", attachment(), here)
         with pytest.raises(EngineFailure, match="in the actor: ValueError: odd") as caught:
@@ -169,7 +173,7 @@ class TestEngines:
         assert caught.value.owes_stop
 
     def test_it_raises_what_nobody_knows(self, run, attachment, engine):
-        """A failure of a class that the other process may not have goes back as a plain one."""
+        """A failure of a class that the driver process may not have is returned as a plain one."""
 
         class OwnError(EngineFailure):
             def __init__(self):
@@ -235,7 +239,7 @@ class TestEngines:
 
 
 def fragment(path):
-    """The windows in a fragment, once the capture is told of."""
+    """Return the windows in a fragment, once the capture is final."""
     deadline = time.monotonic() + 10
     while True:
         windows = json.loads(path.read_text())["windows"]
@@ -336,7 +340,7 @@ class TestSessions:
         assert cell.session is session
 
     def test_a_configuration_that_is_wrong_here(self, run, attachment, monkeypatch):
-        """The other process is told."""
+        """The driver process gets the error."""
         monkeypatch.setenv("RANK", "5")
         config = {"steps": "2", "ranks": "7", "output_dir": "x"}
         with pytest.raises(EngineFailure, match=r"no session in the actor.*ranks") as caught:
