@@ -67,7 +67,7 @@ PROFILERS = (
 
 
 def measure_verl_run(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Rows of a job without a profiler, with stepprof, and with verl's own."""
+    """Return rows of a job without a profiler, with stepprof, and with verl's own."""
     if find_spec("verl") is None or find_spec("vllm") is None:
         return [], {"a whole job of verl": "verl and vLLM are not both installed; nox -s bench_verl_run"}
     ranks, steps = (1, RECORDED + 1) if quick else (2, 8)

@@ -105,7 +105,7 @@ def _peak(device: int, trace: list[Any], active: int, reserved: int) -> DevicePe
 
 
 def _change(event: tuple[object, int]) -> int:
-    """Return what an entry of the history adds to the held bytes."""
+    """Return the bytes by which an entry of the history changes the held bytes."""
     action, size = event
     return size if action == "alloc" else -size if action == "free_completed" else 0
 

@@ -22,7 +22,7 @@ __all__ = ["cell", "open_windows"]
 
 
 class Cell:
-    """Holds what is current in this process."""
+    """The current session and recorder of this process."""
 
     __slots__ = ("__weakref__", "adapters", "recorder", "session", "state")
 

@@ -69,7 +69,7 @@ class _Events:
         self._loop.release()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close what is open, with the exception that ends the job."""
+        """Close every open window, with the exception that ends the job."""
         while self._evaluations:
             self._loop.end_evaluation(self._evaluations.pop(), exception)
         self._loop.end(exception)

@@ -94,7 +94,7 @@ class Job(TimedJob):
         self._is_sampling = False
 
     def begin(self, timer: str) -> Close:
-        """Open what belongs to a timer; return what closes it."""
+        """Open the window or region of a timer; return a function that closes it."""
         if timer in (SAMPLING, TRAINING):
             self._is_sampling = timer == SAMPLING
         return super().begin(timer)
@@ -139,7 +139,7 @@ def _attach_processes(given: Mapping[str, Any]) -> None:
 
 
 def _each(found: Any) -> Iterator[Any]:
-    """Yield what a parameter holds: one, several, or none."""
+    """Yield the workers in a parameter: one, several, or none."""
     if isinstance(found, dict):
         yield from found.values()
     elif isinstance(found, list):

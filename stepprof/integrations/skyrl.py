@@ -63,7 +63,7 @@ class Job(TimedJob):
         self._is_trained = False
 
     def begin(self, timer: str) -> Close:
-        """Open what belongs to a timer; return what closes it."""
+        """Open the window or region of a timer; return a function that closes it."""
         self._is_trained |= timer == TRAINING
         return super().begin(timer)
 

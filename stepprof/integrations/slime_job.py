@@ -122,7 +122,7 @@ class Job:
         return None
 
     def method_ends(self, nested: Any, error: BaseException | None) -> None:
-        """Close what belongs to a method of a group."""
+        """Close the window or region of a method of a group."""
         self._depth -= 1
         if self._depth:
             close_timer(nested, error)

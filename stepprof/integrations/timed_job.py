@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["CODETIMING", "KEPT", "Close", "TimedJob", "close_kept", "patch_codetiming"]
 
 Close = Callable[[BaseException | None], None]
-"""Closes what a timer has opened; the argument is what ended the timer."""
+"""Closes the window or region of a timer; the argument is the exception that ended the timer, or None."""
 
 CODETIMING = {f"codetiming:Timer.__{each}__": () for each in ("enter", "exit")}
 """What an adapter needs for `patch_codetiming`."""
@@ -49,7 +49,7 @@ class TimedJob:
         self._evaluations = evaluations
 
     def begin(self, timer: str) -> Close:
-        """Open what belongs to a timer; return what closes it."""
+        """Open the window or region of a timer; return a function that closes it."""
         if timer in self._whole:
             self.loop.begin(self._step())
             return self.step_ends
@@ -82,7 +82,7 @@ def patch_codetiming(patches: Patches, job: Callable[[], TimedJob | None]) -> No
 
 
 def close_kept(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:
-    """Close what a timer keeps, before its ``__exit__`` with these arguments."""
+    """Close the window that a timer keeps, before its ``__exit__`` with these arguments."""
     close: Close | None = timer.__dict__.pop(KEPT, None)
     if close is not None:
         close(arguments[1] if len(arguments) > 1 else None)

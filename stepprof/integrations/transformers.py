@@ -63,7 +63,7 @@ class _Events:
         self._loop.end()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close what is still open."""
+        """Close every open window."""
         self._loop.end()
 
 
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# -- what is called around the methods of a trainer
+# -- functions around the methods of a trainer
 
 
 def _train_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> TrainingLoop:

@@ -84,7 +84,7 @@ class EngineRegistry(Protocol):
         """Return the state of each, or its health if that is not ok."""
 
     def awaited(self) -> tuple[str, ...]:
-        """Return what is pending in their windows."""
+        """Return the pending work of their windows."""
 
     def describe(self) -> dict[str, dict[str, object]]:
         """Describe each engine, its kind, place and driver: JSON-able."""

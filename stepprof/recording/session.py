@@ -169,7 +169,7 @@ class Session:
         while waiting:
             self.attach(waiting.pop(next(iter(waiting))))
 
-    # -- what is attached
+    # -- attached engines
 
     def attach(self, join: Join) -> None:
         """Add an engine: it takes part from the next arm or window on.

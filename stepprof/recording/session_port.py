@@ -42,4 +42,4 @@ class RunningSession(Protocol):
         """Take no further part: this is a forked child, and the session is its parent's."""
 
     def shutdown(self, timeout: float | None = None, *, reason: str = ...) -> None:
-        """Close what is open, wait for the exports and write what is left."""
+        """Close open windows, wait for the exports and write the rest."""

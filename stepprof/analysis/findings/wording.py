@@ -8,7 +8,7 @@ __all__ = ["doing", "inside"]
 
 
 def inside(part: Part) -> str:
-    """Return the place of a part: its innermost region, and what that is in.
+    """Return the place of a part: its innermost region, and the regions around it.
 
     >>> from stepprof.analysis.report.intervals import EMPTY
     >>> inside(Part("actor rank 1", "actor", ("update", "load"), EMPTY))

@@ -1,4 +1,4 @@
-"""Read what the allocators of devices counted, from the summaries that the memory backend writes."""
+"""Read the counters of devices' allocators, from the summaries that the memory backend writes."""
 
 from __future__ import annotations
 

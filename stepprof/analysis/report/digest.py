@@ -1,4 +1,4 @@
-"""Reduce a source to what the report needs of it: from millions of events to some kilobytes.
+"""Reduce a source to the data that the report needs: from millions of events to some kilobytes.
 
 A digest is made by the process that reads the trace (a worker, also on another host), and combined
 with others into the report. Sums are exact. Sets of intervals are reduced to a limited number of
@@ -139,7 +139,7 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
-    """Reduce a source to what the report needs of it.
+    """Reduce a source to the data that the report needs.
 
     Args:
         source: as it was read. A span file includes its args, which state the role of each slice.

@@ -34,7 +34,7 @@ class Process:
     label: str
     kind: str
     origin: Origin
-    """The origin of its first source, or what the manifest states about a process without sources."""
+    """The origin of its first source; of a process without sources, its identity in the manifest."""
     alignment: Alignment
     """How its clock was aligned with that of its island."""
     digests: list[Digest]

@@ -20,8 +20,8 @@ from stepprof.analysis.timeline.model import Source
 __all__ = ["BETWEEN", "OTHERS", "REST", "STEP", "UNCLEAR", "Called", "Calls", "Lane", "calls_of"]
 
 STEP, OTHERS, UNCLEAR = range(3)
-"""The first nodes of a tree: the windows of the process, its other threads, and what an unknown region
-called.
+"""The first nodes of a tree: the windows of the process, its other threads, and the calls of
+unknown regions.
 """
 BETWEEN = -1
 """In place of a node: no window was open."""
@@ -145,7 +145,7 @@ def _launched(source: Source, lanes: list[Lane], kernels: Indices) -> Indices:
 
 
 class _Names:
-    """The names of what was called, numbered in the order of their first use."""
+    """The names of calls, numbered in the order of their first use."""
 
     def __init__(self, names: list[str]) -> None:
         self._all = names

@@ -152,7 +152,7 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
 
 
 def _reasons(finding: Finding) -> Iterator[str]:
-    """Yield why a finding is so, what to try, and what that would bring."""
+    """Yield the evidence of a finding, the advice, and the gain."""
     if finding.why:
         yield f"why: {finding.why}"
     if finding.advice:

@@ -133,12 +133,12 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
 
 
 def _is_cut(wanted: Input, source: Source) -> bool:
-    """Return whether a timeline leaves out what an engine recorded outside of its window."""
+    """Return whether a timeline omits an engine's events outside of its window."""
     return len(cut(source, wanted.window).source.slices) < len(source.slices)
 
 
 def _offset(wanted: Input, source: Source) -> int | None:
-    """Return what is added to the times in the file of a source, if Perfetto can read the file."""
+    """Return the nanoseconds to add to the times in the file of a source, if Perfetto can read the file."""
     if source.anchor_ns is None or source.extent is None or not source.sound or wanted.piece is not None:
         return None
     if not wanted.paths[0].endswith((".json", ".json.gz")):

@@ -232,7 +232,7 @@ def _has_runs(path: Path) -> bool:
 
 
 def gather(run: Path, step: int) -> Gathered:
-    """Return what one run directory has of a step; also called on other nodes."""
+    """Return the files of a step in one run directory; also called on other nodes."""
     manifest = read_step(run, step)
     recorded = Recorded(run, step)
     recorded.take(manifest)

@@ -210,7 +210,7 @@ def steps_there(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]])
 def gathered_there(
     runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]], step: int
 ) -> list[Gathered]:
-    """Return what a run's directories on this node have of a step. Runs on a node."""
+    """Return the files of a step in the run's directories on this node. Runs on a node."""
     return [gather(run, step) for run in _same(runs, run_ids) if step in steps(run)]
 
 

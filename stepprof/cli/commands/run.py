@@ -186,7 +186,7 @@ def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterat
 
 
 def adapters_of(run: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return what became of the adapters, as the run says; {} if it does not."""
+    """Return the status of the adapters in the run; {} if it has none."""
     found = read_run(run).get("adapters")
     stated = found.items() if isinstance(found, dict) else ()
     return {name: adapter for name, adapter in stated if isinstance(adapter, dict)}

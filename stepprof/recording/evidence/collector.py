@@ -149,7 +149,7 @@ class _Running:
         self._stored = storage_bytes()
 
     def forget(self) -> None:
-        """In a forked child, which has no sampler: free what was inherited."""
+        """Free the inherited data in a forked child, which has no sampler."""
         self._garbage.stop()
         if self._sampler is not None:
             self._sampler.forget()
@@ -197,7 +197,7 @@ def _used(
 
 
 def _begin_at(stretch: Stretch, start_ns: int) -> bool:
-    """Cut off what a stretch has before this time; return whether anything is left."""
+    """Cut off the part of a stretch before this time; return whether anything is left."""
     early = start_ns - stretch.start_ns
     if early > 0:
         share = max(0.0, 1 - early / max(stretch.end_ns - stretch.start_ns, 1))

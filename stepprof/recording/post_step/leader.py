@@ -126,7 +126,7 @@ class After:
     # -- the end
 
     def finish_uploads(self, timeout: float, files: list[Path]) -> None:
-        """Upload `files` and what is pending, for at most `timeout` seconds. All exports have ended."""
+        """Upload `files` and the pending ones, for at most `timeout` seconds. All exports have ended."""
         if self.uploader is not None:
             self.uploader.close(timeout, files)
 

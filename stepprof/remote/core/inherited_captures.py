@@ -102,7 +102,7 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
     if entry is None:
         return False
     if not told["artifacts"] and entry.status != "lost":
-        return True  # nothing more is known than what it says
+        return True  # only the entry's own statement is known
     end = entry.end_unix_ns or time.time_ns()
     entry.update(**{**told, "end_unix_ns": end, "artifacts": [*entry.artifacts, *told["artifacts"]]})
     if fragment is None:

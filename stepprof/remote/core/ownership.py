@@ -59,7 +59,7 @@ class Hold:
         return hold
 
     def retire(self) -> None:
-        """Leave: what is still held counts as left by a driver that has ended."""
+        """Leave: a capture that is still held counts as left by a driver that has ended."""
         _living.pop(self._token, None)
         beating, self._beating = self._beating, None
         if beating is not None:

@@ -52,7 +52,9 @@ class Link(ABC):
 
     @property
     def answers(self) -> bool:
-        """Whether a call is answered while the caller continues; a synchronous engine answers only while the caller waits."""
+        """Whether a call is answered while the caller continues. A synchronous engine answers only
+        while the caller waits.
+        """
         return True
 
     def describe(self) -> Facts | None:

@@ -129,7 +129,7 @@ class Target:
         return size, verified
 
     def _put(self, local: Path, remote: str, size: int, digest: bytes) -> str:
-        """Write and verify the file. Return the kind of verification. Remove what is wrong."""
+        """Write and verify the file. Return the kind of verification. Remove a wrong file."""
         whole = self._at_once
         try:
             self._fs.put_file(str(local), remote)
