@@ -17,7 +17,10 @@ WORDS = (
     "nobody",
     "whoever",
     "somebody",
+    "anybody",
     "what came of",
+    "what became of",
+    "what becomes of",
     "stands in the way",
     "the nearest:",
     "hand-over",
@@ -28,7 +31,16 @@ WORDS = (
 PLACES = (
     *(
         ROOT / name
-        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs", "examples")
+        for name in (
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "README.md",
+            "SECURITY.md",
+            "benchmarks",
+            "docs",
+            "examples",
+            "noxfile.py",
+        )
     ),
     Path(stepprof.__file__).parent,
 )
