@@ -396,9 +396,7 @@ def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
 def run_tests(
     session: nox.Session, *arguments: str, measured: bool = True, coverage: tuple[str, ...] = ()
 ) -> None:
-    """Run tests in the session's own environment, or in that of nox if it has none, and measure
-    their coverage.
-    """
+    """Run tests in the session's own environment, or in that of nox if it has none, and measure their coverage."""
     # concurrent sessions each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
     command = ["-m", "pytest", "-o", memory, "--durations=10", *arguments, *session.posargs]

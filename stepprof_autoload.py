@@ -48,9 +48,7 @@ RAY_WORKER = "RAY_RAYLET_PID"
 
 
 def wanted(*, asked: bool = False) -> bool:
-    """Return whether the environment asks for stepprof in this process; `asked`: the job asks in
-    another way.
-    """
+    """Return whether the environment asks for stepprof in this process; `asked`: the job asks in another way."""
     environ = os.environ
     if environ.get("STEPPROF", "").strip().lower() in OFF:
         return False

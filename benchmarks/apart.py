@@ -1,6 +1,4 @@
-"""Measure in a separate process: a tool, a device or a backend is chosen once per process, so each
-case needs a new one.
-"""
+"""Measure in a separate process: a tool, a device or a backend is chosen once per process, so each case needs a new one."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def ask(
 
 
 def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row], str | None]:
-    """Do the same for a program that runs on a device: a hang or crash there is reported as a
-    reason, and costs no other rows.
-    """
+    """Do the same for a program that runs on a device: a hang or crash there is reported as a reason, and costs no other rows."""
     try:
         return ask(module, *arguments, timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -24,9 +24,7 @@ from stepprof.integrations.training_loop import open_timer
 __all__ = ["measure_calls"]
 
 SETTLE_SECONDS = 0.05
-"""The pause between two timings in a session, in which the background writer writes the spans of
-the last one.
-"""
+"""The pause between two timings in a session, in which the background writer writes the spans of the last one."""
 
 
 @dataclass(frozen=True)
@@ -294,9 +292,7 @@ _WORK = Subject("10,000 turns of a Python loop", "for number in range(10_000): n
 
 
 def _in_recorded_windows(effort: Effort) -> list[Row]:
-    """Measure a region and a decorated call in a recorded window, with and without evidence; the
-    null backend adds no range.
-    """
+    """Measure a region and a decorated call in a recorded window, with and without evidence; the null backend adds no range."""
     rows: list[Row] = []
     for evidence in (True, False):
         group = Group(

@@ -131,9 +131,7 @@ def _sglang(rounds: int, folder: Path) -> Samples:
             generate()
 
     def later(act: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
-        """Run on a thread: the engine's own calls run an event loop, which is impossible inside
-        another one.
-        """
+        """Run on a thread: the engine's own calls run an event loop, which is impossible inside another one."""
         return lambda *given: asyncio.get_running_loop().run_in_executor(None, act, *given)
 
     _session(folder, rounds + 1)

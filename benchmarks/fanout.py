@@ -141,9 +141,7 @@ stepprof.shutdown(5)
 
 
 def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of the same with engines in real Ray actors, compared with the bare calls of as
-    many methods.
-    """
+    """Return rows of the same with engines in real Ray actors, compared with the bare calls of as many methods."""
     if find_spec("ray") is None:
         return [], {"Ray actors": "ray is not installed"}
     group = "enter of a window with n Ray actors, calls of 50 ms"

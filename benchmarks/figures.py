@@ -33,9 +33,7 @@ class Figure:
         return cls(min(samples), median, (high - low) / abs(median) if median else 0.0, len(samples))
 
     def less(self, base: Figure) -> Figure:
-        """Return this figure without the cost of the base: the difference of the minima, and of the
-        medians.
-        """
+        """Return this figure without the cost of the base: the difference of the minima, and of the medians."""
         return Figure(self.minimum - base.minimum, self.median - base.median, self.spread, self.rounds)
 
 

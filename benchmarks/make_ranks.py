@@ -128,9 +128,7 @@ class _Fabric:
             _write(self.path / self._step / "manifest" / f"{role}-rank-{rank}.json", content)
 
     def _write_engines(self) -> None:
-        """Write the fragment of the process that drives one engine for each host, and has compared
-        the clocks of all.
-        """
+        """Write the fragment of the process that drives one engine for each host, and has compared the clocks of all."""
         fragment = self.fragments["rollout"]
         edges = {key: fragment["windows"][0][key] for key in ("start_unix_ns", "end_unix_ns")}
         engines, clocks = [], list(fragment["clocks"])

@@ -34,9 +34,7 @@ LAUNCH_US, QUEUE_US = 4.0, 2.5
 
 @functools.cache
 def traces_folder() -> Path:
-    """Return the folder of the benchmarks' traces: ``$STEPPROF_BENCH_TRACES``, which is kept, else
-    a temporary one.
-    """
+    """Return the folder of the benchmarks' traces: ``$STEPPROF_BENCH_TRACES``, which is kept, else a temporary one."""
     given = os.environ.get("STEPPROF_BENCH_TRACES")
     if given:
         return Path(given)
@@ -210,9 +208,7 @@ def _write(path: Path, content: object) -> None:
 
 
 def _state(path: Path, content: dict[str, Any]) -> None:
-    """Describe which parts of the run are real. Written last, so that an interrupted run is not
-    mistaken for a complete one.
-    """
+    """Describe which parts of the run are real. Written last, so that an interrupted run is not mistaken for a complete one."""
     _write(path / "traces.json", content)
 
 

@@ -45,9 +45,7 @@ def text_bytes(files: Sequence[Path]) -> int:
 def run_rounds(
     subjects: Sequence[tuple[str, str, dict[str, object]]], rounds: int, absent: dict[str, str]
 ) -> dict[str, list[Done]]:
-    """Run every subject (row, subject, its input) once a round. Report and omit one that has no
-    environment, or fails.
-    """
+    """Run every subject (row, subject, its input) once a round. Report and omit one that has no environment, or fails."""
     results: dict[str, list[Done]] = {}
     python_of = {}
     for row, subject, _ in subjects:
@@ -107,9 +105,7 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
 
 
 def _sources(*, quick: bool) -> list[Row]:
-    """Measure peak memory and seconds over the number of sources of equal size; then one worker
-    against two.
-    """
+    """Measure peak memory and seconds over the number of sources of equal size; then one worker against two."""
     events, counts = (5_000, (2, 4)) if quick else (50_000, (2, 16, 64))
     rows = []
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:

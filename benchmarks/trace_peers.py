@@ -89,9 +89,7 @@ def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
 def rows_of(
     group: str, subjects: Sequence[tuple[str, Sequence[Done], str]], megabytes: float, ours: str
 ) -> list[Row]:
-    """Return a row per subject, in processor seconds, with its ratio to ours; megabytes are of
-    uncompressed text.
-    """
+    """Return a row per subject, in processor seconds, with its ratio to ours; megabytes are of uncompressed text."""
     best = {name: min(done.cpu_seconds for done in rounds) for name, rounds, _ in subjects}
     rows = []
     for name, rounds, note in subjects:

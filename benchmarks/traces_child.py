@@ -19,9 +19,7 @@ import stepprof
 
 STEP = 2
 EVENTS_PER_ITERATION = 4_400
-"""The bytes that torch and stepprof write for one iteration, both roles together; measured with
-torch 2.13.
-"""
+"""The bytes that torch and stepprof write for one iteration, both roles together; measured with torch 2.13."""
 
 
 class Block(nn.Module):

@@ -114,9 +114,7 @@ def _row(
 
 
 def _alternating(loops: tuple[Loop, ...], rounds: int, steps: int) -> list[list[float]]:
-    """Return for each loop its milliseconds of processor time per step, of the whole process
-    including the writer's thread.
-    """
+    """Return for each loop its milliseconds of processor time per step, of the whole process including the writer's thread."""
 
     def timed(loop: Loop) -> float:
         gc.collect()

@@ -45,9 +45,7 @@ def indented(headers: Sequence[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return `text` without characters that move the cursor or colour the terminal: names come from
-    the user's program.
-    """
+    """Return `text` without characters that move the cursor or colour the terminal: names come from the user's program."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

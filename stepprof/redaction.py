@@ -21,9 +21,7 @@ MOST = 2000
 MOST_SECRETS = 1024
 """Number of secrets to remember; the oldest is forgotten first."""
 SHORT = 8
-"""A shorter secret is masked only in text from outside, and only as a word: servers without keys
-are given `EMPTY` or `key`.
-"""
+"""A shorter secret is masked only in text from outside, and only as a word: servers without keys are given `EMPTY` or `key`."""
 
 _AGAIN = re.compile(r"\\+[/\"']?|[/\"'%&]")
 """What another encoding of a text adds before or after a character; existing backslashes belong to it."""
@@ -139,9 +137,7 @@ def _patterns(secrets: tuple[str, ...]) -> tuple[re.Pattern[str] | None, ...]:
 
 
 def _pattern(form: str) -> str:
-    """Return the pattern of one form of a secret, encoded any number of times: JSON within JSON, a
-    URL within a URL.
-    """
+    """Return the pattern of one form of a secret, encoded any number of times: JSON within JSON, a URL within a URL."""
     parts, at = [], 0
     for found in _AGAIN.finditer(form):
         parts += [re.escape(form[at : found.start()]), _again(found[0])]

@@ -168,9 +168,7 @@ class EngineTargetMachine:
         self.state = "idle"
 
     def commit(self, trigger: str, **fields: object) -> None:
-        """Change the state after the engine has answered, and log the transition. Raises StateError
-        if the trigger is illegal.
-        """
+        """Change the state after the engine has answered, and log the transition. Raises StateError if the trigger is illegal."""
         source, started = self.state, self.since
         try:
             _ENGINES.events[trigger].trigger(self)

@@ -110,9 +110,7 @@ class TestQuoted:
         ],
     )
     def test_what_is_shown(self, text, shown):
-        """Control characters are visible; a secret by its position is masked although it was not
-        registered.
-        """
+        """Control characters are visible; a secret by its position is masked although it was not registered."""
         assert quoted(text) == shown
 
     def test_an_exception_that_cannot_be_shown(self):

@@ -205,9 +205,7 @@ def foreign_files(run: Path) -> Iterator[tuple[str, str]]:
 
 
 def never_kept(run: Path, recorded: Sequence[Kept]) -> Iterator[str]:
-    """Yield a sentence for each configured action that never happened, once all processes of the
-    job have ended.
-    """
+    """Yield a sentence for each configured action that never happened, once all processes of the job have ended."""
     config = read_run(run).get("config")
     if not isinstance(config, dict) or not recorded:
         return

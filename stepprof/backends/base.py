@@ -109,9 +109,7 @@ class Backend(ABC):
         """Drop whatever it prepared or records. Idempotent; never raises."""
 
     def keep_near(self, folder: Path) -> None:
-        """Note the run directory. Called once, before `probe`, for a profiler that needs the folder
-        before the first window.
-        """
+        """Note the run directory. Called once, before `probe`, for a profiler that needs the folder before the first window."""
 
     def mark(self, name: str) -> Mark | None:
         """Return a range for a synchronous region, or None. The thread of the region enters and exits it.

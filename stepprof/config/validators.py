@@ -323,9 +323,7 @@ def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
 
 
 def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return the mapping without None values. Refuse a value that is not a mapping, unknown keys
-    and missing keys.
-    """
+    """Return the mapping without None values. Refuse a value that is not a mapping, unknown keys and missing keys."""
     valid = keys_of(table)
     if not isinstance(mapping, Mapping):
         raise ConfigError.at("", mapping, f"expected a table of: {', '.join(valid)}")

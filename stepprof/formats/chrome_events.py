@@ -68,9 +68,7 @@ def _time(relative_ns: int) -> bytes:
 
 
 def _series(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the values that a counter draws: its ``value``, or all of its numbers if it has no
-    such attribute.
-    """
+    """Return the values that a counter draws: its ``value``, or all of its numbers if it has no such attribute."""
     numbers: dict[str, object] = {
         key: value
         for key, value in attributes.items()

@@ -29,9 +29,7 @@ TAIL = 2000
 """Number of characters that are kept of a program's output, the last ones."""
 FREE_BYTES = 1 << 20
 REST_SECONDS = 0.002
-"""Minimum seconds between reads from a program that writes without pause: the job needs the
-interpreter itself.
-"""
+"""Minimum seconds between reads from a program that writes without pause: the job needs the interpreter itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ class Cell:
         self.state = replace(self.state, adapters=dict(self.adapters))
 
     def clear(self) -> None:
-        """Remove the session, in a forked child and after a run. Open windows are over, also for
-        the next session.
-        """
+        """Remove the session, in a forked child and after a run. Open windows are over, also for the next session."""
         self.session = None
         self.recorder = None
         where, newest.window = newest.window, None

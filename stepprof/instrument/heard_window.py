@@ -1,6 +1,4 @@
-"""A window of another process, as that process announces it: regions here carry its step and role.
-It selects nothing.
-"""
+"""A window of another process, as that process announces it: regions here carry its step and role. It selects nothing."""
 
 from __future__ import annotations
 
@@ -99,9 +97,7 @@ class HeardWindows:
                 session.last_step = step
 
     def drop(self, key: Key) -> bool:
-        """Leave a window without a span, because this process is about to enter it itself. Return
-        whether it was open.
-        """
+        """Leave a window without a span, because this process is about to enter it itself. Return whether it was open."""
         with self._lock:
             found = [window for window in self._open if window.key == key]
             for window in found:

@@ -53,9 +53,7 @@ class Region:
     _name: str
     _attributes: dict[str, object]
     _start: int
-    """0: nothing to record. Not set before the first entry under a session, which saves a store
-    without one.
-    """
+    """0: nothing to record. Not set before the first entry under a session, which saves a store without one."""
     _token: object
 
     def __enter__(self) -> Region:
@@ -126,9 +124,7 @@ class LaneRegion(Region):
 
 
 def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object]) -> Callable[..., Any]:
-    """Wrap a plain function as a region: the block inlined, at half its price. It cannot be
-    suspended, so it needs no lane.
-    """
+    """Wrap a plain function as a region: the block inlined, at half its price. It cannot be suspended, so it needs no lane."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

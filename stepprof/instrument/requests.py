@@ -38,9 +38,7 @@ def mark_request(answer: object, /) -> None:
 
 
 def stated_by_vllm(answer: Any) -> dict[str, object]:
-    """Return the times in the last ``RequestOutput`` of a request, as attributes of a mark; {} if
-    there are none.
-    """
+    """Return the times in the last ``RequestOutput`` of a request, as attributes of a mark; {} if there are none."""
     times = getattr(answer, "metrics", None)
     tokens = getattr(times, "num_generation_tokens", 0)
     outputs = getattr(answer, "outputs", None)

@@ -31,14 +31,10 @@ _current_scope = scope.get
 
 
 class Hook(Protocol):
-    """Observes regions while a selected window is open: puts them into the capture, applies caps,
-    counts a schedule.
-    """
+    """Observes regions while a selected window is open: puts them into the capture, applies caps, counts a schedule."""
 
     def enter(self, name: str, lane: bool) -> object:
-        """Note that a region begins. ``lane``: it may be suspended, so it is not put on the
-        thread's stack.
-        """
+        """Note that a region begins. ``lane``: it may be suspended, so it is not put on the thread's stack."""
         ...
 
     def exit(self, token: object, span: Span) -> Span:
@@ -98,9 +94,7 @@ class Recorder:
         self.look_for_torch()
 
     def look_for_torch(self) -> None:
-        """Use torch's own check as soon as torch is loaded: a third of the price of a look-up at
-        each region.
-        """
+        """Use torch's own check as soon as torch is loaded: a third of the price of a look-up at each region."""
         compiler = getattr(sys.modules.get("torch"), "compiler", None)
         # both fold to True under Dynamo; the first is a bare `return False` otherwise
         for name in ("is_dynamo_compiling", "is_compiling"):
@@ -109,9 +103,7 @@ class Recorder:
                 return
 
     def _ask_torch(self) -> bool:
-        """Return whether Dynamo is tracing this call, until torch is loaded. Dynamo itself sees
-        only the first True.
-        """
+        """Return whether Dynamo is tracing this call, until torch is loaded. Dynamo itself sees only the first True."""
         if "torch" not in sys.modules:
             return False
         if is_compiling():
@@ -121,9 +113,7 @@ class Recorder:
 
     @staticmethod
     def plain(attributes: Mapping[str, object]) -> dict[str, object]:
-        """Return attributes as they are kept until they are written: without references to the
-        training loop's objects.
-        """
+        """Return attributes as they are kept until they are written: without references to the training loop's objects."""
         return {str.__str__(name): plain(value) for name, value in attributes.items()}
 
     def cut(self, name: str) -> str:
@@ -186,9 +176,7 @@ class Recorder:
 
 
 def is_compiling() -> bool:
-    """Return whether Dynamo is tracing this call. It constant-folds to True there, without stepprof
-    importing torch.
-    """
+    """Return whether Dynamo is tracing this call. It constant-folds to True there, without stepprof importing torch."""
     # torch lacks this function while another thread is still importing it
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     asked = getattr(compiler, "is_compiling", None)

@@ -43,9 +43,7 @@ class StepWindow(Scope):
     _key: object
     """The key under which the session remembers it if `start` opened it."""
     _after: OpenWindow | Literal[False] | None
-    """What the exit has to do: the ticket of a selected window; NOT_SELECTED; None: the next step
-    is not selected either.
-    """
+    """What the exit has to do: the ticket of a selected window; NOT_SELECTED; None: the next step is not selected either."""
 
     def __enter__(self, _ahead: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
@@ -303,9 +301,7 @@ def _step_finder(
 
 
 def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call the user's callable that returns the step. Its exceptions must not reach the decorated
-    function.
-    """
+    """Call the user's callable that returns the step. Its exceptions must not reach the decorated function."""
     try:
         return step(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the session reports it, as an invalid step

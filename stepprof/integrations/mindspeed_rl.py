@@ -46,9 +46,7 @@ PHASES = {
     "update_actor": "actor",
     "save_checkpoint": None,
 }
-"""Methods of a group of workers that are regions, or windows of a role. Most of those without a
-role only send the work.
-"""
+"""Methods of a group of workers that are regions, or windows of a role. Most of those without a role only send the work."""
 
 GROUPS = {"actor_worker": "actor", "ref_worker": "ref", "critic_worker": "critic"}
 """The trainer's groups of workers, with the role whose windows they follow."""

@@ -1,6 +1,4 @@
-"""Replace a framework's own profiler, for a job that sets ``STEPPROF_FROM=framework``, or report
-the steps that both record.
-"""
+"""Replace a framework's own profiler, for a job that sets ``STEPPROF_FROM=framework``, or report the steps that both record."""
 
 from __future__ import annotations
 

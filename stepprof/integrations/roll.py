@@ -67,9 +67,7 @@ _run_ends = partial(end_jobs, _jobs)
 
 
 def _report_own_profiler(config: Any) -> None:
-    """Report ROLL's own profiler, which records each call of each worker in every step. Only its
-    option switches it off.
-    """
+    """Report ROLL's own profiler, which records each call of each worker in every step. Only its option switches it off."""
     if config.profiler_timeline:
         steps = range(int(config.max_steps) + 1)
         own_profiler.settle("roll.timers", "profiler_timeline", steps, take_over=False, is_replaceable=False)

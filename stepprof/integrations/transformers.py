@@ -45,9 +45,7 @@ def _is_asked_for(trainer: Any) -> bool:
 
 
 class _Events:
-    """What stepprof does at the events of a trainer. Without patches, the data of a step is fetched
-    before its window.
-    """
+    """What stepprof does at the events of a trainer. Without patches, the data of a step is fetched before its window."""
 
     def __init__(self) -> None:
         self._loop = TrainingLoop("transformers", always=True)

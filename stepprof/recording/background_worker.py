@@ -52,9 +52,7 @@ class Background:
         self._chores = chores
         self._posted: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the thread. Work is taken only within a round, so that none is lost while another
-        thread runs the round.
-        """
+        """Wakes the thread. Work is taken only within a round, so that none is lost while another thread runs the round."""
         self._round = threading.Lock()
         self._acting: int | None = None
         """The thread that runs posted work."""

@@ -131,9 +131,7 @@ class LocalCapture:
         return record
 
     def owns(self, step: int) -> bool:
-        """Return whether it was opened for windows of this step; with ``join_steps`` for the whole
-        run of steps.
-        """
+        """Return whether it was opened for windows of this step; with ``join_steps`` for the whole run of steps."""
         return step == self.window.step or (
             self.policy.join_steps and step in self.seen and step in self.policy.steps
         )
@@ -315,9 +313,7 @@ class LocalCapture:
         return True
 
     def exported_in_child(self, result: ExportResult) -> None:
-        """Write the result from the export's own process: if the recording process has died, no
-        other process knows the file.
-        """
+        """Write the result from the export's own process: if the recording process has died, no other process knows the file."""
         self._conclude(result)
         for fragment in self._fragments.values():
             fragment.write_in_child()

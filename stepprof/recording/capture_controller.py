@@ -263,9 +263,7 @@ class Capturer:
             self.post(later)
 
     def settle(self) -> None:
-        """At a window's edge, apply a stop that another thread requested, and leave any state that
-        an interrupt left behind.
-        """
+        """At a window's edge, apply a stop that another thread requested, and leave any state that an interrupt left behind."""
         capture = self.capture
         if capture is None:
             if self.machine.state in ("recording", "flushing"):
@@ -282,9 +280,7 @@ class Capturer:
             self.cut(capture, capture.request)
 
     def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
-        """Stop the capture from any thread, if the access is available soon; otherwise leave a
-        request for its owner.
-        """
+        """Stop the capture from any thread, if the access is available soon; otherwise leave a request for its owner."""
         try:
             if not self.access.acquire(wait_seconds):
                 capture.request = capture.request or ending
@@ -318,15 +314,11 @@ class Capturer:
 
     @property
     def holds(self) -> bool:
-        """Return whether a sudden end would lose something: a running capture, or one whose export
-        is not submitted.
-        """
+        """Return whether a sudden end would lose something: a running capture, or one whose export is not submitted."""
         return self.machine.state in ("recording", "flushing") or self.exports.unsubmitted
 
     def _fields(self, step: int | None, role: str | None) -> dict[str, object]:
-        """Return the arguments of a transition: the window that holds the target, and the fields of
-        its log line.
-        """
+        """Return the arguments of a transition: the window that holds the target, and the fields of its log line."""
         name = None if self.backend is None else self.backend.name
         where = {"step": step, "role": role, "rank": self.origin.rank, "backend": name}
         return {"holder": self._holder(step, role), **where}

@@ -25,9 +25,7 @@ class WindowEngines(Protocol):
 
     @property
     def stops_elsewhere(self) -> bool:
-        """Return whether training may continue before their stops are answered: each is an engine
-        in another process.
-        """
+        """Return whether training may continue before their stops are answered: each is an engine in another process."""
 
     async def started(self) -> None:
         """Wait until their starts are answered, without blocking the event loop."""

@@ -61,9 +61,7 @@ class ExclusiveAccess:
         self._held.pop("access", None)
 
     def _holder(self) -> tuple[int, FrameType] | None:
-        """Return the thread and the function that have access. A function that is no longer on any
-        stack loses it.
-        """
+        """Return the thread and the function that have access. A function that is no longer on any stack loses it."""
         holder = self._held.get("access")
         if holder is None or _runs(*holder):
             return holder

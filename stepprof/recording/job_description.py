@@ -22,9 +22,7 @@ _PACKAGES = (
 
 
 def describe(config: Config) -> dict[str, object]:
-    """Return the description of the job for `run.json`. Only packages that are already imported
-    have a version.
-    """
+    """Return the description of the job for `run.json`. Only packages that are already imported have a version."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         found = getattr(sys.modules.get(name), "__version__", None)

@@ -66,15 +66,11 @@ class LocalTarget:
         self._hook = RegionHook(self.capturer, self.watch)
         recorder.late = self._hook.late
         self.over = False
-        """The run has ended: nothing is opened any more. Set before `abort`, so that no capture is
-        left behind.
-        """
+        """The run has ended: nothing is opened any more. Set before `abort`, so that no capture is left behind."""
 
     @property
     def calm(self) -> bool:
-        """Return whether nothing is armed, recorded or watched, so that an unselected window has
-        nothing to check.
-        """
+        """Return whether nothing is armed, recorded or watched, so that an unselected window has nothing to check."""
         return self.capturer.machine.state == "idle" and not self.watch.tickets
 
     # -- windows
@@ -291,9 +287,7 @@ class LocalTarget:
         self.capturer.apply_here()
 
     def ask_owner(self, reason: str, timeout: float) -> None:
-        """Before the end, ask the thread that alone can stop the capture to do so at its next
-        region, tick or window.
-        """
+        """Before the end, ask the thread that alone can stop the capture to do so at its next region, tick or window."""
         capture = self.capturer.capture
         if capture is None or self.capturer.machine.on_owning_thread():
             return

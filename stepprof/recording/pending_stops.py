@@ -51,9 +51,7 @@ class PendingStops:
             self._steps.discard(ticket)
 
     def before(self, role: str | None, engines: EngineRegistry) -> list[WindowEngines]:
-        """Return the stops of engines that follow windows of a role, before such a window starts
-        them again.
-        """
+        """Return the stops of engines that follow windows of a role, before such a window starts them again."""
         if not self._pending:
             return []
         with self._lock:

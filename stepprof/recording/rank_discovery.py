@@ -1,6 +1,4 @@
-"""Wait for torch.distributed after `init`: it provides the rank, and shows whether all ranks record
-into one run.
-"""
+"""Wait for torch.distributed after `init`: it provides the rank, and shows whether all ranks record into one run."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class Joining:
         self._is_done = False
 
     def look(self) -> None:
-        """Compare as soon as torch.distributed is up. A separate thread queries the store: the
-        caller has other work.
-        """
+        """Compare as soon as torch.distributed is up. A separate thread queries the store: the caller has other work."""
         if not self._is_done and self._store.is_up():
             self._is_done = True
             self._selector.look_for_rank()

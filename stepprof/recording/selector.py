@@ -90,9 +90,7 @@ class Selector:
         return True
 
     def withdraw(self, name: str) -> bool:
-        """Withdraw a request: its steps that have not begun use the configuration. Return False if
-        it is unknown.
-        """
+        """Withdraw a request: its steps that have not begun use the configuration. Return False if it is unknown."""
         with self._requesting:
             left = tuple(request for request in self.requests if request.name != name)
             if len(left) == len(self.requests):
@@ -124,9 +122,7 @@ class Selector:
         return rank in policy.ranks if isinstance(rank, int) else not policy.ranks.is_none
 
     def select(self, step: int, role: str | None) -> Policy | None:
-        """Return the policy of a selected window, or None. Raise ConfigError if the role is not a
-        valid name.
-        """
+        """Return the policy of a selected window, or None. Raise ConfigError if the role is not a valid name."""
         if role is not None:
             role_name(role)
         self.visits.pass_by(step, role)
@@ -151,9 +147,7 @@ class Selector:
         return None
 
     def policy_at(self, step: int, role: str | None) -> Policy | None:
-        """Return the policy by which this process, or its engines, record this window; None: it is
-        not recorded.
-        """
+        """Return the policy by which this process, or its engines, record this window; None: it is not recorded."""
         for policy in self._selecting(role):
             if step in policy.steps and self._concerns(role, policy):
                 return policy
@@ -210,9 +204,7 @@ class Selector:
         return [policy for role, policy in policies.items() if self._concerns(role, policy)]
 
     def has_come(self, step: int) -> bool:
-        """Return whether a selected window of this step, of any role, was entered. Any thread may
-        call this.
-        """
+        """Return whether a selected window of this step, of any role, was entered. Any thread may call this."""
         return any(step in steps for steps in list(self._came.values()))
 
     def never_came(self) -> Iterator[tuple[str | None, Steps]]:

@@ -82,9 +82,7 @@ class Session:
         self.run_id = None if run is None else run.run_id
         self.path = None if run is None else run.path
         self.lent = False
-        """Whether it was made for a driver process that this one follows: a later `init` of the
-        job's code returns it.
-        """
+        """Whether it was made for a driver process that this one follows: a later `init` of the job's code returns it."""
         self.by_adapter = False
         """Whether an adapter of a framework started it: it prints a line after a recorded step, and
         the job's own `init` replaces it.
@@ -220,9 +218,7 @@ class Session:
         return ticket
 
     def _announced(self, step: int, role: str | None) -> Policy | None:
-        """Return the policy of a selected window, once other sessions know its step; None: it is
-        not selected.
-        """
+        """Return the policy of a selected window, once other sessions know its step; None: it is not selected."""
         policy = self._select(step, role)
         told = () if self.fleet is None else self.fleet.pass_by(step, role, is_recorded=policy is not None)
         if told and policy is not None:
@@ -331,9 +327,7 @@ class Session:
         )
 
     def left(self) -> None:
-        """Note that a window has ended: announce it to the processes that follow this one, before
-        anything is stopped.
-        """
+        """Note that a window has ended: announce it to the processes that follow this one, before anything is stopped."""
         fleet = self.fleet
         if fleet is not None:
             self._guard(fleet.left)

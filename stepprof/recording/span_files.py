@@ -52,9 +52,7 @@ class SpanFile:
         self._cut_told = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
-        """Called with every batch of finished spans, on the draining thread. A reader that fails is
-        logged once and removed.
-        """
+        """Called with every batch of finished spans, on the draining thread. A reader that fails is logged once and removed."""
 
     def restate(self, **header: object) -> None:
         """Change the header: the next spans go into a new file. Any thread may call this."""

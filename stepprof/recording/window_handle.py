@@ -81,9 +81,7 @@ class Ticket:
             self.record.update(**self.timing.keys(fragment.origin.anchor))
 
     def tell_error(self, error: BaseException) -> None:
-        """Note the exception that left the body, in addition to the outcome. A window that was left
-        open is partial.
-        """
+        """Note the exception that left the body, in addition to the outcome. A window that was left open is partial."""
         if self.record is None or self.fragment is None:
             return
         if not isinstance(error, LeftOpen):

@@ -126,9 +126,7 @@ class _Rewriting:
         yield held[:cut] + tail + (b"}" if is_list else b"")
 
     def _head(self, source: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
-        """Return the text before the events, the rest from their key on, and whether the file is
-        only a list of events.
-        """
+        """Return the text before the events, the rest from their key on, and whether the file is only a list of events."""
         head = b""
         for block in source:
             head += block
@@ -277,9 +275,7 @@ def _decompressing(file: IO[bytes]) -> IO[bytes]:
 
 
 def blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of an engine's file, block by block. Raises one of `damages()` if it is
-    larger than any engine writes.
-    """
+    """Yield the content of an engine's file, block by block. Raises one of `damages()` if it is larger than any engine writes."""
     read = 0
     while block := stream.read(_BLOCK):
         read += len(block)

@@ -138,15 +138,11 @@ class Stopped:
     partial: str | None = None
     """What is missing and why; None: nothing."""
     joined: tuple[int, str] | None = None
-    """The capture that contains this engine's part: the step, and the path below the step's folder
-    without a suffix.
-    """
+    """The capture that contains this engine's part: the step, and the path below the step's folder without a suffix."""
     later: Later | None = None
     """The part that arrives later; the engine may be started again meanwhile."""
     statistics: Mapping[str, Any] | None = None
-    """The engine's own counts from the start to the stop (`stepprof.remote.core.statistics`); None:
-    unknown.
-    """
+    """The engine's own counts from the start to the stop (`stepprof.remote.core.statistics`); None: unknown."""
 
 
 class EngineDriver(ABC):

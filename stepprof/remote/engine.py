@@ -90,9 +90,7 @@ class Engine:
         return {target.label: f"{target.machine.state}, {target.health}" for target in self.targets}
 
     def join(self, fleet: Registry, policy: Policy) -> None:
-        """Become part of a session. Raises ConfigError if the configuration selects ranks that a
-        list does not have.
-        """
+        """Become part of a session. Raises ConfigError if the configuration selects ranks that a list does not have."""
         for driver in self._drivers:
             check_backends_of(driver.kind, policy.engine, self.role)
         self._fleet = fleet
@@ -142,9 +140,7 @@ class Engine:
         self._take(itertools.chain.from_iterable(found))
 
     def _take(self, drivers: Iterable[EngineDriver]) -> None:
-        """Keep the targets of engines that still exist, with their state; add new ones; release the
-        others.
-        """
+        """Keep the targets of engines that still exist, with their state; add new ones; release the others."""
         # the kind of an actor or a server may be known only later: it stays the same target
         wanted = {(driver.key, driver.kind in RANKS): driver for driver in drivers}
         known = {(target.driver.key, target.is_rank): target for target in self.targets}

@@ -39,9 +39,7 @@ class EngineProcess(Protocol):
         """Return how it was started under nsys."""
 
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> Slot:
-        """Return the note of which of its drivers records; `shared` is a file that all of them see,
-        if there is one.
-        """
+        """Return the note of which of its drivers records; `shared` is a file that all of them see, if there is one."""
 
 
 class OwnProcess:

@@ -89,9 +89,7 @@ def recognise(target: object, **options: object) -> EngineDriver:
 
 
 def _checked(driver: object, kind: EngineKind) -> EngineDriver:
-    """Return a driver that keeps the contract. Raises ConfigError: a driver of another package may
-    break it.
-    """
+    """Return a driver that keeps the contract. Raises ConfigError: a driver of another package may break it."""
     made = f"{type(kind).__module__}.{type(kind).__qualname__}.connect() returned {type(driver).__qualname__}"
     if not isinstance(driver, EngineDriver):
         raise ConfigError(f"{made}: must derive from stepprof.remote.base.EngineDriver")

@@ -106,9 +106,7 @@ async def awaited(future: concurrent.futures.Future[T] | None, timeout: float) -
 
 
 def drop_result(task: asyncio.Future[Any]) -> None:
-    """Read the result of a task that no caller awaits any longer, so that asyncio does not log its
-    exception.
-    """
+    """Read the result of a task that no caller awaits any longer, so that asyncio does not log its exception."""
     if not task.cancelled():
         task.exception()
 

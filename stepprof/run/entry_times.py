@@ -114,9 +114,7 @@ def _seconds(nanoseconds: int | None) -> float | None:
 
 
 def _cpu_ns_of(thread: int) -> int | None:
-    """Return the CPU time of another thread of this process; None if it has ended, or the system
-    does not report it.
-    """
+    """Return the CPU time of another thread of this process; None if it has ended, or the system does not report it."""
     try:
         # the clock's number on Linux: of one thread (4), the time counted by the scheduler (2)
         return time.clock_gettime_ns((~thread << 3) | 4 | 2)

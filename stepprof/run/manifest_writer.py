@@ -199,9 +199,7 @@ class Fragment:
         return self.claim
 
     def _look_for_rival(self, claim: Claim) -> None:
-        """Check whether a living process of another job has taken the place. It is noted in the
-        next version, and logged once.
-        """
+        """Check whether a living process of another job has taken the place. It is noted in the next version, and logged once."""
         origin = self.origin
         if claim.before is None or self._of_engines or not isinstance(origin.rank, int):
             return

@@ -202,9 +202,7 @@ class TestColumns:
 
 @pytest.fixture
 def statuses(tmp_path):
-    """The statuses of 4,096 ranks: all idle, except one that records, one that is behind and one
-    with an error.
-    """
+    """The statuses of 4,096 ranks: all idle, except one that records, one that is behind and one with an error."""
     run = make_run(tmp_path)
     folder = run.path / "status"
     folder.mkdir(exist_ok=True)

@@ -1,3 +1,1 @@
-"""A campaign of faults over the real fan-out code: simulated engines misbehave, and the invariants
-are checked.
-"""
+"""A campaign of faults over the real fan-out code: simulated engines misbehave, and the invariants are checked."""

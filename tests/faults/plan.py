@@ -118,9 +118,7 @@ class Plan(Short):
 
     @property
     def told(self) -> float | None:
-        """Return the timeout of ``shutdown``. Reports that never arrive are awaited for as long as
-        exports.
-        """
+        """Return the timeout of ``shutdown``. Reports that never arrive are awaited for as long as exports."""
         faults = [
             each
             for engine in self.engines

@@ -1,6 +1,4 @@
-"""`profile_step` in every form: which values are steps, the step of each window, and that each
-exits exactly once.
-"""
+"""`profile_step` in every form: which values are steps, the step of each window, and that each exits exactly once."""
 
 from __future__ import annotations
 

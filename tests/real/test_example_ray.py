@@ -86,9 +86,7 @@ JOBS = [("vllm", False), ("vllm", True), ("sglang", False)]
 
 @pytest.fixture(scope="module", params=JOBS, ids=lambda job: f"{job[0]}-{'ahead' if job[1] else 'lockstep'}")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The example has been run: four steps, of which two are recorded, one of them on request while
-    it ran.
-    """
+    """The example has been run: four steps, of which two are recorded, one of them on request while it ran."""
     engine, ahead = request.param
     record = "2-3" if ahead else "2"
     folder = tmp_path_factory.mktemp(f"{engine}-{'ahead' if ahead else 'lockstep'}")

@@ -1,6 +1,4 @@
-"""How a job ends while stepprof records: as without stepprof, and the manifest has the outcome of
-the recording.
-"""
+"""How a job ends while stepprof records: as without stepprof, and the manifest has the outcome of the recording."""
 
 from __future__ import annotations
 
@@ -380,9 +378,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_while_an_export_runs(self, warm, number):
-        """The job dies at once; the forked export finishes its file, and updates the manifest
-        instead of its parent.
-        """
+        """The job dies at once; the forked export finishes its file, and updates the manifest instead of its parent."""
         running = warm.start("""
             stepprof.init()
             def stop():

@@ -805,9 +805,7 @@ class TestHandOver:
 
     @pytest.fixture
     def handing_over(self, start):
-        """Return a function that starts a session and a stop on another thread, and a function that
-        ends it.
-        """
+        """Return a function that starts a session and a stop on another thread, and a function that ends it."""
         threads = []
 
         def begin(**config):

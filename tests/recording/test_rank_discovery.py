@@ -1,6 +1,4 @@
-"""Several processes of one job: they agree on the run, record concurrently, and one manifest covers
-all of them.
-"""
+"""Several processes of one job: they agree on the run, record concurrently, and one manifest covers all of them."""
 
 from __future__ import annotations
 

@@ -128,9 +128,7 @@ class TestInit:
         assert cell.session is None
 
     def test_ranks_beyond_a_world_that_nobody_told_of(self, init, log) -> None:
-        """A script without a launcher is rank 0 of 1, but torch.distributed may be initialised
-        later: reported at the end.
-        """
+        """A script without a launcher is rank 0 of 1, but torch.distributed may be initialised later: reported at the end."""
         init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
         with profile_step(2):
             pass

@@ -172,9 +172,7 @@ class TestLosses:
         assert MAX_PENDING * 250 <= 64 * 2**20
 
     def test_a_full_disk(self, folder, log) -> None:
-        """Every write fails: spans are lost, counted, and logged once; nothing is raised, and other
-        files stay.
-        """
+        """Every write fails: spans are lost, counted, and logged once; nothing is raised, and other files stay."""
         file = SpanFile(lambda: Path("/dev/full"), {})
         recorder = Recorder()
         for _ in range(3):

@@ -201,8 +201,6 @@ class TestJobKey:
         assert job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, 4) == "slurm-7.0"
 
     def test_alone(self):
-        """A process without a launcher is a job of its own; ranks without a launcher belong to an
-        unknown job.
-        """
+        """A process without a launcher is a job of its own; ranks without a launcher belong to an unknown job."""
         assert str(os.getpid()) in job_key({"STEPPROF_RUN_ID": "x"}, 1)
         assert job_key({"STEPPROF_RUN_ID": "x"}, 4) is None

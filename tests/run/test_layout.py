@@ -124,9 +124,7 @@ class TestPublish:
         assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
 
     def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, mocker):
-        """Another file had the name and has been removed since: the name is still not ours, since
-        that file is unknown.
-        """
+        """Another file had the name and has been removed since: the name is still not ours, since that file is unknown."""
         mocker.patch.object(os, "link", side_effect=FileExistsError(17, "File exists"))
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")

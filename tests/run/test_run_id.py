@@ -183,9 +183,7 @@ class TestRay:
         ],
     )
     def test_a_ray_with_other_internals(self, tmp_path, monkeypatch, variable, run_id):
-        """An older Ray, or Ray Client, provides less: the environment of the driver, the address of
-        the cluster.
-        """
+        """An older Ray, or Ray Client, provides less: the environment of the driver, the address of the cluster."""
         context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_job_id=lambda: "01000000")
         ray = SimpleNamespace(
             is_initialized=lambda: True,

@@ -50,9 +50,7 @@ def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]
 
 @dataclass
 class Sides:
-    """How long one rank waited in the calls of one phase: for each rank the minimum and the
-    maximum, in nanoseconds.
-    """
+    """How long one rank waited in the calls of one phase: for each rank the minimum and the maximum, in nanoseconds."""
 
     calls: int = 0
     total: int = 0

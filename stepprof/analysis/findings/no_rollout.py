@@ -14,9 +14,7 @@ __all__ = ["no_rollout"]
 
 ROLE = "rollout"
 MOST_PROCESSES = 3
-"""The number of processes of a run in which other steps are searched: the driver first, then ranks
-in order.
-"""
+"""The number of processes of a run in which other steps are searched: the driver first, then ranks in order."""
 
 Window = tuple[int, str | None]
 """The step and the role."""

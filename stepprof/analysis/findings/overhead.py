@@ -1,6 +1,4 @@
-"""Find the costs of the runtimes: the recording, Python's garbage collector, the allocator of a
-device, preempted sequences.
-"""
+"""Find the costs of the runtimes: the recording, Python's garbage collector, the allocator of a device, preempted sequences."""
 
 from __future__ import annotations
 

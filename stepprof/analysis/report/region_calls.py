@@ -20,9 +20,7 @@ from stepprof.analysis.timeline.model import Source
 __all__ = ["BETWEEN", "OTHERS", "REST", "STEP", "UNCLEAR", "Called", "Calls", "Lane", "calls_of"]
 
 STEP, OTHERS, UNCLEAR = range(3)
-"""The first nodes of a tree: the windows of the process, its other threads, and the calls of
-unknown regions.
-"""
+"""The first nodes of a tree: the windows of the process, its other threads, and the calls of unknown regions."""
 BETWEEN = -1
 """In place of a node: no window was open."""
 REST = -1

@@ -133,9 +133,7 @@ def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
 
 
 _INFLATE = {".gz": 11, ".db": 2}
-"""The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip
-(docs/performance.md).
-"""
+"""The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip (docs/performance.md)."""
 _OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1, "archive": 0.11}
 """Bytes of a timeline per byte of uncompressed JSON."""
 _BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20, "archive": 100 << 20}
@@ -143,9 +141,7 @@ _BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20, "archive"
 
 
 def estimate(inputs: Iterable[Input], format_: Format) -> int:
-    """Return a rough upper bound of the bytes of a timeline of these inputs. Filters make it
-    smaller.
-    """
+    """Return a rough upper bound of the bytes of a timeline of these inputs. Filters make it smaller."""
     text = sum(each.bytes * _INFLATE.get(PurePath(each.paths[0]).suffix, 1) for each in inputs)
     return int(text * _OF_TEXT[format_])
 

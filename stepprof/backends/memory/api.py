@@ -90,9 +90,7 @@ class MemoryApi:
         return bool(self.torch.cuda.is_initialized())
 
     def is_recording(self) -> bool:
-        """Return whether any code of this process keeps a history. False for a torch that cannot
-        report it.
-        """
+        """Return whether any code of this process keeps a history. False for a torch that cannot report it."""
         ask = getattr(self.torch._C, "_cuda_isHistoryEnabled", None)
         return ask is not None and self.is_in_use and bool(ask())
 

@@ -139,9 +139,7 @@ class MemoryBackend(Backend):
 
 
 class SnapshotFile(Export):
-    """Writes one snapshot as torch does, with its description under the key ``stepprof``, and a
-    small JSON file of the peaks.
-    """
+    """Writes one snapshot as torch does, with its description under the key ``stepprof``, and a small JSON file of the peaks."""
 
     def __init__(
         self,

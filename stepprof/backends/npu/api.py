@@ -215,9 +215,7 @@ class NpuApi:
         return result
 
     def recording_this_thread(self) -> bool:
-        """Return whether a profiler of torch or torch_npu records this thread: only one can have
-        its operations.
-        """
+        """Return whether a profiler of torch or torch_npu records this thread: only one can have its operations."""
         return bool(self.torch._C._autograd._profiler_enabled())
 
     def cann_complaint(self) -> str | None:

@@ -61,9 +61,7 @@ class NpuBackend(Backend):
         self._stranded = False
 
     def keep_near(self, folder: Path) -> None:
-        """Note the run directory. A warm-up needs it before the first window, because CANN writes
-        where it was prepared.
-        """
+        """Note the run directory. A warm-up needs it before the first window, because CANN writes where it was prepared."""
         self._near = folder
 
     def probe(self) -> str | None:
@@ -85,9 +83,7 @@ class NpuBackend(Backend):
         return self._api.problem()
 
     def arm(self) -> None:
-        """Warm up if this process uses the device already and is its only user. Otherwise `start`
-        does it, under the lease.
-        """
+        """Warm up if this process uses the device already and is its only user. Otherwise `start` does it, under the lease."""
         api = self._ready()
         self._clear_stranded()
         if self._phase != "idle":
@@ -178,16 +174,12 @@ class NpuBackend(Backend):
         self._let_go()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
-        """Return a range on the device's timeline, in stepprof's domain; None if ranges are off or
-        torch_npu has none.
-        """
+        """Return a range on the device's timeline, in stepprof's domain; None if ranges are off or torch_npu has none."""
         ranges = self._ranges
         return None if ranges is None else Range(ranges, name)
 
     def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
-        """Return the same for a region that may be suspended: any thread may end an mstx range by
-        its number, in any order.
-        """
+        """Return the same for a region that may be suspended: any thread may end an mstx range by its number, in any order."""
         return self.mark(name)
 
     def mark_window(self, window: Window) -> AbstractContextManager[object] | None:
@@ -200,9 +192,7 @@ class NpuBackend(Backend):
             without_it(partial(mark.__exit__, None, None, None))
 
     def bytes_so_far(self) -> int | None:
-        """Return the bytes that the session has written so far: torch_npu and CANN write while they
-        record.
-        """
+        """Return the bytes that the session has written so far: torch_npu and CANN write while they record."""
         return None if self._session is None else self._session.bytes_so_far()
 
     def export_mode(self) -> str:
@@ -218,9 +208,7 @@ class NpuBackend(Backend):
         return self._api
 
     def _clear_stranded(self) -> None:
-        """Retry to end a capture that another thread failed to end: possible from its own thread,
-        or once that has ended.
-        """
+        """Retry to end a capture that another thread failed to end: possible from its own thread, or once that has ended."""
         if not self._stranded:
             return
         self.abort()

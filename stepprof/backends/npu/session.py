@@ -83,9 +83,7 @@ class NpuSession:
             )
 
     def finish(self) -> str | None:
-        """End the recording. Return what went wrong, if anything did; the folder holds what was
-        recorded either way.
-        """
+        """End the recording. Return what went wrong, if anything did; the folder holds what was recorded either way."""
         problem = None
         self._api.cann_complaint()
         if not self._api.recording_this_thread():
@@ -122,9 +120,7 @@ class NpuSession:
             shutil.rmtree(self.staging, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Stop CANN without torch_npu, because the recording thread, which torch_npu needs for a
-        stop, has ended.
-        """
+        """Stop CANN without torch_npu, because the recording thread, which torch_npu needs for a stop, has ended."""
         self._end_by_force()
         self.let_go()
         shutil.rmtree(self.staging, ignore_errors=True)

@@ -64,9 +64,7 @@ class NsysBackend(Backend):
         return self._cuda.missing() if settled and under_nsys(os.environ) else None
 
     def arm(self) -> None:
-        """Check whether a tool is attached by now. Log once which secrets its reports would
-        contain, or what they would lack.
-        """
+        """Check whether a tool is attached by now. Log once which secrets its reports would contain, or what they would lack."""
         with slot.held_by(self, "nsys"):
             self._look()
 
@@ -127,9 +125,7 @@ class NsysBackend(Backend):
         return self._ranges.window(window) if self._recording else None
 
     def may_leave(self, mark: object) -> bool:
-        """Return whether the calling thread may end it: a range on a thread's stack belongs to that
-        thread.
-        """
+        """Return whether the calling thread may end it: a range on a thread's stack belongs to that thread."""
         return may_leave(mark)
 
     def export_mode(self) -> str:

@@ -77,9 +77,7 @@ class CudaProfiler:
 
 
 def libraries(environ: Mapping[str, str]) -> Iterator[str]:
-    """Return where libcudart may be, the likeliest first: already loaded, in the wheels, known to
-    the loader, below CUDA_HOME.
-    """
+    """Return where libcudart may be, the likeliest first: already loaded, in the wheels, known to the loader, below CUDA_HOME."""
     yield from dict.fromkeys([*_mapped(), *_in_wheels(), *_LOADER_NAMES, *_below_cuda_home(environ)])
 
 

@@ -45,9 +45,7 @@ class Launch:
 
     @classmethod
     def alone_in(cls, folder: Path) -> Launch:
-        """Return the launch of a process of which only the folder is known; no other process's
-        reports lie in it.
-        """
+        """Return the launch of a process of which only the folder is known; no other process's reports lie in it."""
         return cls(folder, re.compile(rf".*?{_ENDING}"))
 
     def without_report(self, number: int) -> str | None:

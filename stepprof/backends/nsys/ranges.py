@@ -27,9 +27,7 @@ __all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
 
 DOMAIN = "stepprof"
 MAX_NAMES = 4096
-"""The number of names that are registered with the tool, which never frees one. Further names share
-a range called `BEYOND`.
-"""
+"""The number of names that are registered with the tool, which never frees one. Further names share a range called `BEYOND`."""
 BEYOND = f"(more than {MAX_NAMES} names)"
 
 _COLOURS = (
@@ -148,9 +146,7 @@ def _role() -> str | None:
 
 
 class _Pushed:
-    """A range on its thread's stack. `Ranges.push` sets the attributes: an __init__ would be one
-    more call for each region.
-    """
+    """A range on its thread's stack. `Ranges.push` sets the attributes: an __init__ would be one more call for each region."""
 
     __slots__ = ("_attributes", "_domain", "thread")
 

@@ -188,9 +188,7 @@ class TorchBackend(Backend):
         return api.range(safe, on_device=self._on_device)
 
     def leave(self, marks: Sequence[AbstractContextManager[object]]) -> None:
-        """End open ranges. This must happen before `stop`: a range that ends later corrupts the
-        process's memory (torch 2.13).
-        """
+        """End open ranges. This must happen before `stop`: a range that ends later corrupts the process's memory (torch 2.13)."""
         ours = self._api is not None and self._phase == "recording" and self._api.is_recording()
         for mark in marks:
             if ours:
@@ -227,9 +225,7 @@ class TorchBackend(Backend):
             raise Busy(f"{of_npu}; it is left alone")
 
     def _foreign_inside(self, api: TorchApi) -> str | None:
-        """Return what another profiler did to our running session. Stopping ours would take its
-        events, and crash it.
-        """
+        """Return what another profiler did to our running session. Stopping ours would take its events, and crash it."""
         if not api.is_recording():
             return "another torch profiler ended inside this capture and took its events"
         theirs_here = not self.thread_bound and api.is_recording_this_thread()
@@ -290,9 +286,7 @@ class TorchBackend(Backend):
             stop_all_threads(self._session, api.named(names))
 
     def leave_process(self) -> None:
-        """At the end of the process, stop a session whose own thread will not. Its events are lost
-        either way.
-        """
+        """At the end of the process, stop a session whose own thread will not. Its events are lost either way."""
         if self._phase == "recording" and self._pid == os.getpid():
             with contextlib.suppress(Exception):
                 self._session.stop_trace()

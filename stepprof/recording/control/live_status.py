@@ -89,9 +89,7 @@ class Pace:
 
     @property
     def shortest(self) -> float | None:
-        """Return the shortest duration of the last steps, each up to the next step; without spans,
-        the mean between two looks.
-        """
+        """Return the shortest duration of the last steps, each up to the next step; without spans, the mean between two looks."""
         begun = [start for _, (start, _) in sorted(self._steps.items())]
         between = [max(after - before, 0) / 1e9 for before, after in itertools.pairwise(begun)]
         return min(between, default=self._sampled)

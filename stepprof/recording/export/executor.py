@@ -102,9 +102,7 @@ class Exporter:
             raise
 
     def _is_somebodys(self, job: ExportJob) -> bool:
-        """Return whether a job whose caller was interrupted has a thread, a child or a place in the
-        queue, or has ended.
-        """
+        """Return whether a job whose caller was interrupted has a thread, a child or a place in the queue, or has ended."""
         with self._lock:
             children = any(child.job is job for child in self._children)
             return job.threaded or children or job in self._queue or job not in self._jobs

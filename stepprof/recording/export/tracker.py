@@ -73,9 +73,7 @@ class Exports:
         self._pending.pop(capture, None)
 
     def submit_all(self) -> None:
-        """Submit all remaining exports at the end: those of other threads, and those of interrupted
-        callers.
-        """
+        """Submit all remaining exports at the end: those of other threads, and those of interrupted callers."""
         for capture in list(self._pending):
             self.submit(capture)
 

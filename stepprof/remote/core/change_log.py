@@ -1,6 +1,4 @@
-"""Gather the changes of a session's engines, then publish and log them together: a thousand engines
-answer one after another.
-"""
+"""Gather the changes of a session's engines, then publish and log them together: a thousand engines answer one after another."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ __all__ = ["Turn"]
 
 _LOOK_SECONDS = 0.02
 _OF_START = 0.8
-"""The share of the window's start timeout that may be spent waiting for a lease; the rest is for
-the start itself.
-"""
+"""The share of the window's start timeout that may be spent waiting for a lease; the rest is for the start itself."""
 
 
 class Turn:
@@ -44,9 +42,7 @@ class Turn:
                 shared.lease.is_shared()
 
     async def take(self, recording: Recording, window: EngineWindow, label: str) -> str | None:
-        """Acquire the leases; wait at most until the window is over. Return why they are not
-        available, or None.
-        """
+        """Acquire the leases; wait at most until the window is over. Return why they are not available, or None."""
         refused = await self._take(recording.stop, window, f"{label} of step {window.window.step}")
         if refused is not None and recording.late is None:
             reason = f"{refused}; nothing was sent to the engine"

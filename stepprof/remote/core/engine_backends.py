@@ -46,9 +46,7 @@ def check_backends_of(kind: str, options: EngineOptions, role: str) -> None:
 
 
 def refuse_backends(kind: str, options: EngineOptions, name: str) -> None:
-    """Raise EngineFailure for the same, if the engine's kind was not known when it was attached.
-    Nothing is sent to it.
-    """
+    """Raise EngineFailure for the same, if the engine's kind was not known when it was attached. Nothing is sent to it."""
     try:
         check_backends_of(kind, options, "…")
     except ConfigError as error:

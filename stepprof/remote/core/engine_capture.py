@@ -134,9 +134,7 @@ class Recording:
         self.answered_at = asyncio.get_running_loop().time()
 
     def start_failed(self) -> None:
-        """Note that the start has failed, so that no window waits for it. A stop may be pending
-        before the engine is free.
-        """
+        """Note that the start has failed, so that no window waits for it. A stop may be pending before the engine is free."""
         self._change("start_failed")
         self.stop.set()
         self.started.open()
@@ -159,9 +157,7 @@ class Recording:
             raise StateError(f"capture of step {self.step}: cannot {trigger} while {self.state}") from error
 
     def join(self, step: int, entry: EngineEntry, save: Callable[[], object]) -> None:
-        """Add a window that begins while the capture runs; one of the same step keeps it open.
-        `save` writes its entry.
-        """
+        """Add a window that begins while the capture runs; one of the same step keeps it open. `save` writes its entry."""
         self._joined.append((entry, save))
         self._open += step == self.step
 

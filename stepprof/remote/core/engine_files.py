@@ -35,9 +35,7 @@ ROOT = 0
 
 
 def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, str]]:
-    """Return the user and the inode of each socket of this host that listens on a port; none if the
-    system does not list them.
-    """
+    """Return the user and the inode of each socket of this host that listens on a port; none if the system does not list them."""
     found = []
     for table in tables:
         try:

@@ -223,9 +223,7 @@ class EngineTarget(EngineState):
             await self._stop_for_sure(recording)
 
     async def _stop_for_sure(self, recording: Recording) -> None:
-        """Send the stop that must follow a failed start. If it finds the engine dead, that is why
-        the start failed.
-        """
+        """Send the stop that must follow a failed start. If it finds the engine dead, that is why the start failed."""
         try:
             await self.driver.abort()
         except BaseException as error:  # noqa: BLE001 - the start's own failure is in the manifest

@@ -1,6 +1,4 @@
-"""Keep a capture that its own driver could not stop: list its files as `partial` in the manifest of
-its own run.
-"""
+"""Keep a capture that its own driver could not stop: list its files as `partial` in the manifest of its own run."""
 
 from __future__ import annotations
 

@@ -46,9 +46,7 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the driver has certainly ended. Blocks for at most `ASK_SECONDS` if Ray
-        has to be asked.
-        """
+        """Return whether the driver has certainly ended. Blocks for at most `ASK_SECONDS` if Ray has to be asked."""
         here = self.here
         return self._is_over_for_ray() if here is None else not here
 

@@ -64,9 +64,7 @@ class Entries:
         code: ReasonCode | None = ReasonCode.RECORDING,
         error: str | None = LOST,
     ) -> EngineEntry:
-        """Add the entry of an engine, written ahead as lost unless its outcome is known. None: the
-        engine is unknown.
-        """
+        """Add the entry of an engine, written ahead as lost unless its outcome is known. None: the engine is unknown."""
         window = self._window
         entry = EngineEntry(
             role=window.role,
@@ -98,9 +96,7 @@ class Entries:
             entry.body_error = text
 
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
-        """Write on another thread, with the current clocks; a window that reached no engine leaves
-        nothing.
-        """
+        """Write on another thread, with the current clocks; a window that reached no engine leaves nothing."""
         self.note_clocks(targets)
         if self.fragment.engines:
             self.fragment.save()
@@ -189,9 +185,7 @@ class Entries:
 
 
 def remove_folder(window: EngineWindow) -> None:
-    """Remove an unused folder if it is empty, and the step's folder if no process has claimed a
-    place in it.
-    """
+    """Remove an unused folder if it is empty, and the step's folder if no process has claimed a place in it."""
     if not window.stem:
         return
     step = window.folder

@@ -127,9 +127,7 @@ class Members:
         return self._fleet.selected(role, self._policy)
 
     async def places(self, targets: list[EngineTarget], *, reserve: bool = False) -> list[EngineWindow]:
-        """Return where the files of each target belong: the folder that it is armed for, or being
-        armed for, else a new one.
-        """
+        """Return where the files of each target belong: the folder that it is armed for, or being armed for, else a new one."""
         async with self._fleet.placing:
             places = [target.prepared_for(self._window) for target in targets]
             without = [target for target, place in zip(targets, places, strict=True) if place is None]
@@ -144,9 +142,7 @@ class Members:
         return windows
 
     async def claim(self, targets: list[EngineTarget], deadline: float) -> None:
-        """Claim the targets that can record. The others join a running capture, or their entries
-        say why not.
-        """
+        """Claim the targets that can record. The others join a running capture, or their entries say why not."""
         for target in await self._driven_here(list(filter(self._may_start, targets))):
             if await self._is_free(target, deadline):
                 self._claim(target)
@@ -160,9 +156,7 @@ class Members:
         return True
 
     async def _driven_here(self, targets: list[EngineTarget]) -> list[EngineTarget]:
-        """Return the targets that this process drives: if several processes attach an engine, one
-        drives it.
-        """
+        """Return the targets that this process drives: if several processes attach an engine, one drives it."""
         world = self._fleet.origin.world_size
         if world is None or world < 2:
             return targets

@@ -211,9 +211,7 @@ class FileSlot:
             ) from error
 
     def take(self, held: Held) -> bool:
-        """Note a holder, unless there is one; return whether it was noted. Raises EngineFailure: it
-        cannot be written.
-        """
+        """Note a holder, unless there is one; return whether it was noted. Raises EngineFailure: it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return write_exclusively(self.path, held.dump())
@@ -266,9 +264,7 @@ class FileSlot:
 
 
 def beside_runs(window: EngineWindow, key: str) -> FileSlot:
-    """Return the slot of a server whose own folder is not visible here: jobs with the same
-    ``output_dir`` find it.
-    """
+    """Return the slot of a server whose own folder is not visible here: jobs with the same ``output_dir`` find it."""
     return FileSlot(window.folder.parents[1] / ".engines" / f"{digest(key)}.json")
 
 

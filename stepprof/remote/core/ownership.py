@@ -128,9 +128,7 @@ class Hold:
     async def stop(
         self, window: EngineWindow, end: Callable[[], Awaitable[Stopped]], forget: Callable[[], object]
     ) -> Stopped:
-        """Return the result of `end`, or what another driver has kept; then call `forget`. Raises
-        what `end` raises.
-        """
+        """Return the result of `end`, or what another driver has kept; then call `forget`. Raises what `end` raises."""
         async with self.ending:
             if await self.is_taken():
                 forget()

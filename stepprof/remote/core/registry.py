@@ -88,9 +88,7 @@ class Fleet:
         return any(engine.follows(role) and engine.follows(other) for engine in self.engines)
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
-        """Return the targets that the configuration selects in a window of this role; note their
-        selected workers.
-        """
+        """Return the targets that the configuration selects in a window of this role; note their selected workers."""
         found = []
         following = [
             (target, engine)
@@ -353,9 +351,7 @@ async def _leave(
     spent: float = 0.0,
     blocked: asyncio.AbstractEventLoop | None = None,
 ) -> None:
-    """Have engines leave. `spent`: seconds of their answer time that are used up. Engines on
-    `blocked` cannot answer.
-    """
+    """Have engines leave. `spent`: seconds of their answer time that are used up. Engines on `blocked` cannot answer."""
     leaving = [
         (target, 0.0 if lives_on(target, blocked) else engine.stop_seconds)
         for engine in engines

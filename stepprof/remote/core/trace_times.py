@@ -21,9 +21,7 @@ SLACK_NS = 200_000_000
 
 
 def lacking(window: EngineWindow, stopped: Stopped, entry: EngineEntry, clock: Clock | None) -> str | None:
-    """Return what the traces of an engine lack of its window, by their own times; None: nothing
-    that can be detected.
-    """
+    """Return what the traces of an engine lack of its window, by their own times; None: nothing that can be detected."""
     options = window.options
     if options.by_stage:
         return None

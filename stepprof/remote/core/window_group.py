@@ -182,9 +182,7 @@ class Bracket:
         await entered(self._members.inner, deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
-        """Note that the caller waits no longer, since ``now`` of the monotonic clock: later answers
-        begin after the body did.
-        """
+        """Note that the caller waits no longer, since ``now`` of the monotonic clock: later answers begin after the body did."""
         self._body_began = True
         for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:

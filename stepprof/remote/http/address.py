@@ -1,6 +1,4 @@
-"""The address of a server: a URL is parsed once, so that none of its secrets reaches a name, a
-message or a manifest.
-"""
+"""The address of a server: a URL is parsed once, so that none of its secrets reaches a name, a message or a manifest."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ class Address:
 
     @property
     def key(self) -> str:
-        """Return the same key for every URL of this server, within one host: `localhost` of two
-        hosts are two servers.
-        """
+        """Return the same key for every URL of this server, within one host: `localhost` of two hosts are two servers."""
         local = self.host in ("localhost", "::1", "0.0.0.0", "::") or self.host.startswith("127.")  # noqa: S104 - compared with, never bound
         return joined(self.scheme, socket.gethostname() if local else self.host, self.port, self.path)
 

@@ -34,9 +34,7 @@ __all__ = ["Address", "Client"]
 
 TIMEOUT_SECONDS = 10.0
 AT_ONCE = 256
-"""Maximum number of concurrent requests: each has a thread and a socket, which a hanging server
-occupies until the timeout.
-"""
+"""Maximum number of concurrent requests: each has a thread and a socket, which a hanging server occupies until the timeout."""
 _SHOWN = 300
 
 
@@ -247,9 +245,7 @@ class Client:
         return headers
 
     def _lost(self, asked: _Asked, error: Exception) -> EngineFailure:
-        """Return the failure of a request that was sent and not completely answered: a start may
-        have begun.
-        """
+        """Return the failure of a request that was sent and not completely answered: a start may have begun."""
         what = f"{asked.method} {asked.target}"
         if isinstance(error, TimeoutError):
             problem = f"did not answer {what} within {asked.timeout:.3g} s"

@@ -57,9 +57,7 @@ class HttpKind:
         return isinstance(target, str) and (bool(_ADDRESS.match(target)) or "://" not in target)
 
     def connect(self, target: object, **options: object) -> EngineDriver:
-        """Return a driver, without contacting the server. Raises ConfigError for an invalid address
-        and for unknown options.
-        """
+        """Return a driver, without contacting the server. Raises ConfigError for an invalid address and for unknown options."""
         url = str(target).strip()
         if _HOST_AND_PORT.fullmatch(url):
             url = f"http://{url}"

@@ -69,9 +69,7 @@ class Reply:
 
 
 def read_body(response: http.client.HTTPResponse) -> bytes:
-    """Return the whole body. Raises HTTPException if it is longer than `MOST_BYTES` or shorter than
-    stated.
-    """
+    """Return the whole body. Raises HTTPException if it is longer than `MOST_BYTES` or shorter than stated."""
     data = bytearray()
     while block := response.read1(1 << 16):
         data += block

@@ -126,9 +126,7 @@ class Choice:
 
     @classmethod
     def among(cls, listed: Iterable[object], hosts: Hosts | Neighbourhood) -> Choice:
-        """Choose from a router's list. A refused entry affects only itself; workers behind gRPC are
-        omitted.
-        """
+        """Choose from a router's list. A refused entry affects only itself; workers behind gRPC are omitted."""
         urls: dict[str, None] = {}
         refused: dict[str, str] = {}
         for each in islice(listed, _LOOKED_AT):
@@ -166,9 +164,7 @@ def _network(given: object) -> Network | None:
 
 @functools.lru_cache(maxsize=MOST_WORKERS)
 def _literal(host: str) -> Ip | None:
-    """Return the address that a host is written as, in any form that the resolver accepts
-    (`0x7f.1`); None: it is a name.
-    """
+    """Return the address that a host is written as, in any form that the resolver accepts (`0x7f.1`); None: it is a name."""
     if host == "localhost":
         return ipaddress.IPv4Address("127.0.0.1")
     try:
@@ -206,9 +202,7 @@ def _are_near(one: Ip, other: Ip) -> bool:
 
 
 def _are_siblings(one: str, other: str) -> bool:
-    """Return whether two names are certainly neighbours: both without a domain, or in one that
-    cannot be registered.
-    """
+    """Return whether two names are certainly neighbours: both without a domain, or in one that cannot be registered."""
     domains = {name.lower().rstrip(".").partition(".")[2] for name in (one, other)}
     if len(domains) > 1 or _literal(other) is not None:
         return False

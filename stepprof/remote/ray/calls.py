@@ -122,9 +122,7 @@ class NodeAgent:
     async def call(
         self, calls: Sequence[tuple[str, str, tuple[Any, ...], bool]]
     ) -> AsyncIterator[list[tuple[int, Any]]]:
-        """Make all these calls at once, and yield the answers as they arrive: a call that hangs
-        does not delay the others.
-        """
+        """Make all these calls at once, and yield the answers as they arrive: a call that hangs does not delay the others."""
         come: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def one(number: int, key: str, name: str, arguments: tuple[Any, ...], owes_stop: bool) -> None:
@@ -165,9 +163,7 @@ class NodeAgent:
 
 
 class Agents:
-    """The agents of this process, one per node, made when first needed. Calls through them are
-    gathered per turn of the loop.
-    """
+    """The agents of this process, one per node, made when first needed. Calls through them are gathered per turn of the loop."""
 
     def __init__(self) -> None:
         self._agents: dict[str, Any] = {}

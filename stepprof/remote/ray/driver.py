@@ -93,9 +93,7 @@ class ActorDriver(EngineDriver):
         self._token = f"{actor_id}:{uuid.uuid4().hex[:12]}"
         self._facts: Facts | None = None
         self._asked = False
-        """Whether a session may have been made in the actor: then it must be closed when this
-        attachment ends.
-        """
+        """Whether a session may have been made in the actor: then it must be closed when this attachment ends."""
         self._run = Path()
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
@@ -130,9 +128,7 @@ class ActorDriver(EngineDriver):
             self._fragment = await self._ask("start", window)
 
     async def stop(self, window: EngineWindow) -> Stopped:
-        """Stop the capture. Files on another node's disk are fetched; those of a rank in the
-        background, after its export.
-        """
+        """Stop the capture. Files on another node's disk are fetched; those of a rank in the background, after its export."""
         facts = self._known()
         try:
             report: Report = await self._ask("stop", window)

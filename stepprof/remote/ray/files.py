@@ -191,9 +191,7 @@ def lost_fragment(
 
 
 def mark(run: Path) -> Path:
-    """Return the path of a file that no process looked for before, so that no cache of a shared
-    file system can hide it.
-    """
+    """Return the path of a file that no process looked for before, so that no cache of a shared file system can hide it."""
     marker = run / f".seen-{uuid.uuid4().hex}"
     marker.touch()
     return marker

@@ -91,9 +91,7 @@ class RayKind:
 
 
 def _drain_before_ray() -> None:
-    """End the session before Ray ends: handlers run last to first, and Ray registered its own when
-    it was imported.
-    """
+    """End the session before Ray ends: handlers run last to first, and Ray registered its own when it was imported."""
     global _drained_first
     with _draining:
         if not _drained_first:

@@ -22,9 +22,7 @@ from stepprof.run.manifest_writer import describe_error
 __all__ = ["Listening"]
 
 MOST_PENDING = 64
-"""Maximum number of calls that wait in a busy actor; then none is sent until it has answered. Each
-lists all open windows.
-"""
+"""Maximum number of calls that wait in a busy actor; then none is sent until it has answered. Each lists all open windows."""
 
 RETRY_SECONDS = 1.0
 """Seconds before a failed session is tried again; doubled each time."""
@@ -74,9 +72,7 @@ class Listening:
         return True
 
     async def tell(self, number: int, windows: Windows) -> None:
-        """Send an announcement from stepprof's loop; make the session first if there is none.
-        Raises nothing.
-        """
+        """Send an announcement from stepprof's loop; make the session first if there is none. Raises nothing."""
         self._latest = max(self._latest, (number, windows), key=lambda each: each[0])
         async with self._joining:
             if self._joined:

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["SglangDriver", "SglangKind"]
 
 MARGIN = 0.8
-"""The share of a timeout for which calls may run the engine's loop: it is free again before the
-caller continues.
-"""
+"""The share of a timeout for which calls may run the engine's loop: it is free again before the caller continues."""
 
 
 class SglangKind(ObjectKind):
@@ -216,9 +214,7 @@ class SglangDriver(EngineDriver):
         return await self._link.process.clock()
 
     def _finisher(self, held: Held) -> Finisher:
-        """Return an object that ends a capture: this driver for its own, a copy of it for that of a
-        driver that has ended.
-        """
+        """Return an object that ends a capture: this driver for its own, a copy of it for that of a driver that has ended."""
         if held is self._hold.held:
             return self
         made = SglangDriver(self._link)
@@ -311,9 +307,7 @@ class SglangDriver(EngineDriver):
         return recorded
 
     async def _clear(self, sent: _Sent, facts: Facts) -> None:
-        """Withdraw a request that stays armed: otherwise a stage that was not reached would be
-        captured at any later time.
-        """
+        """Withdraw a request that stays armed: otherwise a stage that was not reached would be captured at any later time."""
         scratch = sent.folder / ".clearing"
         try:
             await self._link.start(Request.clearing(facts, scratch).fields)

@@ -96,9 +96,7 @@ class Brought:
 
 
 def folder_of(window: EngineWindow) -> Path:
-    """Return where the engine must write: its folder in the run, or a separate one in the folder
-    that both hosts see.
-    """
+    """Return where the engine must write: its folder in the run, or a separate one in the folder that both hosts see."""
     if window.trace_dir is None:
         return window.output
     run = str(window.metadata.get("run_id") or "run")
@@ -199,9 +197,7 @@ def _is_in_own_folders(trace: Path, users: frozenset[int] | None) -> bool:
 
 
 def bring(folder: Path, window: EngineWindow, facts: Facts, request: Request) -> Brought:
-    """Move the engine's files to the run: the file of each requested rank under its name; remove
-    the others. Blocks.
-    """
+    """Move the engine's files to the run: the file of each requested rank under its name; remove the others. Blocks."""
     brought = Brought()
     seen: set[int] = set()
     found = find(folder, facts.users)
@@ -247,9 +243,7 @@ def _bring_snapshots(
     users: frozenset[int] | None,
     brought: Brought,
 ) -> None:
-    """Move the snapshots of the allocators to the run: one for each process, distinguished by the
-    rank in the name.
-    """
+    """Move the snapshots of the allocators to the run: one for each process, distinguished by the rank in the name."""
     seen = set()
     for path in sorted(folder.glob("*TP-*-memory*.pickle")):
         match = _SNAPSHOT.search(path.name)

@@ -45,16 +45,12 @@ class Link(ABC):
         return None
 
     def allow(self, seconds: float) -> None:
-        """Let calls run the engine's event loop for this long from now on, because the caller waits
-        meanwhile.
-        """
+        """Let calls run the engine's event loop for this long from now on, because the caller waits meanwhile."""
         return
 
     @property
     def answers(self) -> bool:
-        """Whether a call is answered while the caller continues. A synchronous engine answers only
-        while the caller waits.
-        """
+        """Whether a call is answered while the caller continues. A synchronous engine answers only while the caller waits."""
         return True
 
     def describe(self) -> Facts | None:
@@ -81,9 +77,7 @@ class Link(ABC):
 
     @abstractmethod
     async def stop(self) -> bool | None:
-        """Send a stop. True: it recorded; False: it reports that it did not; None: it refused
-        without a reason.
-        """
+        """Send a stop. True: it recorded; False: it reports that it did not; None: it refused without a reason."""
 
     def withdraw(self) -> bool:
         """Withdraw a start that has not been sent yet; return whether there was one."""

@@ -77,9 +77,7 @@ class ObjectLink(Link):
         return self.home() or self._attached_on
 
     def allow(self, seconds: float) -> None:
-        """Let calls run a loop that is not running, for this long from now on. 0: the caller may
-        use the engine at any moment.
-        """
+        """Let calls run a loop that is not running, for this long from now on. 0: the caller may use the engine at any moment."""
         self._until = time.monotonic() + seconds
 
     @property
@@ -150,9 +148,7 @@ class ObjectLink(Link):
                 )
 
     async def statistics(self) -> Sample | None:
-        """Return the counters that its processes keep in their common folder; None: it was built
-        without ``enable_metrics``.
-        """
+        """Return the counters that its processes keep in their common folder; None: it was built without ``enable_metrics``."""
         args = getattr(self._manager, "server_args", None)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if not getattr(args, "enable_metrics", False) or not folder:

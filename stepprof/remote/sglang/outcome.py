@@ -1,6 +1,4 @@
-"""Evaluate a stop of SGLang: which files to wait for, whether the capture ended at its limit, and
-why there is no file.
-"""
+"""Evaluate a stop of SGLang: which files to wait for, whether the capture ended at its limit, and why there is no file."""
 
 from __future__ import annotations
 

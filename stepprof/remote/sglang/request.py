@@ -63,9 +63,7 @@ class Facts:
     """Processes of one data-parallel replica: tensor times pipeline parallel."""
     tp: int = 1
     replicas: int = 1
-    """Data-parallel replicas inside the engine; 1 if they consist of its tensor-parallel ranks
-    (`dp_attention`).
-    """
+    """Data-parallel replicas inside the engine; 1 if they consist of its tensor-parallel ranks (`dp_attention`)."""
     fields: frozenset[str] = field(default=frozenset(_OWN))
     """The arguments that its start accepts."""
     answers: bool = True
@@ -123,9 +121,7 @@ class Request:
     cut: bool = False
     """Whether it writes one file, which is cut into its stages afterwards."""
     bound: int | None = None
-    """The number of forward steps after which the engine ends it: of each stage, or of both if the
-    file is cut.
-    """
+    """The number of forward steps after which the engine ends it: of each stage, or of both if the file is cut."""
     backends: tuple[str, ...] = ("torch",)
     """The profilers that it records with."""
 
@@ -192,9 +188,7 @@ class Request:
 
     @classmethod
     def clearing(cls, facts: Facts, folder: Path) -> Request:
-        """Return the smallest possible capture: started and stopped at once, it resets what an
-        earlier request left armed.
-        """
+        """Return the smallest possible capture: started and stopped at once, it resets what an earlier request left armed."""
         fields = {
             "output_dir": str(folder),
             "activities": ["CPU"],
@@ -303,9 +297,7 @@ def _warn_of_spinning(name: str, with_stack: bool) -> None:
 
 
 def refuse_environment() -> None:
-    """Refuse an engine of this process if a variable of its environment makes each start kill it.
-    Raises EngineFailure.
-    """
+    """Refuse an engine of this process if a variable of its environment makes each start kill it. Raises EngineFailure."""
     if os.environ.get("SGLANG_PROFILE_V2", "").strip().lower() in ("1", "true", "yes", "y", "on", "t"):
         raise EngineFailure(
             "SGLANG_PROFILE_V2 is set: with it, the first start or stop kills SGLang's scheduler; unset it where the engine is started",

@@ -32,14 +32,10 @@ STAGES = ("prefill", "decode")
 CUT_SECONDS = 600.0
 """Timeout of cutting one trace."""
 MOST_BYTES = 1 << 30
-"""Maximum uncompressed bytes of a trace to cut; parsed, it takes several times as much memory. A
-larger one is kept whole.
-"""
+"""Maximum uncompressed bytes of a trace to cut; parsed, it takes several times as much memory. A larger one is kept whole."""
 
 MOST_MEMORY = 16 << 30
-"""Maximum bytes of memory for cutting: parsing may take a hundred times the size of the trace, and
-training needs the rest.
-"""
+"""Maximum bytes of memory for cutting: parsing may take a hundred times the size of the trace, and training needs the rest."""
 
 _STEP = "step["
 _DECODE = "step[DECODE"
@@ -131,9 +127,7 @@ def _parts(trace: Path) -> dict[str, Path]:
 
 
 def main(trace: Path) -> None:
-    """Cut a trace apart in this process. Raises SystemExit if it is too large, and any exception
-    that its content causes.
-    """
+    """Cut a trace apart in this process. Raises SystemExit if it is too large, and any exception that its content causes."""
     with open_plain(trace) as file, gzip.GzipFile(fileobj=file) as stream:
         text = stream.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:

@@ -60,9 +60,7 @@ class Settings:
 
     @classmethod
     def of_environment(cls, envs: Any) -> Settings:
-        """Read the module `vllm.envs` of a version up to 0.12, which evaluates the variables at
-        each access.
-        """
+        """Read the module `vllm.envs` of a version up to 0.12, which evaluates the variables at each access."""
         folder = getattr(envs, "VLLM_TORCH_PROFILER_DIR", None)
         return cls(
             folder=folder or None,
@@ -210,9 +208,7 @@ def _config_fields() -> frozenset[str] | None:
 
 
 def _require_cuda() -> None:
-    """Raise ConfigError for a platform without CUDA's profiler: vLLM's workers would end, and the
-    engine with them.
-    """
+    """Raise ConfigError for a platform without CUDA's profiler: vLLM's workers would end, and the engine with them."""
     try:
         platform = importlib.import_module("vllm.platforms").current_platform
     except ImportError:

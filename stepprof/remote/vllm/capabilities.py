@@ -23,9 +23,7 @@ __all__ = ["bound_of", "differences", "outcome", "start_arguments"]
 def start_arguments(
     window: EngineWindow, settings: Settings, known: Container[str], prefix: str
 ) -> dict[str, object]:
-    """Return the arguments of ``start_profile``. Raises EngineFailure: this version does not accept
-    the limits in the options.
-    """
+    """Return the arguments of ``start_profile``. Raises EngineFailure: this version does not accept the limits in the options."""
     given: dict[str, object] = {"profile_prefix": prefix} if "profile_prefix" in known else {}
     delay, maximum = iterations(window.options)
     for name, wanted, built in (

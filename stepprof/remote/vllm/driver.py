@@ -103,9 +103,7 @@ class VllmDriver(EngineDriver):
         return None if self._session is None or self._place is None else self._session.folder
 
     async def arm(self, window: EngineWindow) -> None:
-        """Check that the engine is alive, was configured to be recorded and accepts the limits;
-        prepare its folder.
-        """
+        """Check that the engine is alive, was configured to be recorded and accepts the limits; prepare its folder."""
         refuse_backends(self.kind, window.options, self.name)
         self._facts = facts = await self._link.facts(window)
         self.host = self._link.process.host
@@ -250,9 +248,7 @@ class VllmDriver(EngineDriver):
         return await self._link.process.clock()
 
     def _finisher(self, held: Held) -> Finisher:
-        """Return an object that ends a capture: this driver for its own, a copy of it for that of a
-        driver that has ended.
-        """
+        """Return an object that ends a capture: this driver for its own, a copy of it for that of a driver that has ended."""
         if held is self._hold.held:
             return self
         made = VllmDriver(self._link)

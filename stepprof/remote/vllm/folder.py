@@ -37,9 +37,7 @@ __all__ = ["Session", "TraceFolder", "new_prefix"]
 PREFIX = "stepprof-"
 
 MOST_NAMES = 300
-"""Maximum number of files of a plain folder that are noted; with more, only those with the engine's
-prefix are searched.
-"""
+"""Maximum number of files of a plain folder that are noted; with more, only those with the engine's prefix are searched."""
 
 # follow no link of another user, and open no pipe
 _OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -105,9 +103,7 @@ class TraceFolder:
             ) from error
 
     def _make(self) -> None:
-        """Make a folder that was named on another host, or long ago: vLLM would make a plain folder
-        instead.
-        """
+        """Make a folder that was named on another host, or long ago: vLLM would make a plain folder instead."""
         if self.path.name == LINK:
             (self.path.parent / IDLE).mkdir(parents=True, exist_ok=True)
             self.path.symlink_to(IDLE)
@@ -148,9 +144,7 @@ class TraceFolder:
         return {"folder": session.folder.name, "before": before if len(before) <= MOST_NAMES else None}
 
     def again(self, noted: Mapping[str, Any], prefix: str) -> Session:
-        """Return a capture that another process has begun. Raises EngineFailure: its folder has an
-        invalid name.
-        """
+        """Return a capture that another process has begun. Raises EngineFailure: its folder has an invalid name."""
         link, name, before = self.link, noted["folder"], noted["before"]
         if link is not None:
             if not is_plain_name(name):
@@ -181,9 +175,7 @@ class TraceFolder:
         self.end(session)
 
     def traces(self, session: Session, prefix: str) -> list[Path]:
-        """Return the traces of a capture so far: in a plain folder that engines share, those with
-        this driver's prefix.
-        """
+        """Return the traces of a capture so far: in a plain folder that engines share, those with this driver's prefix."""
         names = [
             name
             for name in _names(session.folder)
@@ -195,9 +187,7 @@ class TraceFolder:
         return [path for path in paths if is_engine_file(path, self.users)]
 
     def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
-        """Return whether a capture has left its files before it reached its limit: another stop has
-        ended it.
-        """
+        """Return whether a capture has left its files before it reached its limit: another stop has ended it."""
         found, bound = self.traces(session, prefix), window.options.bound
         if not found or bound is None:
             return bool(found)

@@ -78,9 +78,7 @@ class Link(ABC):
 
     @abstractmethod
     async def facts(self, window: EngineWindow) -> Facts:
-        """Return its properties. Raises EngineFailure: it cannot be recorded, or not with the
-        window's options.
-        """
+        """Return its properties. Raises EngineFailure: it cannot be recorded, or not with the window's options."""
 
     @abstractmethod
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:

@@ -150,9 +150,7 @@ class ServerLink(Link):
         return frozenset(name for name in _BODY if f'"{name}"'.encode() in described.body)
 
     async def _ask_settings(self) -> Settings:
-        """Return its start arguments, which a server reports only in development mode
-        (VLLM_SERVER_DEV_MODE).
-        """
+        """Return its start arguments, which a server reports only in development mode (VLLM_SERVER_DEV_MODE)."""
         reply = await self._client.request("GET", "/server_info?config_format=json")
         profiler = reply.table("vllm_config", "profiler_config")
         if not profiler:

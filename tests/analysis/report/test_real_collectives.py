@@ -314,9 +314,7 @@ class TestTwoRanks:
             assert seconds[rank] > LATE - close / 2
 
     def test_between_two_ranks(self, two_ranks, late):
-        """Sends and receives are not matched: the time of each rank in them is stated, and no rank
-        is named.
-        """
+        """Sends and receives are not matched: the time of each rank in them is stated, and no rank is named."""
         report = report_of(two_ranks.run, late + 2)
         rows = {row.region: row for row in report.unmatched}
         assert set(rows) == {"send", "isend", "batch"}

@@ -163,9 +163,7 @@ class TestReport:
         assert sum(each.piece is not None for each in found.inputs) == 5
 
     def test_large_manifests(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Manifests of thousands of ranks would make a huge header: they are omitted, and a finding
-        says so.
-        """
+        """Manifests of thousands of ranks would make a huge header: they are omitted, and a finding says so."""
         monkeypatch.setattr("stepprof.analysis.timeline.own_timeline._LARGEST_MANIFESTS", 100)
         found = find([merged(run)], output_dir=run.parent)
         assert found.manifests == []

@@ -273,9 +273,7 @@ def test_spans(tmp_path, ahead_ns):
 
 
 def test_without_a_comparison(tmp_path):
-    """Without a comparison of clocks nothing is invented: the other host's times are its own, and a
-    finding says so.
-    """
+    """Without a comparison of clocks nothing is invented: the other host's times are its own, and a finding says so."""
     record(tmp_path, 3_700_000_000)
     for file in (tmp_path / "node-0" / "runs" / "r").glob("step-*/manifest/*.json"):
         content = json.loads(file.read_text())

@@ -141,9 +141,7 @@ class TestTheRest:
         assert (end["tid"], nanoseconds(end["ts"]), end["bp"]) == (lanes["c"], T0 + 21, "e")
 
     def test_counters_of_one_name_stay_two(self):
-        """In JSON a counter is identified by its name and its process; a value that is not a number
-        is shown as a string.
-        """
+        """In JSON a counter is identified by its name and its process; a value that is not a number is shown as a string."""
         tracks = [
             Track("counter", "queue", ("a",)),
             Track("counter", "queue", ("b",)),

@@ -257,9 +257,7 @@ class TestDevices:
         assert source.tracks[flows.end_track[0]] == source.tracks[source.slices.track[0]]
 
     def test_a_thread_and_a_stream_with_the_same_numbers(self, load):
-        """Category and metadata distinguish them: in a container, process 7 may drive GPU 7, and
-        its thread 7 the stream 7.
-        """
+        """Category and metadata distinguish them: in a container, process 7 may drive GPU 7, and its thread 7 the stream 7."""
         at = {"pid": 7, "tid": 7}
         arrow = {"id": 5, "cat": "ac2g", "name": "ac2g", **at}
         source = load(

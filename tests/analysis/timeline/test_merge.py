@@ -220,9 +220,7 @@ class TestMerge:
         assert [place.suffix for _, place in placed] == [" (rank0.1.json)", " (rank0.2.json)"]
 
     def test_spans_and_traces_of_one_rank_say_what_they_hold(self):
-        """A person looks for a rank, not for a file; the content is named only if there are two
-        files of a rank.
-        """
+        """A person looks for a rank, not for a file; the content is named only if there are two files of a rank."""
         origins = [Origin("spans", f"spans/rank-{n}.000001.jsonl", rank=n, host="h") for n in (0, 1, 2)]
         origins += [
             Origin("rank", f"step-000002/step/rank-{n}.trace.json.gz", rank=n, host="h") for n in (0, 1)

@@ -1,6 +1,4 @@
-"""The timeline's server: its answers, its allowed clients, and what it never discloses. Every
-request here is a real one.
-"""
+"""The timeline's server: its answers, its allowed clients, and what it never discloses. Every request here is a real one."""
 
 from __future__ import annotations
 

@@ -124,9 +124,7 @@ class TestWithoutCuda:
         file: str | None,
         there: bool,
     ) -> None:
-        """As long as the process does not use it: NVML is asked, and if that fails (MIG), whether a
-        driver exists.
-        """
+        """As long as the process does not use it: NVML is asked, and if that fails (MIG), whether a driver exists."""
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
         monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: told)
@@ -543,9 +541,7 @@ class TestElsewhere:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_forked_process(self, cuda: Allocator, session) -> None:
-        """It has no session: its out-of-memory errors are not reported in its parent's name, and it
-        inherits no history.
-        """
+        """It has no session: its out-of-memory errors are not reported in its parent's name, and it inherits no history."""
         run = session(memory={"on_oom": True})
         pid = os.fork()
         if pid == 0:

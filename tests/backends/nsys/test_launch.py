@@ -87,9 +87,7 @@ class TestCount:
 
 class TestCommand:
     def test_the_nsys_at_hand(self, tools, tmp_path):
-        """One that can write each report by itself is started so, and without the environment in
-        its reports.
-        """
+        """One that can write each report by itself is started so, and without the environment in its reports."""
         command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
         assert command[:2] == [tools.nsys, "profile"]
         assert command[-2:] == ["python", "train.py"]

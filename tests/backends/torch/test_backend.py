@@ -749,9 +749,7 @@ print("again", refusal(records, backend))
 
 class TestThreadsAndEnds:
     def test_any_thread_may_start_stop_and_export(self, place: Capture) -> None:
-        """A capture of all threads belongs to no thread: five rounds over changing threads next to
-        busy ones.
-        """
+        """A capture of all threads belongs to no thread: five rounds over changing threads next to busy ones."""
         backend = TorchBackend()
         found: list[int] = []
 

@@ -401,9 +401,7 @@ class TestWhatIsRecorded:
         assert {"aten::mm", "update_actor"} <= names
 
     def test_check_finds_what_is_gone(self, warm, capsys):
-        """`stepprof check` passes on the recording, and fails on an artifact that is cut off,
-        missing, or an empty folder.
-        """
+        """`stepprof check` passes on the recording, and fails on an artifact that is cut off, missing, or an empty folder."""
         warm.run(
             """
             stepprof.init()

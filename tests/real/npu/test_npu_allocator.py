@@ -92,9 +92,7 @@ class TestWindow:
         assert by_place(found) == {"forward": 64, "": 5}
 
     def test_a_ring_that_has_lost_its_beginning(self, npu):
-        """The latest entries are kept, and the peak of the rest is reported; a free has the stack
-        of its allocation.
-        """
+        """The latest entries are kept, and the peak of the rest is reported; a free has the stack of its allocation."""
         ran(
             npu,
             """

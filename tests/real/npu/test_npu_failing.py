@@ -207,9 +207,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("warm_up", [True, False])
     def test_the_users_own_torch_npu_profiler_while_armed(self, npu, warm_up):
-        """It records into the warm session, which is released, not ended; without a warm-up it has
-        its own session.
-        """
+        """It records into the warm session, which is released, not ended; without a warm-up it has its own session."""
         npu.run(
             f"""
             init(warm_up={warm_up})

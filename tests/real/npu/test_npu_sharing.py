@@ -86,9 +86,7 @@ class TestTurns:
         ]
 
     def test_a_holder_that_is_killed(self, npu):
-        """Its window is lost, the waiting process skips its window and names the holder, and then
-        the device is free.
-        """
+        """Its window is lost, the waiting process skips its window and names the holder, and then the device is free."""
         env = {"STEPPROF_STEPS": "1-2", "STEPPROF_RUN_ID": "r"}
         holder = npu.start(
             """

@@ -418,9 +418,7 @@ class TestTheDriverLeaves:
         assert found["rollout-rank-1.json"]["windows"][0]["status"] == "lost"
 
     def test_ray_goes_first(self, leave, tmp_path):
-        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the
-        manifest says so.
-        """
+        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the manifest says so."""
         ran = leave("ray.shutdown(); window.stop(); print(ray.is_initialized())").check()
         assert ran.stdout.split() == ["recording", "False"]
         found = fragments(tmp_path / "runs" / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
@@ -430,9 +428,7 @@ class TestTheDriverLeaves:
 
 class TestTrigger:
     def test_engines_and_ranks_of_a_driver(self, ray_here, make, session):
-        """An unconfigured step, requested from outside while the loop runs: every engine and rank
-        records it.
-        """
+        """An unconfigured step, requested from outside while the loop runs: every engine and rank records it."""
         server, trainers = make(Server), [make(Colocated) for _ in range(2)]
         ray_here.get(server.generate.remote("warm"))
         stepprof.attach(server, find="engine")

@@ -132,9 +132,7 @@ class TestRank:
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_a_stopped_driver(self, ray_here, actor, drive_in_process, tmp_path):
-        """A driver that is silent for a while keeps what it records; another job is refused, with
-        the name of the run.
-        """
+        """A driver that is silent for a while keeps what it records; another job is refused, with the name of the run."""
         name, handle = actor()
         driver = drive_in_process(name, "rank")
         driver.send_signal(signal.SIGSTOP)

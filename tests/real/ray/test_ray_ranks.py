@@ -77,9 +77,7 @@ ACTORS = {
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    """Actors that have loaded torch, for tests that leave them unchanged: loading takes each of
-    them seconds.
-    """
+    """Actors that have loaded torch, for tests that leave them unchanged: loading takes each of them seconds."""
     made: dict[str, list] = {}
     yield made
     made.clear()

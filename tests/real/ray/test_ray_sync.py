@@ -186,9 +186,7 @@ class Threads(Server):
 
 class TestHealth:
     def test_a_busy_actor_is_not_called_hung(self, ray_here, make, session):
-        """From outside, an actor whose threads are all busy looks like one that hangs: the entry
-        names both causes.
-        """
+        """From outside, an actor whose threads are all busy looks like one that hangs: the entry names both causes."""
         handle = make(Threads, {"max_concurrency": 2})
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")

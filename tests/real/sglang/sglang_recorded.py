@@ -1,6 +1,4 @@
-"""Sessions next to an engine, in the process that holds it. The tests check the files that its
-windows leave.
-"""
+"""Sessions next to an engine, in the process that holds it. The tests check the files that its windows leave."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def of_lengths(engine: Any, folder: Path, tokens: dict[int, int]) -> None:
 
 
 def running(engine: Any, folder: Path, tokens: int) -> None:
-    """A training loop of which nothing is recorded without a request, until a file says after which
-    step it ends.
-    """
+    """A training loop of which nothing is recorded without a request, until a file says after which step it ends."""
     begin(folder, steps="none")
     stepprof.attach(engine, role="rollout")
     last, step = folder / "last-step", 0

@@ -129,9 +129,7 @@ class TestServer:
 
     @pytest.mark.parametrize("keys", [(), (KEY,)])
     def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
-        """Without a key nothing is answered, without the admin key no start: both are named, and
-        neither key is shown.
-        """
+        """Without a key nothing is answered, without the admin key no start: both are named, and neither key is shown."""
         driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)
 

@@ -424,9 +424,7 @@ class TestHostile:
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
     def test_a_script_that_got_in_would_not_run(self, browser: Chromium, tmp_path: Path) -> None:
-        """The policy: a page into which a script and a picture were injected neither runs the
-        script nor requests the picture.
-        """
+        """The policy: a page into which a script and a picture were injected neither runs the script nor requests the picture."""
         file = tmp_path / "report.html"
         file.write_text(
             render(make_report(1)).replace(

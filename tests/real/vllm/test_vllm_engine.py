@@ -130,9 +130,7 @@ class TestBounds:
     def test_max_iterations_end_the_capture_before_the_window(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """The engine stops by itself after this many forward steps; the entry says so, and the next
-        window is recorded.
-        """
+        """The engine stops by itself after this many forward steps; the entry says so, and the next window is recorded."""
         window = make_window(tmp_path, max_iterations=3)
         stopped = record(driver, window, lambda: live.generate(8))
         assert only_trace(window, stopped).forward == [(3, 0), (0, 1), (0, 1)]
@@ -178,9 +176,7 @@ class TestOrder:
     def test_a_second_start_by_somebody_else_is_refused_and_left_alone(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """A capture that the user began is the user's: busy, and the user's own stop still returns
-        the file.
-        """
+        """A capture that the user began is the user's: busy, and the user's own stop still returns the file."""
         live.run(live.engine.start_profile())
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
@@ -411,9 +407,7 @@ class TestFolders:
     def test_an_engine_that_left_no_file_is_a_failure_in_words(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Its workers suppress torch's exception when the folder is missing: a call that returned
-        is no proof.
-        """
+        """Its workers suppress torch's exception when the folder is missing: a call that returned is no proof."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))

@@ -121,9 +121,7 @@ def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
 def test_a_body_that_raises_stops_the_engine(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The exception reaches the caller unchanged; the engine is stopped, its trace kept, and the
-    manifest has both.
-    """
+    """The exception reaches the caller unchanged; the engine is stopped, its trace kept, and the manifest has both."""
     recording()
     stepprof.attach(live.engine, role="rollout")
     error = ValueError("a bad sample")

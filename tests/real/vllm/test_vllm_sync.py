@@ -145,9 +145,7 @@ def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any
 def test_a_start_that_fails_at_once(
     live: Live, recording: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body begins at once; whether the engine is dying is checked concurrently, and it records
-    the next step.
-    """
+    """The body begins at once; whether the engine is dying is checked concurrently, and it records the next step."""
     recording(steps="2-5")
     stepprof.attach(live.engine, role="rollout")
     seconds = []

@@ -129,9 +129,7 @@ class TestSources:
 
     @pytest.mark.parametrize("version", ["installed", "0.33.0"])
     def test_the_newest_take_bounds_with_each_start(self, version: str, tmp_path: Path) -> None:
-        """Only options that differ from the built-in ones are passed: a custom worker class may not
-        know them.
-        """
+        """Only options that differ from the built-in ones are passed: a custom worker class may not know them."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
         known = (

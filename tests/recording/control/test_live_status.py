@@ -177,9 +177,7 @@ class TestTrigger:
     def test_a_job_that_was_killed_and_goes_on_elsewhere(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The last status of its processes, on a host that has gone, neither blocks a request nor
-        counts as a problem.
-        """
+        """The last status of its processes, on a host that has gone, neither blocks a request nor counts as a problem."""
         job.start(3, 0.02, first=5000)
         job.wait_for(3)
         job.ranks[3].kill()
@@ -245,9 +243,7 @@ class TestTrigger:
         assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
 
     def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
-        """The late one finds the request when it begins; the dead one is reported as crashed, and
-        blocks nothing.
-        """
+        """The late one finds the request when it begins; the dead one is reported as crashed, and blocks nothing."""
         for rank in (0, 1):
             job.start(rank, 0.05)
         job.wait_for(0, 1)

@@ -1,6 +1,4 @@
-"""The published status of a session: when a version is written, under which name, and what happens
-if it cannot be.
-"""
+"""The published status of a session: when a version is written, under which name, and what happens if it cannot be."""
 
 from __future__ import annotations
 

@@ -258,9 +258,7 @@ class TestCommand:
 class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
     def test_it_becomes_unwritable_while_the_job_runs(self, job: Job, strict: bool) -> None:
-        """A file replaces its folder: no user can write below it, not even root. The log says so,
-        and the job ends as usual.
-        """
+        """A file replaces its folder: no user can write below it, not even root. The log says so, and the job ends as usual."""
         gone = """
 import shutil
 os.rename('runs/job', 'runs/away')
@@ -393,9 +391,7 @@ class TestUpload:
 
 class TestKeeping:
     def test_the_oldest_steps_go(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Their manifests stay and say so; files that are no artifacts stay too. Every reader knows
-        the status.
-        """
+        """Their manifests stay and say so; files that are no artifacts stay too. Every reader knows the status."""
         job.env["FILING_BYTES"] = "2000"
         config = {"keep_bytes": 9000, "steps": "1-8"}
         for rank in (0, 1):

@@ -1,6 +1,4 @@
-"""A process that watches itself: a slow step is reported once and the next one recorded, within a
-budget that always holds.
-"""
+"""A process that watches itself: a slow step is reported once and the next one recorded, within a budget that always holds."""
 
 from __future__ import annotations
 

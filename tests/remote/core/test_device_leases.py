@@ -1,6 +1,4 @@
-"""The lease of an engine on the NPUs that it shares: no other process records them meanwhile, and
-the other way round.
-"""
+"""The lease of an engine on the NPUs that it shares: no other process records them meanwhile, and the other way round."""
 
 from __future__ import annotations
 

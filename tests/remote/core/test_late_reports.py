@@ -129,9 +129,7 @@ class TestAwaiting:
         assert until(lambda: session.background.round() or told(session)[1].status == joined)
 
     def test_the_end_of_the_run(self, recording, engine):
-        """It gets a deadline that leaves time for the manifest; a report that never arrives delays
-        nothing longer.
-        """
+        """It gets a deadline that leaves time for the manifest; a report that never arrives delays nothing longer."""
         promise = Promise()
         session = recording()
         stepprof.attach(engine(later=promise), role="rollout")

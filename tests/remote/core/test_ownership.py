@@ -1,6 +1,4 @@
-"""Which driver holds an engine's profiler: slots, living and dead holders, and what is kept for a
-run that has ended.
-"""
+"""Which driver holds an engine's profiler: slots, living and dead holders, and what is kept for a run that has ended."""
 
 from __future__ import annotations
 

@@ -224,9 +224,7 @@ class TestFailures:
         ("method", "health", "owes"), [("POST", "unknown", True), ("GET", "unreachable", False)]
     )
     async def test_an_answer_that_does_not_come(self, method, health, owes):
-        """A start that was sent and not answered may have begun: a stop must follow. A question
-        needs none.
-        """
+        """A start that was sent and not answered may have begun: a stop must follow. A question needs none."""
         done = threading.Event()
         with serving({"/start_profile": lambda _: done.wait(5) and {}}) as server:
             error = await self.failed(Client(server.url, "s3cret"), method, timeout=0.2)

@@ -120,17 +120,13 @@ def server(request, tmp_path):
 
 
 def begins_nothing(asked):
-    """Return whether a request is SGLang's start for a step that never comes, which shows whether
-    it records.
-    """
+    """Return whether a request is SGLang's start for a step that never comes, which shows whether it records."""
     return bool(asked.json) and "start_step" in asked.json
 
 
 @pytest.fixture
 def recorded(start):
-    """Return a function that records one window over a server, and returns the outcome and how long
-    training waited.
-    """
+    """Return a function that records one window over a server, and returns the outcome and how long training waited."""
 
     def recorded(server, until=("complete", "partial", "failed", "skipped"), seconds=15.0, **config):
         session = start(steps="2", backend="null", roles={"rollout": {"ranks": "all"}}, **config)

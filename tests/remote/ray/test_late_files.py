@@ -110,9 +110,7 @@ class TestInTheDriver:
         assert caught.value.outcome == "failed"
 
     def test_the_end_is_near(self):
-        """The actor gets its remaining time once, which is less than the total: its reason has to
-        travel back.
-        """
+        """The actor gets its remaining time once, which is less than the total: its reason has to travel back."""
         asked, run = waited([], until=1.0)
         with pytest.raises(ReportLost, match="before the actor returned its report"):
             run()

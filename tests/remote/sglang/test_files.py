@@ -239,9 +239,7 @@ class TestStages:
         return {stage: [event["name"] for event in events] for stage, events in parts.items()}
 
     def test_what_follows_a_forward_step_belongs_to_it(self) -> None:
-        """Up to the next one; events without a time are in both parts, events before the first step
-        in its part.
-        """
+        """Up to the next one; events without a time are in both parts, events before the first step in its part."""
         parts = cut_apart(
             [
                 {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0},

@@ -585,9 +585,7 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_a_delay_is_refused(self, tmp_path: Path) -> None:
-        """It would be unknown whether a range has begun in its window, and its report would go to
-        the next one.
-        """
+        """It would be unknown whether a range has begun in its window, and its report would go to the next one."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
             _remote(

@@ -265,9 +265,7 @@ class TestStart:
     def test_each_refusal_has_its_words(
         self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
     ) -> None:
-        """After a possible start a stop must follow, which an abort sends; a refused start leaves
-        the link unchanged.
-        """
+        """After a possible start a stop must follow, which an abort sends; a refused start leaves the link unchanged."""
         with vllm(POST_start_profile=answer) as (server, driver):
             window = shared()
             run(driver.arm(window))

@@ -39,9 +39,7 @@ NO_STOP = (
 )
 
 GRACE_SECONDS = 30.0
-"""How much longer than its limit an engine's capture may run without a stop: the process that
-started it has ended.
-"""
+"""How much longer than its limit an engine's capture may run without a stop: the process that started it has ended."""
 
 
 class Guest:
@@ -143,9 +141,7 @@ class Guest:
             self._follower.close(reason)
 
     def leave(self, timeout: float) -> list[str]:
-        """Wait for exports after `close`, and end the session. Return the span files that the other
-        process cannot see.
-        """
+        """Wait for exports after `close`, and end the session. Return the span files that the other process cannot see."""
         follower, self._follower = self._follower, None
         spans = [] if follower is None else follower.leave(timeout)
         return [] if self._visible else spans

@@ -25,9 +25,7 @@ _numbers = itertools.count(1)
 
 
 def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
-    """Serve a call from the actor's ``__ray_call__``: do the work here, or on another thread.
-    Raises nothing.
-    """
+    """Serve a call from the actor's ``__ray_call__``: do the work here, or on another thread. Raises nothing."""
     if verb == "answer":
         return _answer(*arguments)
     if verb == "leave":

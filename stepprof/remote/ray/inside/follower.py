@@ -157,9 +157,7 @@ class Follower:
         return bool(self._open)
 
     def close(self, reason: str) -> None:
-        """End every window on this thread, and what the session keeps open, if it ends with this
-        attachment.
-        """
+        """End every window on this thread, and what the session keeps open, if it ends with this attachment."""
         self.abort(reason)
         session = self._session
         self._heard.end_all(session)

@@ -80,9 +80,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a stop, and where it is on this host: the engine's files below ``folder``, the
-    rank's by its fragment.
-    """
+    """The result of a stop, and where it is on this host: the engine's files below ``folder``, the rank's by its fragment."""
 
     stopped: Stopped
     folder: str | None = None

@@ -150,9 +150,7 @@ class TestEngines:
         until_answered(serve(actor, "hangs", "stop", here))
 
     def test_a_stop_that_never_comes(self, run, attachment, engine, monkeypatch):
-        """The process that started it has ended: past its limit the capture is ended, so that it
-        does not grow for ever.
-        """
+        """The process that started it has ended: past its limit the capture is ended, so that it does not grow for ever."""
         monkeypatch.setattr(inside_guest, "GRACE_SECONDS", 0.0)
         actor, here = SimpleNamespace(engine=engine()), window(run)
         until_answered(serve(actor, "gone", "arm", attachment(max_seconds=0.2), here))
@@ -163,9 +161,7 @@ class TestEngines:
         assert actor.engine.calls == ["arm", "start", "stop"]
 
     def test_it_raises(self, ask, run, attachment, engine):
-        """Nothing reaches the actor; the exception is returned as a failure, after which a stop
-        must follow if it was a start.
-        """
+        """Nothing reaches the actor; the exception is returned as a failure, after which a stop must follow if it was a start."""
         actor, here = SimpleNamespace(engine=engine(failing={"start": ValueError("odd")})), window(run)
         ask(actor, "arm", attachment(), here)
         with pytest.raises(EngineFailure, match="in the actor: ValueError: odd") as caught:
