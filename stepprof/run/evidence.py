@@ -8,10 +8,10 @@ epoch, as of all spans. A damaged line is left out and counted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from stepprof.run.fields import LARGEST_NS
 from stepprof.run.layout import SPANS
@@ -122,9 +122,6 @@ class CaptureUse(_Interval):
     collections_dropped: int
 
 
-I = TypeVar("I", bound=_Interval)  # noqa: E741 - an interval
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The evidence of one process."""
@@ -138,52 +135,6 @@ class Evidence:
     threads: tuple[ThreadUse, ...] = ()
     captures: tuple[CaptureUse, ...] = ()
 
-    def within(self, begin_ns: int, end_ns: int, thread: int | None = None) -> Evidence:
-        """Return what overlaps an interval. Collections and stretches are cut to it, with their share of
-        their seconds; the rest stays whole.
-
-        Args:
-            begin_ns: nanoseconds since the Unix epoch.
-            end_ns: nanoseconds since the Unix epoch.
-            thread: only this thread; None: all. Collections of all threads stay: each stops them all.
-        """
-
-        def chosen(items: tuple[I, ...], *, of_thread: bool = True) -> Iterable[I]:
-            return (
-                each
-                for each in items
-                if each.start_unix_ns < end_ns
-                and each.end_unix_ns > begin_ns
-                and (thread is None or not of_thread or each.thread == thread)
-            )
-
-        return replace(
-            self,
-            collections=tuple(
-                _cut(each, begin_ns, end_ns) for each in chosen(self.collections, of_thread=False)
-            ),
-            stretches=tuple(_cut(each, begin_ns, end_ns) for each in chosen(self.stretches)),
-            regions=tuple(chosen(self.regions)),
-            threads=tuple(chosen(self.threads)),
-            captures=tuple(chosen(self.captures, of_thread=False)),
-        )
-
-
-C = TypeVar("C", Collection, StackStretch)
-
-
-def _cut(item: C, begin_ns: int, end_ns: int) -> C:
-    start, end = max(item.start_unix_ns, begin_ns), min(item.end_unix_ns, end_ns)
-    share = (end - start) / (item.end_unix_ns - item.start_unix_ns)
-    if share == 1:
-        return item
-    kept: dict[str, Any] = {"start_unix_ns": start, "end_unix_ns": end}
-    for key in ("seconds", "cpu_seconds", "run_queue_seconds"):
-        value = getattr(item, key, None)
-        if value is not None:
-            kept[key] = value * share
-    return replace(item, **kept)
-
 
 _Found = defaultdict[str, list[Any]]
 """The evidence of one process, by the field of `Evidence`."""
@@ -194,7 +145,7 @@ def read_evidence(path: Path, step: int, *, findings: list[dict[str, Any]] | Non
 
     Args:
         path: the run's folder.
-        step: the number of the step. If it was recorded several times, `Evidence.within` selects one.
+        step: the number of the step.
         findings: receives {file, problem} for each file with damaged lines.
     """
     processes: dict[tuple[Any, Any, Any], _Found] = {}

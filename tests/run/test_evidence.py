@@ -89,17 +89,6 @@ class TestReading:
         assert (found.stretches[0].cpu_seconds, found.stretches[0].label) == (None, "f")
         assert found.captures[0].read_bytes is None
 
-    def test_an_interval(self, run) -> None:
-        """What crosses its bounds is cut, with its share of its seconds."""
-        [found] = read_evidence(run(*ALL), 2)
-        half = found.within(BEGIN, BEGIN + SECOND // 2)
-        assert (half.stretches[0].cpu_seconds, half.collections[0].seconds) == (0.25, 0.5)
-        assert half.stretches[0].end_unix_ns == BEGIN + SECOND // 2
-        assert half.regions == found.regions
-        assert found.within(BEGIN + SECOND, BEGIN + 2 * SECOND).stretches == ()
-        other = found.within(BEGIN, BEGIN + SECOND, thread=8)
-        assert (other.stretches, len(other.collections), len(other.captures)) == ((), 1, 1)
-
 
 def without(attrs, key) -> dict:
     return {name: value for name, value in attrs.items() if name != key}
