@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.config.selection import Ranks
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Registry"]
 
 
 class Registry(Observer, Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
 from stepprof.remote.core.role_window import Inner, is_inner
+from stepprof.remote.engine import Registry
 from stepprof.remote.loop import drop_result, in_thread
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.engine_target import EngineTarget
-    from stepprof.remote.engine import Engine
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Window
     from stepprof.run.schema import EngineEntry
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "Members"]
 
 
-class Fleet(Protocol):
+class Fleet(Registry, Protocol):
     """The engines that are attached, as one window sees them."""
 
     @property
     def origin(self) -> Origin:
         """Return the identity of the process that writes the manifests."""
-
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """Return the attachments."""
 
     @property
     def post(self) -> Callable[[Callable[[], object]], None]:
@@ -65,9 +61,6 @@ class Fleet(Protocol):
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
         """Return the targets that the configuration selects in a window of this role."""
-
-    def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """Remove the unused folder of a window."""
 
     def forget(self, bracket: Any) -> None:
         """Note that the last answer of a window has arrived."""

@@ -15,9 +15,6 @@ from stepprof.remote.ray.inside.messages import Collected
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from typing import Any
-
     from stepprof.remote.base import EngineWindow, Later
 
 __all__ = ["PendingReports"]
@@ -33,7 +30,7 @@ class PendingReports:
 
     def begin(self, window: EngineWindow, later: Later) -> None:
         """Wait for the report of a window."""
-        self._waiting[_key(window)] = later, remote_loop().submit(_waited(later))
+        self._waiting[_key(window)] = later, remote_loop().submit(later.wait())
 
     def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
         """Return the result; None: there is none yet.
@@ -59,10 +56,6 @@ class PendingReports:
             return Collected(outcome=error.outcome, error=str(error))
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver process reports it
             return Collected(outcome="lost", error=describe_error(error))
-
-
-def _waited(later: Later) -> Coroutine[Any, Any, Stopped]:
-    return later.wait()
 
 
 def _key(window: EngineWindow) -> Key:
