@@ -17,7 +17,7 @@ import msgspec
 
 from stepprof.analysis.recording_cost import cost_sentences
 from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.gantt_bars import Columns, pack_gantt
+from stepprof.analysis.report.gantt import Columns, pack_gantt
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.wording import causes
 

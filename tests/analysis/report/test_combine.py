@@ -998,7 +998,7 @@ class TestGantt:
         assert row.busy == [(0.0, 0.02)]
 
     def test_the_longest_bars_stay_where_there_are_too_many(self, monkeypatch):
-        monkeypatch.setattr("stepprof.analysis.report.gantt.MOST_BARS", 2)
+        monkeypatch.setattr("stepprof.analysis.report.gantt.MOST_ROW_BARS", 2)
         monkeypatch.setattr("stepprof.analysis.report.gantt.FEWEST_BARS", 2)
         regions = [("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(5)]
         (row,) = report(spans(0, ("window", "actor", 0, 100, "actor"), *regions)).gantt

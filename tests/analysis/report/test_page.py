@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from reports import make_comparison, make_report
 
 import stepprof.analysis.report.page
-from stepprof.analysis.report import gantt_bars as bars
-from stepprof.analysis.report.gantt_bars import pack_gantt
+from stepprof.analysis.report import gantt as bars
+from stepprof.analysis.report.gantt import pack_gantt
 from stepprof.analysis.report.page import render
 from stepprof.analysis.report.schema import Bar, Comparison, Finding, GanttRow, Problem, Report
 
