@@ -3,8 +3,7 @@
 A selection is parsed once, into intervals and periods. The checks at every step of the training
 loop need no text, and `Steps.next_after` lets a target arm ahead of time.
 
-Step numbers are the caller's own and never negative. `replica_of` maps the global ranks of a
-rollout role to the engine that owns them.
+Step numbers are the caller's own and never negative.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 
 from stepprof.errors import ConfigError, shown
 
-__all__ = ["Ranks", "Steps", "replica_of"]
+__all__ = ["Ranks", "Steps"]
 
 Interval = tuple[int, int]
 
@@ -214,19 +213,6 @@ class Ranks:
         if self.all:
             return "all"
         return ",".join(map(_interval_text, self.intervals)) or "none"
-
-
-def replica_of(global_rank: int, gpus_per_replica: int) -> int:
-    """Return the number of the rollout replica that owns `global_rank`, where each replica spans `gpus_per_replica` consecutive ranks.
-
-    >>> [replica_of(rank, 4) for rank in (0, 3, 4, 11)]
-    [0, 0, 1, 2]
-    """
-    if gpus_per_replica < 1:
-        raise ConfigError.at(
-            "gpus_per_replica", gpus_per_replica, "a replica has at least one GPU; did you mean 1?"
-        )
-    return global_rank // gpus_per_replica
 
 
 def _parts(value: object, key: str, *, example: str) -> list[str]:

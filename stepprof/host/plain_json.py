@@ -16,7 +16,7 @@ import re
 import sys
 from typing import Any
 
-__all__ = ["DEPTH", "is_number", "parse_json", "whole_pairs"]
+__all__ = ["DEPTH", "parse_json", "whole_pairs"]
 
 DEPTH = 64
 _LONGEST_NUMBER = 20
@@ -25,7 +25,6 @@ _SURROGATES = (b"ud", b"uD")
 _FEW = 10_000
 """Maximum number of escapes that are checked one by one."""
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_INT64 = 1 << 63
 _ESCAPES = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -84,13 +83,6 @@ def _has_surrogates(data: bytes) -> bool:
             return True
         at = data.find(b"\\", at + 2)
     return at >= 0 and any(each in data for each in _SURROGATES)
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number of at most 64 bits, and not a boolean."""
-    if type(value) is int:
-        return -_INT64 <= value < _INT64
-    return type(value) is float and math.isfinite(value)
 
 
 _TOO_DEEP = f"lists and objects are nested deeper than {DEPTH}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepprof.config.selection import Ranks, Steps, replica_of
+from stepprof.config.selection import Ranks, Steps
 from stepprof.errors import ConfigError
 
 numbers = st.integers(0, 60)
@@ -241,16 +241,3 @@ class TestRanks:
         """Parsing what was parsed changes nothing."""
         ranks = Ranks.parse([0, 8])
         assert ranks is Ranks.parse(ranks)
-
-
-class TestReplicaOf:
-    @given(st.integers(0, 1000), st.integers(1, 64))
-    def test_consecutive_ranks_share_a_replica(self, rank: int, gpus: int) -> None:
-        """The replica that owns a rank spans exactly the ranks around it."""
-        replica = replica_of(rank, gpus)
-        assert rank in range(replica * gpus, (replica + 1) * gpus)
-
-    def test_a_replica_without_a_gpu_is_refused(self) -> None:
-        """Zero GPUs per replica is a mistake, not a division by zero."""
-        with pytest.raises(ConfigError, match="gpus_per_replica = 0: a replica has at least one GPU"):
-            replica_of(3, 0)
