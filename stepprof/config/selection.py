@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepprof.errors import ConfigError, shown
@@ -101,11 +101,6 @@ class Steps:
         runs = [last - first + 1 for first, last in self.intervals]
         return max(runs, default=1 if self.periods else 0)
 
-    def listed(self) -> Iterator[int]:
-        """Yield the listed step numbers in order: each is expected to come."""
-        for first, last in self.intervals:
-            yield from range(first, last + 1)
-
     def without(self, seen: Iterable[int]) -> Steps:
         """Return the listed steps that are not in `seen`: those that never came.
 
@@ -186,12 +181,6 @@ class Ranks:
     def is_none(self) -> bool:
         """Return whether no rank can be selected."""
         return not (self.all or self.intervals)
-
-    def count(self, world_size: int) -> int:
-        """Return how many ranks of a world of `world_size` are selected."""
-        if self.all:
-            return world_size
-        return sum(max(min(last, world_size - 1) - first + 1, 0) for first, last in self.intervals)
 
     def check(self, world_size: int, key: str = "ranks") -> None:
         """Refuse ranks that a world of `world_size` does not have.

@@ -48,11 +48,6 @@ class RemoteLoop:
             else:
                 return
 
-    @property
-    def here(self) -> bool:
-        """Return whether the caller runs on this loop."""
-        return threading.current_thread() is self._thread
-
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop; return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)

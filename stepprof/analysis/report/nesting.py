@@ -39,8 +39,6 @@ class Place(msgspec.Struct, frozen=True):
     calls: int
     total: bytes
     """Packed intervals in which it was open, at most `STRETCHES`."""
-    seconds: float
-    """The length of these intervals before the limit."""
     longest: float
     """Seconds of its longest call."""
     amounts: dict[str, float] = {}
@@ -210,7 +208,6 @@ class _Sweep:
                 window,
                 len(members),
                 packed,
-                when.total / 1e9,
                 longest,
                 self._sums(members),
                 any(self.end[one] > self.start[other] for one, other in pairwise(members)),

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepprof.analysis.timeline.clocks import Clocks, describe, worst_error
+from stepprof.analysis.timeline.clocks import Clocks
 from stepprof.analysis.timeline.file_names import is_trace_name, origin_of_file, stated_step
 from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
@@ -108,16 +108,6 @@ class Found:
         """
         stem, dot, suffix = name.partition(".")
         return name if self.occurrence == self.occurrences else f"{stem}.{self.occurrence}{dot}{suffix}"
-
-    @property
-    def clock(self) -> str:
-        """How the inputs were placed on one clock, in a sentence."""
-        return describe(each.alignment for each in self.inputs)
-
-    @property
-    def clock_error_ns(self) -> int | None:
-        """The largest error of a time; None: not known."""
-        return worst_error(each.alignment for each in self.inputs)
 
 
 def find(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from warm import Running, Server
 
-from stepprof.analysis.timeline.clocks import never_compared
+from stepprof.analysis.timeline.clocks import never_compared, worst_error
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
 
@@ -260,7 +260,7 @@ def test_spans(tmp_path, ahead_ns):
     assert alignment.method == "ping-pong"
     assert sources["spans", 0].alignment.method == "reference"
     assert abs(alignment.offset_ns - ahead_ns) <= alignment.error_ns
-    assert found.clock_error_ns == alignment.error_ns
+    assert worst_error(each.alignment for each in found.inputs) == alignment.error_ns
     check_both_ways(sources, "spans", {"region"}, alignment.error_ns)
     # what lies on the other host's clock alone is put among what the messages say
     engine = sources["engine", 0]
@@ -280,7 +280,7 @@ def test_without_a_comparison(tmp_path):
         content["clocks"] = [clock for clock in content["clocks"] if clock["host"] == "node-0"]
         file.write_text(json.dumps(content))
     found, sources = loaded(tmp_path)
-    assert found.clock_error_ns is None
+    assert worst_error(each.alignment for each in found.inputs) is None
     assert {source.alignment.method for source in sources.values()} == {"reference", "unmeasured"}
     for source in sources.values():
         told = never_compared(source.origin, source.alignment)
@@ -307,7 +307,7 @@ def test_traces(recorded, tmp_path, ahead_ns):
     shift_host(folder, ahead_ns)
     found, sources = loaded(folder)
     assert found.findings == []
-    error_ns = found.clock_error_ns
+    error_ns = worst_error(each.alignment for each in found.inputs)
     assert abs(sources["rank", 1].alignment.offset_ns - ahead_ns) <= error_ns
     check_both_ways(sources, "rank", {"user_annotation"}, error_ns)
     check_both_ways(sources, "spans", {"region"}, error_ns)

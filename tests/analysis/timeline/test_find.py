@@ -10,7 +10,7 @@ import shutil
 import pytest
 from runs import TRACE, ended_writer, make_run, record, record_engine, tell_engines, write_spans
 
-from stepprof.analysis.timeline.clocks import never_compared
+from stepprof.analysis.timeline.clocks import describe, never_compared, worst_error
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
@@ -161,8 +161,9 @@ class TestRuns:
             Alignment("reference", 0, 0),
             Alignment("ping-pong", 7_000, 5),
         ]
-        assert found.clock_error_ns == 5
-        assert "error at most" in found.clock
+        alignments = [each.alignment for each in found.inputs]
+        assert worst_error(alignments) == 5
+        assert "error at most" in describe(alignments)
         first, second = (load(each, args=False).slices.start[0] for each in found.inputs)
         assert first - second == 7_000
 
