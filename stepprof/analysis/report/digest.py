@@ -130,7 +130,6 @@ class Digest(msgspec.Struct, frozen=True):
     allocating: Packed = b""
     """While it asked a device's driver for memory or gave some back; packed intervals."""
     findings: list[str] = []
-    path: str | None = None
     bytes: int | None = None
     status: str | None = None
     """Its outcome in the manifest."""
