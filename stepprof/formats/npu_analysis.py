@@ -60,7 +60,7 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
         lines = said.read().decode(errors="replace").splitlines()
     if status != 0:
         if any("No module named 'torch_npu'" in line for line in lines):
-            return "torch_npu is not installed here: analyse where it is, or copy the folder there"
+            return "torch_npu is not installed here: analyse on a machine that has it"
         return f"the analysis of {folder.name} failed (exit status {status}): {_last(lines)}"
     failures = [line for line in lines if "[ERROR]" in line or ("Call " in line and " failed" in line)]
     if not is_analysed(folder) or len(list((folder / OUTPUT).iterdir())) < 2:

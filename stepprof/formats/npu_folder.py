@@ -52,7 +52,7 @@ def missing_parts(folder: Path, *, on_host: bool | None = None, on_device: bool 
     host = any((folder / "FRAMEWORK").glob("*"))
     device = any(child.is_dir() and _CANN.fullmatch(child.name) for child in folder.iterdir())
     if on_device and not device:
-        return "the device recorded nothing: CANN made no PROF_ folder (its log may say why: ~/ascend/log)"
+        return "the device recorded nothing: CANN made no PROF_ folder (see its log: ~/ascend/log)"
     if on_host and not host:
         return "torch_npu recorded no operation of the host: FRAMEWORK is empty"
     return None if host or device else "it has no operations of the host or the device"

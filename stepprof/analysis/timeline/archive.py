@@ -114,9 +114,9 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
     source.findings += never_compared(source.origin, source.alignment)
     offset = _offset(wanted, source)
     if offset is None and wanted.origin.kind != "spans" and source.extent is not None:
-        source.findings.append(f"is in {CONVERTED}, as stepprof read it, and not as it was recorded")
+        source.findings.append(f"is in {CONVERTED}, converted, and not as it was recorded")
     if offset is not None and (wanted.within is not None or _is_cut(wanted, source)):
-        source.findings.append("the archive has all of its file, also what it recorded outside of the step")
+        source.findings.append("the archive has its whole file, including events outside of the step")
     first, last = source.extent or (None, None)
     part = Part(
         process_name(source, place),

@@ -248,7 +248,7 @@ class TraceStream:
         return True
 
     def _leave_out(self, where: str) -> None:
-        self.findings.append(f"what it states about itself {where} its events is not JSON and was ignored")
+        self.findings.append(f"its metadata {where} its events is not JSON and was ignored")
 
     def _take(self, text: bytes) -> tuple[bytes, list[Event], bool]:
         """Decode up to the last border. Return the remaining text, the events, and whether the

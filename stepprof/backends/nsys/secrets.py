@@ -39,5 +39,5 @@ def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, 
     logger.warning(
         "nsys.environment_exposed",
         reason=f"{', '.join(names)} would be in them; unset these variables, or start nsys with --discard-environment=true "
-        "where it has that option, as nsys_command and ray_runtime_env do",
+        "if it has that option, as nsys_command and ray_runtime_env do",
     )

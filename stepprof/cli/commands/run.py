@@ -32,7 +32,7 @@ __all__ = ["add", "run"]
 OPTIONS = {
     "steps": ("STEPPROF_STEPS", 'which steps to record, such as "10" or "10-12, every 100"'),
     "ranks": ("STEPPROF_RANKS", 'which ranks record, such as "0", "0-3" or "all"'),
-    "backend": ("STEPPROF_BACKEND", "what records: torch, npu, nsys, memory, null"),
+    "backend": ("STEPPROF_BACKEND", "the profiler: torch, npu, nsys, memory, null"),
     "output_dir": ("STEPPROF_OUTPUT_DIR", f"the folder of the runs (default {OUTPUT_DIR})"),
     "config": ("STEPPROF_CONFIG", "a configuration file in TOML"),
 }

@@ -217,7 +217,7 @@ class FileSlot:
             return write_exclusively(self.path, held.dump())
         except OSError as error:
             raise EngineFailure(
-                f"{self.path} cannot be written ({error.strerror or error}), by which drivers of one engine know of each other; nothing was sent",
+                f"{self.path} cannot be written ({error.strerror or error}); drivers of one engine coordinate through it; nothing was sent",
                 "unconfigured",
             ) from error
 

@@ -148,7 +148,7 @@ class Hold:
         await self.give()
         return Stopped(
             await in_thread(kept_there, window),
-            partial="another process took this one for dead, stopped the capture and began its own; this window has what was recorded until then",
+            partial="another process considered this one dead, stopped its capture and started another; this window has the recording until then",
         )
 
     def busy(self, other: Held) -> EngineFailure:
@@ -236,7 +236,7 @@ class _Gone:
     async def finish(self, window: EngineWindow) -> Stopped:
         """Return nothing: there is nothing to stop."""
         return Stopped(
-            partial="another kind of engine answers there now, and what was recorded went with the old one"
+            partial="another kind of engine answers there now; the recording was lost with the old one"
         )
 
 

@@ -172,7 +172,7 @@ class SglangDriver(EngineDriver):
             raise
         except Exception as error:
             raise EngineFailure(
-                f"{self.name} did not say whether it records: {describe_error(error)}"
+                f"{self.name} did not answer whether it records: {describe_error(error)}"
             ) from error
         if refusal is not None:
             raise EngineFailure(

@@ -123,7 +123,7 @@ def outcome(
     expected = workers.width * workers.groups
     if brought.found < expected:
         problems.append(
-            f"{brought.found} of its {expected} workers left a trace where it was looked for; workers on other hosts need a folder that all share"
+            f"{brought.found} of its {expected} workers left a trace in the searched folder; workers on other hosts need a folder that all share"
         )
     if early and bound is not None and _is_short(brought, bound):
         early = False

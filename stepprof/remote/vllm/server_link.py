@@ -53,7 +53,7 @@ _TYPES = {
 _NOT_TOLD = Settings(folder=None, profiler=None)
 
 _FRONT_END = (
-    "a server started without --profiler-config.ignore_frontend=true can crash when it is recorded, and this one does not say how it was started; "
+    "a server started without --profiler-config.ignore_frontend=true can crash when it is recorded, and this one does not report its arguments; "
     "serve_args leaves the front end out"
 )
 

@@ -146,7 +146,7 @@ def test_a_damaged_trace_is_converted(tmp_path):
     assert {name for _, name, _, _ in archive.slices()} >= {"a", "b"}
     assert (
         "actor rank 1 · h",
-        "is in stepprof.json, as stepprof read it, and not as it was recorded",
+        "is in stepprof.json, converted, and not as it was recorded",
     ) in merged.findings
 
 
@@ -170,7 +170,7 @@ def test_a_capture_of_two_steps(tmp_path):
         merged, archive = archived(find([made.path], output_dir=tmp_path, step=step), tmp_path / "a.zip")
         assert {name for _, name, _, _ in archive.slices()} == {"early", "late"}
         assert [problem for _, problem in merged.findings] == [
-            "the archive has all of its file, also what it recorded outside of the step"
+            "the archive has its whole file, including events outside of the step"
         ]
 
 

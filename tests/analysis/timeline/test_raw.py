@@ -268,7 +268,7 @@ class TestDamage:
         assert raw.header["traceName"] == "t"
         raw = read_raw(write(text.replace(b'"traceName":"t"', b'"traceName":"t" !')))
         assert len(raw.events) == 6
-        assert raw.findings == ["what it states about itself after its events is not JSON and was ignored"]
+        assert raw.findings == ["its metadata after its events is not JSON and was ignored"]
 
     def test_broken_head(self, write):
         """Of a head that is beyond repair the base is taken all the same."""

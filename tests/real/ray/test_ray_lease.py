@@ -141,7 +141,7 @@ class TestRank:
             assert ray_here.get(handle.run_id.remote()) == "dead"
             [entry] = record_next(tmp_path, handle, "rank")["rollout-engines-rank-driver.json"]["engines"]
             assert (entry["status"], entry["health"]) == ("failed", "busy")
-            assert f"run dead, whose driver lives (pid {driver.pid}" in entry["error"]
+            assert f"run dead, whose driver is alive (pid {driver.pid}" in entry["error"]
         finally:
             driver.send_signal(signal.SIGCONT)
 

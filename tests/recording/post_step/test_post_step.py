@@ -151,10 +151,7 @@ class TestConfiguration:
     def test_what_is_not_installed(self, monkeypatch) -> None:
         """What to install is said, for fsspec and for what a scheme needs."""
         monkeypatch.setitem(known_implementations, "s3", {"class": "no_such.Class"})
-        assert (
-            missing("s3://b")
-            == "no_such is not installed, by which fsspec reaches s3://b: pip install no_such"
-        )
+        assert missing("s3://b") == "s3://b needs no_such, which is not installed: pip install no_such"
         find = uploads.importlib.util.find_spec
         monkeypatch.setattr(
             uploads.importlib.util, "find_spec", lambda name: None if name == "fsspec" else find(name)

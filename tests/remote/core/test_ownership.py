@@ -265,7 +265,7 @@ class TestHold:
         (window.output / "rank-0.trace.json.gz").write_bytes(b"trace")
         stopped = on_remote(first.taken_over(window))
         assert [artifact.path for artifact in stopped.artifacts] == [f"{window.stem}/rank-0.trace.json.gz"]
-        assert "took this one for dead" in stopped.partial
+        assert "considered this one dead" in stopped.partial
         assert not on_remote(second.is_taken())
         on_remote(second.give())
 

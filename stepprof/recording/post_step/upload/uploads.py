@@ -51,7 +51,7 @@ def missing(url: str) -> str | None:
     known: Mapping[str, str] = known_implementations.get(url.partition("://")[0], {})
     module = str(known.get("class", "fsspec")).partition(".")[0]
     if importlib.util.find_spec(module) is None:
-        return f"{module} is not installed, by which fsspec reaches {url}: pip install {module}"
+        return f"{url} needs {module}, which is not installed: pip install {module}"
     return None
 
 

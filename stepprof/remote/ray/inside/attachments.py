@@ -49,7 +49,7 @@ def make_room(attachment: Attachment, others: Iterable[Occupant]) -> None:
             other.end_with_driver(waits=True)
         elif attachment.kind != "engine" and other.follows and not same_run:
             raise EngineFailure(
-                f"the actor follows the windows of run {theirs.run_id}, whose driver lives ({theirs.lease}): "
+                f"the actor follows the windows of run {theirs.run_id}, whose driver is alive ({theirs.lease}): "
                 "end that job, or have it detach the actor",
                 "busy",
             )

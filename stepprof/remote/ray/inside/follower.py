@@ -255,9 +255,9 @@ class Follower:
             )
         if make_backend(policy).thread_bound and threading.current_thread() is not threading.main_thread():
             raise EngineFailure(
-                f"a capture by {'+'.join(policy.backend)} is bound to one thread as it is configured (profile_memory, all_threads = false), "
-                "and the methods of this actor run on others than its control calls: make the actor a plain one, or write "
-                "profile_step into its own method",
+                f"a capture by {'+'.join(policy.backend)} is bound to one thread (profile_memory, all_threads = false), but "
+                "this actor runs its methods and its control calls on different threads: use a plain actor, or call "
+                "profile_step in its own method",
                 "unconfigured",
             )
 

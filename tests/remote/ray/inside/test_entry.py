@@ -452,7 +452,9 @@ class TestLeases:
     def test_another_driver_that_lives(self, ask, run, attachment, driver):
         """Its session is not taken away; the message says whose it is."""
         ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="before")
-        with pytest.raises(EngineFailure, match=f"run job, whose driver lives .pid {driver.pid}") as caught:
+        with pytest.raises(
+            EngineFailure, match=f"run job, whose driver is alive .pid {driver.pid}"
+        ) as caught:
             ask(None, "join", attachment("spans", lease=new_lease(), run_id="next"), token="after")
         assert caught.value.health == "busy"
         ask(None, "leave", 5.0, token="before")
