@@ -78,7 +78,7 @@ TESTED_THROUGH = {
     "recording/test_local_target.py": "backends/null recording/backend_pool recording/capture recording/capture_controller recording/export/tracker",
     "recording/test_otel.py": "config/options/otel",
     "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
-    "recording/test_session.py": "recording/job_description recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
+    "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
     "recording/watch/test_watcher.py": "config/options/watch recording/control/auto_capture",
     "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_state remote/core/engine_target",
     "remote/core/test_device_leases.py": "remote/core/engine_backends",

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 import stepprof
 from stepprof.config.config import load
 from stepprof.errors import ConfigError
-from stepprof.integrations import slime_profiler
+from stepprof.integrations.slime_job import take_over
 
 
 def options(**given):
@@ -30,14 +30,14 @@ class TestTakeOver:
     def test_steps(self) -> None:
         """They count from the first rollout of the job, and end before the last number."""
         args = options()
-        profiler = slime_profiler.take_over(args)
+        profiler = take_over(args)
         assert profiler.as_configuration(0)["steps"] == [4, 5]
         assert profiler.as_configuration(100)["steps"] == [104, 105]
         assert not args.use_pytorch_profiler
 
     def test_configuration(self) -> None:
         """It is a valid one: every rank, with shapes and stacks; SGLang is not theirs."""
-        config = load(slime_profiler.take_over(options()).as_configuration(0))
+        config = load(take_over(options()).as_configuration(0))
         assert config.torch.with_stack
         assert config.torch.record_shapes
         assert not config.policy("rollout").enabled
@@ -55,7 +55,7 @@ class TestTakeOver:
         args = options(**given)
         before = args.use_pytorch_profiler
         with pytest.raises(ConfigError, match=key):
-            slime_profiler.take_over(args)
+            take_over(args)
         assert args.use_pytorch_profiler is before
 
 
@@ -66,11 +66,11 @@ class TestBoth:
         stepprof.init({"steps": [3, 4], "backend": "null", "output_dir": str(tmp_path)})
         args = options(profile_step_start=begin, profile_step_end=6)
         with capture_logs() as lines:
-            slime_profiler.take_over(args).settle("slime", 0)
+            take_over(args).settle("slime", 0)
         stepprof.shutdown()
         assert args.use_pytorch_profiler
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported
 
     def test_it_is_off(self) -> None:
         """There is nothing to settle."""
-        assert slime_profiler.take_over(options(use_pytorch_profiler=False)) is None
+        assert take_over(options(use_pytorch_profiler=False)) is None
