@@ -117,8 +117,8 @@ with profile_step(2):
         """A read that waits names the call."""
         found = evidence("""
 reading, writing = os.pipe()
-threading.Timer(0.4, os.write, (writing, b"x")).start()
 with profile_step(2):
+    threading.Timer(0.4, os.write, (writing, b"x")).start()
     os.read(reading, 1)
 """)
         assert seconds(each for each in found.stretches if each.label == "os.read") == pytest.approx(
