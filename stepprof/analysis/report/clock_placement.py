@@ -176,6 +176,9 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             end=packed(nest.end),
             beside=packed(nest.beside),
             places=[replace(place, total=packed(place.total)) for place in nest.places],
+            coroutines=[
+                replace(each, when=packed(each.when), last=packed(each.last)) for each in nest.coroutines
+            ],
         )
     batches = curve(digest.batches)
     if batches is not None:

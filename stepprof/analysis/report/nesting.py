@@ -14,22 +14,23 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
+from stepprof.analysis.report.containment import NOWHERE, containers
+from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 from stepprof.run.amounts import amounts
 
-__all__ = ["NOWHERE", "Nest", "Place", "innermost", "nest_of"]
+__all__ = ["Nest", "Place", "innermost", "nest_of"]
 
 MOST_SLICES = 20_000
 """Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
 MOST_PLACES = 2_000
 MOST_BESIDE = 4096
-NOWHERE = -1
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A window or region with what is around it."""
+    """A window or region with those around it."""
 
     parent: int
     """Its index among the places; `NOWHERE`: nothing is around it."""
@@ -59,6 +60,8 @@ class Nest(msgspec.Struct, frozen=True):
     place: bytes = b""
     beside: bytes = b""
     """Packed intervals in which regions of other threads and of coroutines were open."""
+    coroutines: list[Concurrent] = []
+    """The calls of coroutines of the thread that opened the windows."""
 
     def stretches(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, end, place) in the order of time."""
@@ -99,7 +102,9 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
     nest = _Sweep(source, chosen, which, set(opened.tolist())).nest()
     others = Intervals.union(slices.start[beside], slices.start[beside] + slices.duration[beside])
-    return msgspec.structs.replace(nest, beside=others.coarse(MOST_BESIDE)[0].pack())
+    return msgspec.structs.replace(
+        nest, beside=others.coarse(MOST_BESIDE)[0].pack(), coroutines=concurrent_calls(source, chosen)
+    )
 
 
 def innermost(start: Times, end: Times) -> tuple[Times, Times, Indices]:
@@ -143,6 +148,10 @@ class _Sweep:
         self.names = [source.names[name] for name in slices.name[which].tolist()]
         self.windows = [at in opened for at in which.tolist()]
         self.roles = chosen.roles(which)
+        tasks = [-1] * len(which) if slices.task is None else slices.task[which].tolist()
+        self.tasks = [
+            None if task < 0 or window else task for task, window in zip(tasks, self.windows, strict=True)
+        ]
         self.amounts = _amounts(source, which)
         self.start = slices.start[which].tolist()
         self.end = (slices.start[which] + slices.duration[which]).tolist()
@@ -152,7 +161,7 @@ class _Sweep:
         self.stretches: list[tuple[int, int, int]] = []
 
     def nest(self) -> Nest:
-        """Return what was swept."""
+        """Return the places that were swept."""
         place_of = self._places()
         self._follow(place_of)
         start, end, place = (
@@ -163,15 +172,11 @@ class _Sweep:
     def _places(self) -> list[int]:
         """Return the place of each slice: what it is, inside the innermost slice that contains it."""
         place_of: list[int] = []
-        around: list[int] = []
-        for at, (begin, end) in enumerate(zip(self.start, self.end, strict=True)):
-            while around and self.end[around[-1]] <= begin:
-                around.pop()
-            parent = next((place_of[each] for each in reversed(around) if self.end[each] >= end), NOWHERE)
+        for at, around in enumerate(containers(self.start, self.end, self.names, self.tasks)):
+            parent = NOWHERE if around == NOWHERE else place_of[around]
             key = (parent, self.names[at], self.roles[at], self.windows[at])
             if parent != NOWHERE and not self.windows[at] and self.keys[parent][1:] == key[1:]:
                 place_of.append(parent)  # a region inside one of its name is the same region
-                around.append(at)
                 continue
             if key not in self.numbers and len(self.numbers) >= MOST_PLACES:
                 place_of.append(parent)
@@ -182,7 +187,6 @@ class _Sweep:
                 self.keys.append(key)
             self.members[number].append(at)
             place_of.append(number)
-            around.append(at)
         return place_of
 
     def _follow(self, place_of: list[int]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.intervals import Intervals, Times
-from stepprof.analysis.report.nesting import NOWHERE, innermost
+from stepprof.analysis.report.nesting import innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
@@ -25,6 +26,8 @@ MOST_SLICES = 100_000
 MOST_NODES = 1000
 MOST_DEPTH = 32
 LONGEST_NAME = 500
+UNKNOWN_TASK = -2
+"""Of a trace it is not known which coroutine a region ran in: one inside another one counts as its child."""
 
 
 class RegionNode(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +86,7 @@ class _Tree:
         windows = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
         self.windows = dict(zip(windows.tolist(), chosen.window_roles(windows), strict=True))
         self.open = Intervals.union(self.start[windows], self.end[windows])
+        self.since = int(self.start[windows].min(initial=np.iinfo(np.int64).max))
         self.keys: dict[tuple[int, str, str], int] = {
             (NOWHERE, "step", "step"): STEP,
             (NOWHERE, "threads", "other threads"): OTHERS,
@@ -155,7 +159,10 @@ class _Tree:
             which = which[self.open.within(self.start[which], self.end[which] + 1) > 0]
         start, end = self.start[which], self.end[which]
         node_of = self._nodes(root, which.tolist(), start.tolist(), end.tolist())
-        within = self.open if root == STEP else Intervals.union(start, end)
+        within = self.open
+        if root != STEP:  # the step does not contain what other threads did before it
+            since = self.since if self.windows else start
+            within = Intervals.union(np.maximum(start, since), np.maximum(end, since))
         at, to, index = innermost(start, end)
         own = np.bincount(node_of[index], within.within(at, to), len(self.keys))
         self.own = [known + int(more) for known, more in zip(self.own, own.tolist(), strict=True)]
@@ -180,30 +187,21 @@ class _Tree:
 
     def _nodes(self, root: int, which: list[int], start: list[int], end: list[int]) -> Indices:
         """Return the node of each slice: what it is, inside the innermost slice that contains it."""
-        names, name, track = self.source.names, self.source.slices.name, self.source.slices.track
+        names, name = self.source.names, self.source.slices.name
+        shown = [(self.windows.get(number) or names[name[number]])[:LONGEST_NAME] for number in which]
         node_of: list[int] = []
-        around: list[int] = []
-        for at, number in enumerate(which):
-            while around and end[around[-1]] <= start[at]:
-                around.pop()
-            window = number in self.windows
-            aside = bool(self.tasks[track[number]]) and not window
-            parent = next(
-                (
-                    node_of[each]
-                    for each in reversed(around)
-                    if end[each] >= end[at] and (aside or not self._is_aside(which[each]))
-                ),
-                root,
-            )
-            shown = (self.windows.get(number) or names[name[number]])[:LONGEST_NAME]
-            key = (parent, "role" if window else "region", shown)
-            node_of.append(self._node(key))
-            around.append(at)
+        for at, around in enumerate(containers(start, end, shown, [*map(self._task, which)])):
+            parent = root if around == NOWHERE else node_of[around]
+            kind = "role" if which[at] in self.windows else "region"
+            node_of.append(self._node((parent, kind, shown[at])))
         return np.array(node_of, np.intp)
 
-    def _is_aside(self, number: int) -> bool:
-        return bool(self.tasks[self.source.slices.track[number]]) and number not in self.windows
+    def _task(self, number: int) -> int | None:
+        """Return the coroutine of a slice; None: it is in none, or it is a window."""
+        slices = self.source.slices
+        if number in self.windows or not self.tasks[slices.track[number]]:
+            return None
+        return UNKNOWN_TASK if slices.task is None else int(slices.task[number])
 
     def _node(self, key: tuple[int, str, str]) -> int:
         number = self.keys.get(key)

@@ -164,6 +164,8 @@ class Slices:
     track: Indices
     """Into ``Source.tracks``."""
     args: list[Args] | None = None
+    task: Indices | None = None
+    """The coroutine that each one ran in, by a number; -1: in none. None: not known, as in a trace."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -177,6 +179,7 @@ class Slices:
             _kept(self.category, kept),
             _kept(self.track, kept),
             _kept_args(self.args, kept),
+            None if self.task is None else _kept(self.task, kept),
         )
 
 

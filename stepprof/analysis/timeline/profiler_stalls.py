@@ -92,6 +92,7 @@ def with_held_slices(source: Source, held: Sequence[Held]) -> Source:
         np.concatenate((slices.category, np.full(count, len(source.categories), np.int32))),
         np.concatenate((slices.track, np.full(count, track, np.int32))),
         None if slices.args is None else [*slices.args, *([None] * count)],
+        None if slices.task is None else np.concatenate((slices.task, np.full(count, -1, np.int32))),
     )
     return replace(
         source,

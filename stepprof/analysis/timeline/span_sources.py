@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ class _Reader:
         self.names: Interned[str] = Interned()
         self.categories: Interned[str] = Interned()
         self.tracks: Interned[tuple[TrackKind, str]] = Interned()
-        self.slices: list[tuple[int, int, int, int, int, bytes | None]] = []
+        self.slices: list[tuple[int, int, int, int, int, bytes | None, int]] = []
+        self.tasks: Interned[tuple[int, int]] = Interned()
         self.instants: list[tuple[int, int, int, int, bytes | None]] = []
         self.counters: list[tuple[int, float, int]] = []
         self.findings: list[str] = []
@@ -232,6 +233,7 @@ class _Reader:
         if span.kind in _OWN_TRACKS:
             place = "async", _OWN_TRACKS[span.kind].format(span.thread)
         args = self._args(span) if self.args else None
+        task = -1 if span.task is None else self.tasks[span.thread, span.task]
         tracks = [self.tracks[place]]
         if b'"sample"' in (attributes := bytes(span.attrs)):
             try:
@@ -244,7 +246,7 @@ class _Reader:
             if span.kind == "mark":
                 self.instants.append((span.start, name, category, track, args))
             else:
-                self.slices.append((span.start, span.dur, name, category, track, args))
+                self.slices.append((span.start, span.dur, name, category, track, args, task))
         if self.main is None and span.kind == "window":
             self.main = span.thread
         return True
@@ -271,9 +273,11 @@ class _Reader:
     def source(self, origin: Origin, alignment: Alignment) -> Source:
         shift = -alignment.offset_ns
         slices, instants, counters = SliceColumns(self.args), InstantColumns(self.args), CounterColumns()
+        tasks = np.zeros(0, np.int32)
         if self.slices:
-            start, duration, name, category, track, args = zip(*self.slices, strict=True)
+            start, duration, name, category, track, args, task = zip(*self.slices, strict=True)
             slices.add(_int64(start), _int64(duration), name, category, track, args=args)
+            tasks = np.array(task, np.int32)
         if self.instants:
             time, name, category, track, args = zip(*self.instants, strict=True)
             instants.add(_int64(time), name, category, track, args=args)
@@ -286,7 +290,7 @@ class _Reader:
             list(self.names),
             list(self.categories),
             list(self._tracks()),
-            slices.built(shift),
+            replace(slices.built(shift), task=tasks),
             instants.built(shift),
             counters.built(shift),
             FlowColumns().built(shift, lambda place, *_: place),

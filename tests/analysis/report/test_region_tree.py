@@ -114,6 +114,52 @@ class TestSelfTime:
             "step/rollout/reward": (1, 40, 40, {}),
         }
 
+    def test_samples_of_different_lengths(self):
+        """A sample that ends while a longer one is open is not inside it, nor is what it calls."""
+        origin = Origin("spans", "s", None, 0, None, "h", 100)
+        made = source(
+            origin,
+            ("thread", "window", "step", 0, 100, None),
+            (("async", "tasks"), "region", "rollout", 0, 90, None),
+            (("async", "tasks"), "region", "sample", 1, 80, None),
+            (("async", "tasks"), "region", "sample", 2, 40, None),
+            (("async", "tasks"), "region", "generate", 3, 60, None),
+            (("async", "tasks"), "region", "tool", 10, 20, None),
+        )
+        made.slices.task = np.array([-1, 0, 1, 2, 1, 2], np.int32)
+        assert [*paths(digest(made).tree)] == [
+            "step",
+            "step/rollout",
+            "step/rollout/sample",
+            "step/rollout/sample/generate",
+            "step/rollout/sample/tool",
+        ]
+        assert paths(digest(made).tree)["step/rollout/sample"][:2] == (2, 80)
+
+    def test_coroutines_that_another_one_started(self):
+        """The outermost region of a coroutine is inside a region of another one if all of its name are."""
+        origin = Origin("spans", "s", None, 0, None, "h", 100)
+        made = source(
+            origin,
+            ("thread", "window", "step", 0, 100, None),
+            (("async", "tasks"), "region", "sample", 0, 80, None),
+            (("async", "tasks"), "region", "tool", 10, 20, None),
+            (("async", "tasks"), "region", "verify", 20, 5, None),
+            (("async", "tasks"), "region", "verify", 90, 5, None),
+        )
+        made.slices.task = np.array([-1, 0, 1, 2, 3], np.int32)
+        assert [*paths(digest(made).tree)] == ["step", "step/sample", "step/sample/tool", "step/verify"]
+
+    def test_another_thread_before_the_window(self):
+        """What another thread did before the step is no time of the step."""
+        origin = Origin("spans", "s", None, 0, None, "h", 100)
+        made = source(
+            origin,
+            ("thread", "window", "step", 50, 100, None),
+            (("thread", "loader"), "region", "read", 20, 60, None),
+        )
+        assert paths(digest(made).tree)["other threads/read"][:3] == (1, 30, 30)
+
     def test_coroutines_of_another_thread(self):
         """An event loop of another thread takes nothing from the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)

@@ -1,0 +1,78 @@
+"""Find coroutines that the thread of the windows waits for: the last of many, or many that run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepprof.analysis.findings.facts import SHORTEST_NS, Ledger, Part, last_part
+from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.report.coroutines import LAST, Concurrent
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.wording import seconds_text
+
+__all__ = ["last_coroutines", "serial_coroutines"]
+
+FEWEST = 4
+LEAST = 0.15
+"""Share of the calls' time below which the last ones are no tail."""
+IDLE = 0.5
+"""The thread waits for this share of the time or more."""
+
+
+def last_coroutines(ledger: Ledger) -> None:
+    """Claim the time in which at most the last 5 % of concurrent calls were still open."""
+    for process, each in _known(ledger):
+        last, whole = Intervals.unpack(each.last), Intervals.unpack(each.when)
+        part = _part(ledger, process, each, last)
+        if each.peak < FEWEST or last.total <= LEAST * whole.total or not _waits(ledger, part):
+            continue
+        left = max(1, int(LAST * each.peak))
+        ledger.claim(
+            part,
+            part.when,
+            "tail",
+            f"{process} waited {{seconds}} for the last {'' if left == 1 else f'{left} '}of {each.peak} concurrent calls of {inside(part)}",
+            why=f"the longest call took {seconds_text(each.longest)}, the median {seconds_text(each.median)}",
+            advice="bound the length of a call, start more calls than needed and drop the last ones, or go on with those that are done",
+            assumption="the last calls end with the others",
+        )
+
+
+def serial_coroutines(ledger: Ledger) -> None:
+    """Claim all but the longest of calls of coroutines that ran one after the other while the thread waited."""
+    for process, each in _known(ledger):
+        part = _part(ledger, process, each, Intervals.unpack(each.when))
+        if each.peak > 1 or each.calls < FEWEST or not _waits(ledger, part):
+            continue
+        of = f"{each.tasks} coroutines" if each.tasks > 1 else "one coroutine"
+        ledger.claim(
+            part,
+            part.when,
+            "serial",
+            f"{process} made {each.calls} calls of {inside(part)} one after the other: {{seconds}}",
+            why=f"no two of them, in {of}, were open at the same time; the longest took {seconds_text(each.longest)}",
+            advice="let several run at the same time: asyncio.gather, and a higher limit of the semaphore or pool that they pass",
+            assumption="all calls run at the same time, and the longest one remains",
+            without={process: last_part(part.when, part.when.total - int(each.longest * 1e9))},
+        )
+
+
+def _known(ledger: Ledger) -> Iterator[tuple[str, Concurrent]]:
+    for process, timeline in ledger.facts.timelines.items():
+        for nest in timeline.nests:
+            for each in nest.coroutines:
+                yield process, each
+
+
+def _part(ledger: Ledger, process: str, each: Concurrent, when: Intervals) -> Part:
+    """Return what is free of some time on the path of a process in the role of the calls."""
+    works = [part.when for part in ledger.parts("work") if part.process == process and part.role == each.role]
+    return Part(process, each.role, (each.name,), Intervals.all_of(works) & when)
+
+
+def _waits(ledger: Ledger, part: Part) -> bool:
+    """Return whether the stacks show that the thread waited for most of a part."""
+    signs = ledger.facts.signs.get(part.process)
+    if signs is None or part.when.total < SHORTEST_NS:
+        return False
+    return sum(signs.idle(part.when).values()) >= IDLE * part.when.total

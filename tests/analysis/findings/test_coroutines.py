@@ -1,0 +1,67 @@
+"""Coroutines that a thread waits for: the last of many, and many that run one after the other; times in milliseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from digested import MS, T0, source
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.evidence import CaptureUse, Evidence, Frame, StackStretch
+
+
+def found(*calls, call="self._selector.poll"):
+    """The findings of a step of 1 s whose thread runs an event loop; calls are (name, start, length, coroutine)."""
+    made = source(
+        Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
+        ("thread", "window", "rollout", 0, 1000, "rollout"),
+        *((("async", "tasks"), "region", name, start, length, "rollout") for name, start, length, _ in calls),
+    )
+    made.slices.task = np.array([-1, *(task for *_, task in calls)], np.int32)
+    at = (7, 2, "rollout")
+    stack = StackStretch(*at, T0, T0 + 1000 * MS, 40, (Frame("select", "selectors.py", 1),), call, None, None)
+    evidence = Evidence(0, "h", 100, stretches=(stack,), captures=(CaptureUse(*at, T0, T0 + 1000 * MS, None, None, 0),))  # fmt: skip
+    report = combine([digest(made)], step=2, run_id="r", evidence=[evidence])
+    return [each for each in report.findings if each.topic in ("tail", "serial")]
+
+
+def test_the_last_of_many():
+    """Of eight samples one goes on for 600 ms; what it calls is no sample."""
+    calls = [("sample", 0, 300, number) for number in range(7)]
+    (tail,) = found(*calls, ("sample", 0, 900, 7), ("generate", 10, 880, 7))
+    assert (tail.topic, tail.region, tail.process) == ("tail", "sample", "rollout rank 0")
+    assert (round(tail.seconds, 3), round(tail.saves, 3)) == (0.6, 0.6)
+    assert (
+        tail.text
+        == "rollout rank 0 waited 600 ms for the last of 8 concurrent calls of `sample` (in role rollout)"
+    )
+    assert tail.why == "the longest call took 900 ms, the median 300 ms"
+
+
+def test_one_after_the_other():
+    """Eight coroutines of 100 ms that a semaphore lets through one by one."""
+    (serial,) = found(*(("tool", 100 * number, 100, number) for number in range(8)))
+    assert (serial.topic, serial.region) == ("serial", "tool")
+    assert (round(serial.seconds, 3), round(serial.saves, 3)) == (0.8, 0.7)
+    assert "in 8 coroutines" in serial.why
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("sample", 0, 300 + 10 * number, number) for number in range(8)],
+        [("sample", 0, 300, 0), ("sample", 0, 300, 1), ("sample", 0, 900, 2)],
+        [("tool", 100 * number, 110, number) for number in range(8)],
+    ],
+    ids=["as long as the others", "few", "two at the same time"],
+)
+def test_nothing_to_mend(calls):
+    assert found(*calls) == []
+
+
+def test_a_thread_that_works_does_not_wait():
+    """The last sample is open while the thread computes: it may be what the sample does."""
+    calls = [("sample", 0, 300, number) for number in range(7)]
+    assert found(*calls, ("sample", 0, 900, 7), call="torch.mm") == []
