@@ -5,8 +5,8 @@ serialisation, files, sleeps.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, Stack
 from stepprof.analysis.findings.wording import inside
@@ -24,14 +24,20 @@ class _Kind:
     advice: str
     around: frozenset[str] = frozenset()
     """Modules that may be anywhere in the stack."""
+    waits: bool = False
+    """Whether the thread waits for another one."""
+    off_cpu: bool = False
+    """Whether the name alone does not show that the thread waits: it used no CPU either."""
 
     def fits(self, stack: Stack) -> bool:
         if COLLECTIVES in stack.modules:
             return False
         if self.around.intersection(stack.modules):
             return True
-        if stack.waits:
-            return self.topic == "sleep"
+        if stack.waits or self.waits:
+            return stack.waits and self.waits
+        if self.off_cpu and not stack.off_cpu:
+            return False
         return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
 
 
@@ -69,6 +75,14 @@ KINDS = (
         "hold the lock for less time, or give each thread its own data",
     ),
     _Kind(
+        "lock",
+        re.compile(r"\.__enter__$"),
+        frozenset(),
+        "{process} waited {seconds} to enter a `with` block in {place}",
+        "if it is a lock, hold it for less time, or give each thread its own data",
+        off_cpu=True,
+    ),
+    _Kind(
         "io",
         re.compile(r"(?i)\b(read|readline|readlines|write|flush|fsync|recv|recv_into|send|sendall|urlopen|request|connect|open)\b"),
         frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
@@ -82,6 +96,14 @@ KINDS = (
         "{process} did nothing for {seconds} in {place}",
         "wait for an event instead of a time",
     ),
+    _Kind(
+        "sleep",
+        re.compile(r"(?!)"),
+        frozenset(),
+        "{process} waited {seconds} for another thread, or for a timeout, in {place}",
+        "put a region into what the other thread does: its time and its stacks are recorded then",
+        waits=True,
+    ),
 )  # fmt: skip
 
 
@@ -89,20 +111,20 @@ def blocked(ledger: Ledger) -> None:
     """Claim, part by part, the time of stacks of one kind."""
     for kind in KINDS:
         for part in ledger.parts("work", "outside", "handover"):
-            signs = ledger.facts.signs.get(part.process)
-            stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
-            if not stacks:
-                continue
+            pieces = _pieces(ledger.facts, kind, part)
             when = _when(ledger.facts, kind, part)
             if when.total < SHORTEST_NS:
                 continue
-            longest = max(stacks, key=partial(_overlap, when))
+            shown = Counter[tuple[str, str]]()
+            for stack, start, end in pieces:
+                shown[stack.label, stack.place] += when.clip(start, end).total
+            ((label, place), _), *_ = shown.most_common(1)
             ledger.claim(
                 part,
                 when,
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-                why=f"its stacks show {longest.label} in {longest.place}",
+                why=f"its stacks show {label} in {place}",
                 advice=kind.advice,
                 assumption="the thread does not wait there",
                 without={each.process: _when(ledger.facts, kind, each) for each in ledger.facts.alike(part)}
@@ -113,9 +135,8 @@ def blocked(ledger: Ledger) -> None:
 
 def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     """Return the time of a part in which the stacks of its process are of one kind."""
-    signs = facts.signs.get(part.process)
-    stacks = [] if signs is None else [stack for stack in signs.stacks if kind.fits(stack)]
-    when = part.when & Intervals.union([stack.start for stack in stacks], [stack.end for stack in stacks])
+    pieces = _pieces(facts, kind, part)
+    when = part.when & Intervals.union([start for _, start, _ in pieces], [end for _, _, end in pieces])
     if kind.topic == "sleep":  # it waits for the work of other threads and coroutines
         for nest in facts.timelines[part.process].nests:
             when -= Intervals.unpack(nest.beside)
@@ -123,5 +144,7 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     return when
 
 
-def _overlap(when: Intervals, stack: Stack) -> int:
-    return when.clip(stack.start, stack.end).total
+def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[tuple[Stack, int, int]]:
+    """Return the stacks of one kind in a part."""
+    signs = facts.signs.get(part.process)
+    return [] if signs is None else [piece for piece in signs.shown(part.when) if kind.fits(piece[0])]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Finding, Rollout
 from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
-from stepprof.run.evidence import SAMPLE_NS, Evidence
+from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, StackStretch
 
 __all__ = ["Facts", "Ledger", "Part", "Recomputing", "Signs", "Stack", "last_part", "place_of", "share_of"]
 
@@ -33,6 +35,10 @@ class Stack(NamedTuple):
     """The innermost frame: ``function (file:line)``."""
     modules: tuple[str, ...]
     """The files of its frames, the innermost first."""
+    last: int
+    """Its last sample."""
+    off_cpu: bool = False
+    """Whether its thread used little CPU and was not ready for more; False also if that is not known."""
 
     @property
     def waits(self) -> bool:
@@ -63,12 +69,18 @@ class Signs:
                 each.label,
                 f"{each.frames[0].function} ({each.frames[0].file}:{each.frames[0].line})",
                 tuple(frame.file for frame in each.frames),
+                each.end_unix_ns
+                - (each.end_unix_ns - each.start_unix_ns) // max(each.samples, 1)
+                - offset_ns,
+                _is_off_cpu(each),
             )
             for each in evidence.stretches
             if each.thread == main and each.frames and not each.recorder
         ]
         pauses = [
-            (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns) for each in evidence.collections
+            (start - offset_ns, end - offset_ns)
+            for each in evidence.collections
+            for start, end in _pauses(each)
         ]
         regions = [
             (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns, each.cpu_seconds)
@@ -76,15 +88,35 @@ class Signs:
             if each.thread == main
         ]
         collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
-        return cls(stacks, collecting, regions)
+        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions)
+
+    def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
+        """Yield the stacks of some intervals, each with its part: (stack, start, end).
+
+        A stretch lasts until the next sample. If it began before an interval and all of its samples were before it too, the
+        next stretch shows what the thread did there from the begin.
+        """
+        ends = [*accumulate((stack.end for stack in self.stacks), max)]
+        for low, high in when.pairs():
+            since = None
+            for stack in self.stacks[bisect_right(ends, low) :]:
+                if stack.start >= high:
+                    break
+                if stack.last < low < stack.end < min(high, low + LONGEST_SPILL_NS):
+                    since = low
+                    continue
+                start = max(stack.start, low)
+                if since is not None and start < low + LONGEST_SPILL_NS:
+                    start = low
+                since = None
+                if stack.end > low:
+                    yield stack, start, min(stack.end, high)
 
     def doing(self, when: Intervals) -> dict[str, int]:
         """Return the nanoseconds of each label in some intervals, the longest first."""
         found: dict[str, int] = {}
-        for stack in self.stacks:
-            inside = when.clip(stack.start, stack.end).total
-            if inside:
-                found[stack.label] = found.get(stack.label, 0) + inside
+        for stack, start, end in self.shown(when):
+            found[stack.label] = found.get(stack.label, 0) + end - start
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def idle(self, when: Intervals) -> dict[str, int]:
@@ -92,6 +124,28 @@ class Signs:
         return {label: time for label, time in self.doing(when).items() if IDLE.search(label)}
 
 
+def _is_off_cpu(stretch: StackStretch) -> bool:
+    """Return whether a thread had and wanted the CPU for less than half of a stretch."""
+    if stretch.cpu_seconds is None or stretch.run_queue_seconds is None:
+        return False
+    busy = stretch.cpu_seconds + stretch.run_queue_seconds
+    return 2e9 * busy < stretch.end_unix_ns - stretch.start_unix_ns
+
+
+def _pauses(run: Collection) -> Iterator[tuple[int, int]]:
+    """Yield the pauses of a run of collections. Between them the process works; where they are in the run is not recorded."""
+    count = max(1, min(run.count, MOST_PAUSES))
+    length = run.end_unix_ns - run.start_unix_ns
+    pause = min(round(run.seconds * 1e9), length) // count
+    for number in range(count):
+        end = run.start_unix_ns + length * (number + 1) // count
+        yield end - pause, end
+
+
+MOST_PAUSES = 20
+"""In so many parts of a run its pauses are assumed, evenly."""
+LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4
+"""So much later than its last sample a stretch may end."""
 SHORTEST_NS = 2 * SAMPLE_NS
 """Of a shorter time, sampled stacks say too little."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")

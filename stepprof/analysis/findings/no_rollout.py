@@ -23,7 +23,7 @@ Window = tuple[int, str | None]
 def no_rollout(runs: Sequence[Path], step: int | None, roles: Collection[str | None]) -> list[Finding]:
     """Return the finding about a step without a rollout; [] if it has one, or if the spans do not show that it has none.
 
-    They show it in a process that finished the step's window and had rollouts in other steps, if no process had one in this step.
+    They show it in a process that finished the step and had rollouts in other steps, if no process had one in this step.
 
     Args:
         runs: folders of the run.
@@ -33,7 +33,7 @@ def no_rollout(runs: Sequence[Path], step: int | None, roles: Collection[str | N
     if step is None or ROLE in roles:
         return []
     files = [files for run in runs for files in _files(run)]
-    seen = [windows for windows in map(_windows, files[:MOST_PROCESSES]) if (step, None) in windows]
+    seen = [windows for windows in map(_windows, files[:MOST_PROCESSES]) if _is_over(windows, step)]
     generating = {number for windows in seen for number, role in windows if role == ROLE}
     if not generating or any((step, ROLE) in _windows(each, step) for each in files):
         return []
@@ -41,6 +41,14 @@ def no_rollout(runs: Sequence[Path], step: int | None, roles: Collection[str | N
     text = f"no process recorded a rollout in this step; the nearest step with one is step {nearest}"
     advice = f"record that step if generation matters: `--steps {nearest}`"
     return [Finding(text, "no_rollout", advice=advice)]
+
+
+def _is_over(windows: set[Window], step: int) -> bool:
+    """Return whether a process has finished a step: its window without a role, or windows of it and of a later one."""
+    if (step, None) in windows:
+        return True
+    numbers = {number for number, _ in windows}
+    return step in numbers and max(numbers) > step
 
 
 def _files(run: Path) -> list[SpanFiles]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, share_of
+from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, last_part, share_of
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals
@@ -17,8 +17,13 @@ __all__ = ["straggler"]
 Key = tuple["str | None", tuple[str, ...]]
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
+OWN = "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
+WAITS = "the rank waits there, it does not compute: see what its stacks wait for"
 ONCE = "look at what it did there in this step: its stacks, its operators, other processes at that time; `[watch]` records the step after a slow one"
 ALONE = "in this step alone"
+ALWAYS = "also in each of"
+LITTLE = 0.05
+"""The others do not do what takes them this share of the rank's time or less."""
 FEWEST_STEPS = 2
 MOST_PEERS = 7
 MORE = 0.1
@@ -49,8 +54,12 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         if excess < ledger.least * 1e9:
             continue
         own_seconds, middle = mine / 1e9, median(times) / 1e9
-        more = _more(ledger.facts, part, others)
-        elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9, more)
+        more, equal = _more(ledger.facts, part, others)
+        alone = bool(others) and middle <= LITTLE * own_seconds
+        idle = _is_waiting(ledger.facts, part)
+        elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
+        if elsewhere and elsewhere.startswith(ALWAYS) and not (more or alone or idle):
+            elsewhere += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         if not others:
@@ -74,7 +83,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     ],
                 )
             ),
-            advice=_advice(more, elsewhere),
+            advice=_advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
             assumption="the rank takes as long as the median of the others"
             if others
             else "no rank spends it",
@@ -82,18 +91,44 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         )
 
 
-def _advice(more: str | None, elsewhere: str | None) -> str:
-    """Return what to try: a rank that was late once needs no other machine."""
+def _is_waiting(facts: Facts, part: Part) -> bool:
+    """Return whether the stacks show that the rank waited for most of a part: its machine is not what is slow."""
+    signs = facts.signs.get(part.process)
+    return (
+        signs is not None
+        and part.when.total >= SHORTEST_NS
+        and sum(signs.idle(part.when).values()) >= part.when.total / 2
+    )
+
+
+def _advice(more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, idle: bool) -> str:
+    """Return what to try.
+
+    A rank needs no other machine if it was late once, if it waits, or if no other one does what it does.
+    """
     if more:
         return BALANCE
-    return ONCE if elsewhere and elsewhere.startswith(ALONE) else COMPARE
+    if alone:
+        return OWN
+    if idle:
+        return WAITS
+    if elsewhere and elsewhere.startswith(ALONE):
+        return ONCE
+    return (
+        COMPARE
+        if equal
+        else f"{COMPARE}; with `tokens` on its regions, the report shows whether it has more to do"
+    )
 
 
-def _in_other_steps(
-    facts: Facts, part: Part, others: Sequence[str], excess: float, more: str | None
-) -> str | None:
-    """Return whether the rank exceeds the others in the steps around this one too."""
+def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> str | None:
+    """Return whether the rank exceeds the others in the steps around this one too.
+
+    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: it is equally long in all ranks.
+    """
     if facts.neighbours is None or part.name is None or not others:
+        return None
+    if any(_meeting(facts, label, part) > excess / 3 for label in (part.process, *others)):
         return None
     origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
     mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
@@ -105,29 +140,44 @@ def _in_other_steps(
         return f"{ALONE}: not in {len(steps)} steps around it"
     if len(late) < len(steps):
         return f"also in {len(late)} of {len(steps)} steps around it"
-    slow = "" if more else ": the rank is slow"
-    return f"also in each of {len(steps)} steps around it{slow}"
+    return f"{ALWAYS} {len(steps)} steps around it"
+
+
+def _meeting(facts: Facts, label: str, part: Part) -> float:
+    """Return the seconds that a process was in collectives in the region of a part and below."""
+    timeline = facts.timelines[label]
+    depth = len(part.region)
+    those = [
+        (start, end)
+        for start, end, role, region in timeline.stretches
+        if role == part.role and region[:depth] == part.region
+    ]
+    when = Intervals.union([start for start, _ in those], [end for _, end in those])
+    return (when & _met(timeline)).total / 1e9
 
 
 def _waited(facts: Facts, part: Part) -> str | None:
-    """Return which process waited longest for the rank."""
+    """Return which process waited longest for the rank, while the profiler did not hold the rank up."""
+    held = facts.timelines[part.process].held
     waits = {}
     for label, each in facts.timelines.items():
         of = [(start, end) for start, end, whom in each.waits if whom == part.process]
         linked = Intervals.union([start for start, _ in of], [end for _, end in of])
-        waits[label] = (linked & each.waiting).total
+        waits[label] = ((linked & each.waiting) - held).total
     longest = max(waits, key=lambda label: waits[label])
     return f"{longest} waited {seconds_text(waits[longest] / 1e9)} for it" if waits[longest] else None
 
 
-def _more(facts: Facts, part: Part, others: Iterable[str]) -> str | None:
-    """Return by how much a rank has more tokens or samples than the others."""
+def _more(facts: Facts, part: Part, others: Iterable[str]) -> tuple[str | None, bool]:
+    """Return by how much a rank has more tokens or samples than the others, and whether it is known to have no more."""
+    equal = False
     mine, *theirs = (_amounts(facts.timelines[label], part) for label in (part.process, *others))
     for key in ("tokens", "samples", "batch_size"):
         known = [each[key] for each in theirs if key in each]
         if key in mine and known and mine[key] > (1 + MORE) * median(known):
-            return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {median(known):,.0f}"
-    return None
+            return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {median(known):,.0f}", False
+        equal |= key == "tokens" and key in mine and bool(known)
+    return None, equal
 
 
 def _amounts(timeline: Timeline, part: Part) -> dict[str, float]:

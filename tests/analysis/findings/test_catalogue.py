@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -82,6 +83,27 @@ def test_no_two_findings_share_a_moment():
     assert data.why == "its stacks: 50% in time.sleep"
     placed = sorted((each.start, each.end) for each in made.findings if each.start is not None)
     assert all(one[1] <= other[0] for one, other in pairwise(placed))
+
+
+def test_a_run_of_short_collections_lasts_as_long_as_its_pauses():
+    """A run of collections is recorded with its extent and the seconds in it: between its pauses the process works."""
+    at = (7, 2, None)
+    run = Collection(*at, T0 + 10 * MS, T0 + 90 * MS, 0.008, 40, 0, 0)
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "parse", 10, 40, None), ("region", "score", 50, 40, None)),
+        evidence=[replace(evidence(), collections=(run,))],
+    )  # fmt: skip
+    assert causes(made) == [("gc", "rank 0", "parse", 4), ("gc", "rank 0", "score", 4)]
+
+
+def test_stacks_before_a_region_do_not_count_in_it():
+    """A stretch lasts until the next sample: the thread has left for `wait` when that is taken."""
+    made = report(
+        spans(0, ("window", "step", 0, 300, None), ("region", "wait", 110, 120, None)),
+        evidence=[evidence((0, 125, "torch.mm"), (125, 100, "time.sleep"))],
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert (found.topic, found.region, round(1e3 * found.seconds)) == ("sleep", "wait", 115)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +271,100 @@ def test_a_rank_that_was_late_once_is_not_sent_to_look_at_its_machine():
     (late,) = [each for each in made.findings if each.topic == "straggler"]
     assert "in this step alone" in (late.why or "")
     assert "compare its machine" not in (late.advice or "")
+
+
+class Same:
+    """Steps around the recorded one in which rank 1 takes as long as it does there, and the others 40 ms."""
+
+    def __init__(self, mine, others=0.04):
+        self.mine, self.others = mine, others
+
+    def seconds(self, origin, role, region):
+        return dict.fromkeys((1, 3, 4), self.mine if origin.rank == 1 else self.others)
+
+
+def late(load, other=40, *, call="torch.mm", attributes=None):
+    """The finding about rank 1, which is in `load` for some milliseconds."""
+    loads = [("region", "load", 0, length, "actor") for length in (other, load)]
+    ranks = [
+        spans(number, ("window", "actor", 0, 100, "actor"), each, ("region", "meet", each[3], 100 - each[3], "actor"))
+        for number, each in enumerate(loads)
+    ]  # fmt: skip
+    for made in ranks:
+        if attributes is not None:
+            made.slices.args = [json.dumps({"role": "actor", **attributes}).encode()] * len(made.slices)
+    of = replace(evidence((0, load, call)), rank=1, pid=101)
+    made = report(*ranks, neighbours=Same(load / 1e3, other / 1e3), evidence=[of])
+    return next(each for each in made.findings if each.topic == "straggler")
+
+
+def test_a_rank_that_is_late_in_each_step():
+    """It is slow only if its tokens are known to be those of the others; else it may have more to do."""
+    assert "the rank is slow, or has more to do" in late(90).why
+    assert "tokens" in late(90).advice
+    assert "the rank is slow;" in late(90, attributes={"tokens": 10}).why
+
+
+def test_a_rank_that_waits_is_not_slow():
+    """Its stacks show that it slept: its machine is not to blame."""
+    found = late(90, call="time.sleep")
+    assert "slow" not in found.why
+    assert "machine" not in found.advice
+
+
+def test_what_only_one_rank_does_is_not_slow():
+    """Rank 0 hardly enters the region: it does not do what rank 1 does there, such as writing a file."""
+    found = late(90, 1, call="os.fsync")
+    assert "slow" not in found.why
+    assert (
+        found.advice
+        == "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
+    )
+
+
+def test_steps_around_show_nothing_of_a_region_with_a_collective():
+    """There the others wait in the region for the late rank, so that it is equally long in all of them."""
+
+    def rank(number, length):
+        return [
+            spans(number, ("window", "actor", 0, 100, "actor"), ("region", "train", 0, 100, "actor")),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", length, 100 - length), world=2),
+        ]
+
+    told = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 20), *rank(1, 90), manifests=[told], neighbours=Same(0.1, 0.1))
+    (found,) = [each for each in made.findings if each.topic == "straggler"]
+    assert "steps around it" not in found.why
+
+
+def stretch(call, *, cpu, file="train.py", function="main"):
+    """A stack from 20 to 80 ms with the seconds of CPU time of its thread."""
+    of = evidence((20, 60, call))
+    made = [
+        replace(each, frames=(Frame(function, file, 5),), cpu_seconds=cpu, run_queue_seconds=0.0)
+        for each in of.stretches
+    ]
+    return replace(of, stretches=tuple(made))
+
+
+@pytest.mark.parametrize(("cpu", "topics"), [(0.001, ["lock"]), (0.05, [])])
+def test_a_with_block_that_cannot_be_entered(cpu, topics):
+    """Whatever the lock is called: the thread is in `__enter__` and uses no CPU."""
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch("self.mutex.__enter__", cpu=cpu)],
+    )
+    assert [topic for topic, *_ in causes(made)] == topics
+
+
+def test_a_wait_for_another_thread_is_not_idle():
+    """What a pool of threads without regions does is not known: the process may work meanwhile."""
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch("waiter.acquire", cpu=0.0, file="threading.py", function="Condition.wait")],
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert found.text == "rank 0 waited 60 ms for another thread, or for a timeout, in `log`"
 
 
 def test_a_region_around_a_collective_is_no_wait_of_its_own():

@@ -59,6 +59,12 @@ class TestNoRollout:
         write(*steps(1, rollouts=(1,)), number=1)
         assert texts(write(*steps(2, 3), number=2)) == [SENTENCE.format(1)]
 
+    def test_a_loop_that_has_windows_of_roles_alone(self, write):
+        """The step is over once the process is in a later one; before that its rollout may still come."""
+        windows = [(1, "rollout"), (1, "actor"), (2, "rollout"), (2, "actor"), (3, "actor")]
+        assert texts(write(*windows, (4, "actor"))) == [SENTENCE.format(2)]
+        assert texts(write(*windows)) == []
+
     @pytest.mark.parametrize(
         ("windows", "roles"),
         [
