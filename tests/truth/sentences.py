@@ -260,7 +260,11 @@ def _doubt(told: _Sentences, ranks: object) -> int:
     return sum(errors[-2:])
 
 
-@_reads(rf"(?P<who>.+) waited (?P<seconds>{TIME}) for (?P<whom>.+) in the collectives of (?P<phase>.+)")
+@_reads(
+    rf"(?P<who>.+?) waited (?P<seconds>{TIME}) for (?P<whom>.+) in the collectives of (?P<phase>.+?)"
+    rf"(?:, and (?P<again>.+) waited (?P<own>{TIME}) for others: they are late in turns)?"
+    rf"(?:; (?P<last>.+) began (?P<role>.+) (?P<later>{TIME}) later)?"
+)
 def _(told: _Sentences, match: re.Match[str]) -> None:
     role, region = told.phase(match["phase"])
     sides = told.waited[0].sides().get((role or "", region or ""), {})
@@ -271,6 +275,23 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     assert isinstance(whom, int)
     side = sides[who]
     told.about(match["seconds"], side.at_least[whom] / 1e9, side.at_most[whom] / 1e9)
+    if match["own"] is not None:
+        own = sides.get(whom)
+        if own is None or key_of(match["again"]) != whom:
+            told.wrong((role, region, sorted(map(str, sides))))
+            return
+        told.about(match["own"], sum(own.at_least.values()) / 1e9, sum(own.at_most.values()) / 1e9)
+    if match["later"] is not None:
+        begins = {
+            rank: min(start - known.place.shift for each, start, _ in known.windows if each == role)
+            for rank, known in told.everyone.items()
+            if rank in (who, whom)
+        }
+        doubt = _doubt(told, begins) / 1e9
+        later = (begins[whom] - begins[who]) / 1e9
+        told.about(match["later"], later - doubt, later + doubt)
+        if key_of(match["last"]) != whom or match["role"] != (role or "the step"):
+            told.wrong(begins)
 
 
 @_reads(

@@ -156,7 +156,10 @@ def combine(
         islands=[part.island for part in parts],
     )
     roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
-    notices = no_rollout(runs, step, roles | {time.role for time in report.roles})
+    notices = [
+        *_raised(everyone),
+        *no_rollout(runs, step, roles | {time.role for time in report.roles}),
+    ]
     return msgspec.structs.replace(
         report, findings=sentences(report, every(lambda part: part.findings), notices)
     )
@@ -221,6 +224,21 @@ def _part(
         slack=_slack(graph, known),
         findings=findings_of(facts),
     )
+
+
+def _raised(everyone: Sequence[Process]) -> list[Finding]:
+    """Return the windows that an exception left: they lack what the program did not do."""
+    raised = [
+        (process.label, str(window["body_error"]))
+        for process in everyone
+        for window in process.told
+        if window.get("body_error")
+    ]
+    if not raised:
+        return []
+    more = len({label for label, _ in raised}) - 1
+    text = f"an exception ended a window of {raised[0][0]}{f' and of {more} more' if more else ''}: {raised[0][1]}"
+    return [Finding(text, "coverage", process=None if more else raised[0][0])]
 
 
 def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -> set[str]:
@@ -293,20 +311,22 @@ def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     """Return the bounds of the step: from the first window to the last, including the step's spans.
 
-    Without windows, everything that was traced counts.
+    Without windows, everything that was traced counts. A region of another thread that began before the
+    first window of its process does not make the step longer: it began in the step before.
     """
     edges = [(window.start, window.end) for process in processes for window in process.windows]
     begun = [since for process in processes for _, since in process.open_ended()]
-    spans = [digest for process in processes for digest in process.digests if digest.origin.kind == "spans"]
-    everything = [digest for process in processes for digest in process.digests]
-    for digest in spans if edges or begun or spans else everything:
+    everything = [(process, digest) for process in processes for digest in process.digests]
+    spans = [each for each in everything if each[1].origin.kind == "spans"]
+    for process, digest in spans if edges or begun or spans else everything:
         if digest.start is not None and digest.end is not None:
-            edges.append((digest.start, digest.end))
+            first = min((window.start for window in process.windows), default=digest.start)
+            edges.append((max(first, digest.start), digest.end))
     if begun and not edges:  # windows without an end do not show how long the step took
         return min(begun), min(begun)
     edges += [(since, since) for since in begun]
     if not edges:
-        edges = [(digest.start or 0, digest.end or 0) for digest in everything if digest.start is not None]
+        edges = [(digest.start or 0, digest.end or 0) for _, digest in everything if digest.start is not None]
     return min((start for start, _ in edges), default=0), max((end for _, end in edges), default=0)
 
 

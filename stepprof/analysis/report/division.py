@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stepprof.analysis.report.schema import PathSegment, Report, TimeOf
 
-__all__ = ["NEARLY_ALL", "WORTH_SAYING", "in_no_role", "parts_of"]
+__all__ = ["NEARLY_ALL", "WORTH_SAYING", "in_no_role", "innermost_region", "outermost_region", "parts_of"]
 
 NEARLY_ALL = 0.95
 """Share of the step from which on a single role does not divide it."""
@@ -35,11 +35,61 @@ def parts_of(report: Report) -> list[TimeOf]:
     return _outermost(report, report.path) or roles or report.roles
 
 
+def outermost_region(path: str, known: Collection[str]) -> str:
+    """Return the outermost of the regions in a path. The name of a region may itself have a slash.
+
+    >>> outermost_region("update/forward", ["update", "forward"])
+    'update'
+    >>> outermost_region("v1/chat/parse", ["v1/chat", "parse"])
+    'v1/chat'
+    """
+    return _regions_of(path, known)[0]
+
+
+def innermost_region(path: str, known: Collection[str]) -> str:
+    """Return the innermost of the regions in a path.
+
+    >>> innermost_region("rollout/v1/chat", ["rollout", "v1/chat"])
+    'v1/chat'
+    """
+    return _regions_of(path, known)[-1]
+
+
+def _regions_of(path: str, known: Collection[str]) -> list[str]:
+    """Return the regions of a path by their names; names that are not known have no slash."""
+    parts = path.split("/")
+    found: list[str] = []
+    while parts:
+        count = next(
+            (
+                count
+                for count in range(1, len(parts) + 1)
+                if "/".join(parts[:count]) in known and _is_known(parts[count:], known)
+            ),
+            1,
+        )
+        found.append("/".join(parts[:count]))
+        parts = parts[count:]
+    return found
+
+
+def _is_known(parts: Sequence[str], known: Collection[str]) -> bool:
+    """Return whether some parts of a path are regions with known names."""
+    ends = {0}
+    for end in range(1, len(parts) + 1):
+        if any("/".join(parts[begin:end]) in known for begin in ends):
+            ends.add(end)
+    return len(parts) in ends
+
+
 def _outermost(report: Report, path: Sequence[PathSegment]) -> list[TimeOf]:
     """Return the longest outermost regions of parts of the critical path."""
     rows = {(time.role, time.region): time for time in report.regions}
+    known = {time.region for time in report.regions if time.region is not None}
     outermost = dict.fromkeys(
-        (segment.role, segment.region.partition("/")[0]) for segment in path if segment.region is not None
+        (segment.role, outermost_region(segment.region, known))
+        for segment in path
+        if segment.region is not None
     )
     found = [rows[key] for key in outermost if key in rows and rows[key].share >= WORTH_SAYING]
     shown = sorted(found, key=lambda time: -time.seconds)[:MOST_PARTS]

@@ -69,7 +69,12 @@ def _bars(process: Process, start: int, most: int) -> list[Bar]:
     regions = sorted(found[windows:], key=lambda bar: bar[0] - bar[1])[: max(most - windows, 0)]
     lanes: list[int] = []
     bars = []
-    for begin, end, name, role in sorted([*found[:windows], *regions], key=lambda bar: (bar[0], -bar[1])):
+    shown = [
+        (max(begin, start), end, name, role)
+        for begin, end, name, role in (*found[:windows], *regions)
+        if end >= start
+    ]
+    for begin, end, name, role in sorted(shown, key=lambda bar: (bar[0], -bar[1])):
         while lanes and lanes[-1] <= begin:
             lanes.pop()
         bars.append(Bar((begin - start) / 1e9, (end - begin) / 1e9, name, role, len(lanes)))

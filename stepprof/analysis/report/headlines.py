@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING, in_no_role
+from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING, in_no_role, outermost_region
 from stepprof.analysis.report.schema import (
     Allocator,
     Finding,
@@ -49,7 +49,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         if cause.topic == "straggler":
             explained[cause.process] += cause.seconds or 0.0
     consequences = [
-        *_stragglers(report.skew, explained, least),
+        *_stragglers(report.skew, explained, least, _begins(report)),
         *_unmatched(report.unmatched, least),
         *_busy(report.overlap),
         *_memory(report.memory),
@@ -90,11 +90,7 @@ def _where(report: Report) -> list[Finding]:
     parts = ", ".join(
         [
             *(f"{time.role} {time.share:.0%}" for time in worth),
-            *(
-                [f"no role {rest / report.seconds:.0%}{_regions_in(outside, report.seconds)}"]
-                if outside
-                else []
-            ),
+            *([f"no role {rest / report.seconds:.0%}{_regions_in(report, outside)}"] if outside else []),
         ]
     )
     # ranks enter a role at different times: the role lasts while any of them is in it
@@ -103,18 +99,20 @@ def _where(report: Report) -> list[Finding]:
     return [Finding(text, "step", report.seconds)]
 
 
-def _regions_in(outside: Sequence[PathSegment], total: float) -> str:
+def _regions_in(report: Report, outside: Sequence[PathSegment]) -> str:
     """Return the longest outermost regions of the time in no role, in brackets; empty: there is none worth saying."""
-    parts = _outermost(outside, total, MOST_NAMES)
+    parts = _outermost(report, outside, MOST_NAMES)
     return f" ({parts})" if parts else ""
 
 
-def _outermost(segments: Sequence[PathSegment], total: float, most: int) -> str:
+def _outermost(report: Report, segments: Sequence[PathSegment], most: int) -> str:
     """Return the longest outermost regions of parts of the critical path, with their shares of the step."""
+    total = report.seconds
+    known = {time.region for time in report.regions if time.region is not None}
     spent: dict[str, float] = {}
     for segment in segments:
         if segment.region is not None:
-            name = segment.region.partition("/")[0]
+            name = outermost_region(segment.region, known)
             spent[name] = spent.get(name, 0.0) + segment.seconds
     worth = sorted(
         ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * total),
@@ -125,7 +123,7 @@ def _outermost(segments: Sequence[PathSegment], total: float, most: int) -> str:
 
 def _by_region(report: Report) -> list[Finding]:
     """Return the time of the step by outermost region on its critical path, where roles do not divide it."""
-    parts = _outermost(report.path, report.seconds, 5)
+    parts = _outermost(report, report.path, 5)
     if parts:
         return [Finding(f"the step took {three_digits(report.seconds)}: {parts}", "step", report.seconds)]
     if not report.path or report.roles[:1] != report.roles or any(time.role for time in report.roles):
@@ -222,8 +220,33 @@ def _phase(role: str | None, region: str | None) -> str:
     return region if role is None or role == region else f"{region} ({role})"
 
 
+def _begins(report: Report) -> dict[tuple[str, str | None], float]:
+    """Return when each process began each role."""
+    begins: dict[tuple[str, str | None], float] = {}
+    for row in report.gantt:
+        for bar in row.bars:
+            if bar.name == (bar.role or "step"):
+                begins.setdefault((row.label, bar.role), bar.start)
+    return begins
+
+
+def _later(
+    begins: Mapping[tuple[str, str | None], float], one: tuple[str, str | None], other: tuple[str, str | None]
+) -> float:
+    """Return how much later one process began a role than another one; 0.0: not known."""
+    return begins[one] - begins[other] if one in begins and other in begins else 0.0
+
+
+IN_TURNS = 0.5
+"""Ranks are late in turns if the last one waits for others for this share of the wait for it."""
+BALANCE_EACH = "let the ranks meet less often (one collective for several micro-batches), or balance each micro-batch and not only their sum"
+
+
 def _stragglers(
-    rows: Iterable[PhaseSkew], explained: Mapping[str | None, float], least: float
+    rows: Iterable[PhaseSkew],
+    explained: Mapping[str | None, float],
+    least: float,
+    begins: Mapping[tuple[str, str | None], float],
 ) -> list[Finding]:
     """Return, for each process and role, the phase with its largest own delay.
 
@@ -232,12 +255,21 @@ def _stragglers(
     found: dict[tuple[str, str | None, str], Finding] = {}
     for row in rows:
         seconds = row.behind_median - max(row.began_later or 0.0, row.by_profiler, 0.0) - row.by_waiting
+        own = row.waited[0].seconds - row.spread if row.basis == "collectives" else 0.0
+        in_turns = own >= max(least, IN_TURNS * row.waited[0].seconds)
+        if in_turns:
+            seconds = own
         if not row.significant or seconds < least or 2 * explained[row.straggler] >= seconds:
             continue
         phase = _phase(row.role, row.region)
         if row.basis == "collectives":
             most = row.waited[0]
             text = f"{most.label} waited {seconds_text(most.seconds)} for {row.straggler} in the collectives of {phase}"
+            later = _later(begins, (row.straggler, row.role), (most.label, row.role))
+            if in_turns:
+                text += f", and {row.straggler} waited {seconds_text(own)} for others: they are late in turns"
+            elif later > seconds / 4:
+                text += f"; {row.straggler} began {row.role or 'the step'} {seconds_text(later)} later"
         else:
             others = row.waited[0].label if len(row.waited) == 1 else "the median of the others"
             text = f"{row.straggler} was the last to finish {phase}: {seconds_text(row.behind_median)} behind {others}"
@@ -247,7 +279,7 @@ def _stragglers(
                 text += f", {seconds_text(row.by_profiler)} of it due to the profiler"
         key = (row.straggler, row.role, row.basis)
         if key not in found or seconds > (found[key].seconds or 0.0):
-            found[key] = Finding(text, "straggler", seconds)
+            found[key] = Finding(text, "straggler", seconds, advice=BALANCE_EACH if in_turns else None)
     return sorted(found.values(), key=lambda finding: -(finding.seconds or 0.0))[:MOST_STRAGGLERS]
 
 

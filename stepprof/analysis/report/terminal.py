@@ -158,7 +158,8 @@ def _reasons(finding: Finding) -> Iterator[str]:
     if finding.advice:
         yield f"try: {finding.advice}"
     if finding.saves is not None:
-        yield f"gain: {seconds_text(finding.saves)}, if {finding.assumption}"
+        gain = seconds_text(finding.saves) if finding.saves > 0 else "none"
+        yield f"gain: {gain}, if {finding.assumption}"
 
 
 def _print_findings(console: Console, findings: Sequence[Finding]) -> None:

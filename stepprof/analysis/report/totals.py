@@ -61,16 +61,13 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
         for region in process.regions:
             entries = parts[region.role, region.name]
             when = Intervals.unpack(region.when)
+            inside = when.clip(start, max(start, int(when.end[-1]))) if len(when) else when
+            length = region.covered - (when.total - inside.total)  # without what began before the step
             if process.label in entries:  # combined over several captures
                 _, known, calls, covered = entries[process.label]
-                entries[process.label] = (
-                    process,
-                    known | when,
-                    calls + region.calls,
-                    covered + region.covered,
-                )
+                entries[process.label] = (process, known | inside, calls + region.calls, covered + length)
             else:
-                entries[process.label] = (process, when, region.calls, region.covered)
+                entries[process.label] = (process, inside, region.calls, length)
     rows = _times({key: list(entries.values()) for key, entries in parts.items()}, start, end)
     rows.sort(key=lambda row: (-row.seconds, row.region or ""))
     return rows[:MOST_REGIONS]
@@ -129,7 +126,7 @@ def memory_peaks(processes: Sequence[Process], start: int) -> list[Memory]:
 def overheads(
     processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
 ) -> list[Overhead]:
-    """Return what the manifest states about each process and each engine."""
+    """Return the recording costs of each process and each engine, from the manifest."""
     labels = {id(window): process.label for process in processes for window in process.told}
     sums: dict[str, dict[str, float | None]] = {}
     for window in windows:

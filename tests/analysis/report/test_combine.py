@@ -44,6 +44,26 @@ class TestTimes:
         assert (update.role, update.region, update.seconds) == ("actor", "update", 0.02)
         assert [(time.calls, time.seconds) for time in update.per_process] == [(1, 0.01), (2, 0.015)]
 
+    def test_a_window_that_an_exception_left(self):
+        """What the program did not do is missing, and is not what makes the step short."""
+        raised = window(0, end=100, body_error="RuntimeError: reward service down")
+        made = report(spans(0, ("window", "actor", 0, 100, "actor")), manifests=[manifest(raised)])
+        (notice,) = [each for each in made.findings if each.topic == "coverage" and "exception" in each.text]
+        assert notice.text == "an exception ended a window of actor rank 0: RuntimeError: reward service down"
+        assert notice.process == "actor rank 0"
+
+    def test_a_region_of_another_thread_does_not_begin_the_step(self):
+        """It began before the window, and ended in it."""
+        made = report(
+            source(
+                Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
+                ("thread", "window", "step", 40, 60, None),
+                (("thread", "loader"), "region", "read", 10, 50, None),
+            )
+        )
+        assert (made.start_unix_ns, made.seconds) == (T0 + 40 * MS, 0.06)
+        assert [(time.region, time.seconds) for time in made.regions] == [("read", 0.02)]
+
     def test_a_region_inside_itself_counts_once(self):
         made = report(
             spans(
@@ -206,7 +226,7 @@ class TestSkew:
         )
         assert seconds(row.waited) == {"actor rank 0": 0.02, "actor rank 2": 0.015}
         idle = {each.label: (each.busy, each.causes) for each in made.idle}
-        assert idle == {  # the transfer is work; what came after it is not known
+        assert idle == {  # the transfer is work; the time after it is unknown
             "actor rank 0": (0.01, {"collective": 0.02, "unknown": 0.01}),
             "actor rank 1": (0.03, {"unknown": 0.01}),
             "actor rank 2": (0.015, {"collective": 0.015, "unknown": 0.01}),
@@ -305,7 +325,7 @@ class TestSkew:
         assert made.unmatched == []
 
     def test_a_wait_is_of_the_role_in_which_it_was(self):
-        """One capture goes over both roles of a rank; the collectives of each are told apart by its windows."""
+        """One capture covers both roles of a rank; windows assign the collectives to roles."""
 
         def rank(number, *starts):
             calls = [
@@ -802,7 +822,7 @@ class TestRollout:
         assert (whole.below_half, whole.tail) == (0.5, 0.05)
 
     def test_of_an_engine_whose_capture_fell_short_only_that_much_is_said(self):
-        """The rollout may have gone on after the cap."""
+        """The rollout may have continued after the cap."""
         made = report(
             engine(0, (0, 50, 8), (50, 50, 2)),
             manifests=[manifest(engines=[engine_entry(capped_by="max_seconds", start_unix_ns=T0, end_unix_ns=T0 + 100 * MS)])],

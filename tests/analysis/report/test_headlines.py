@@ -6,7 +6,9 @@ import pytest
 
 from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.schema import (
+    Bar,
     Finding,
+    GanttRow,
     Island,
     Memory,
     Overlap,
@@ -33,6 +35,19 @@ def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_act
     waited = [ProcessTime(f"actor rank {number}", late) for number in range(others)]
     more = {"significant": True, "began_later": 0.0, **more}
     return PhaseSkew(role, region, straggler, late, late, waited, **more)
+
+
+def test_a_region_with_a_slash_in_its_name():
+    """A path joins regions by slashes: the names of regions tell which slash is which."""
+    regions = [TimeOf(None, name, 5.0, 0.5, []) for name in ("v1/chat", "parse", "update")]
+    path = [
+        PathSegment("rank 0", 0.0, 6.0, "work", None, "v1/chat/parse"),
+        PathSegment("rank 0", 6.0, 4.0, "work", None, "update/other"),
+    ]
+    assert (
+        texts(regions=regions, path=path, roles=[TimeOf(None, None, 10.0, 1.0, [])])[0]
+        == "the step took 10.0 s: `v1/chat` 60%, `update` 40%"
+    )
 
 
 def test_nothing_stands_out():
@@ -107,8 +122,34 @@ class TestStragglers:
         assert [text.split(" was")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
 
 
+class TestWaitsInCollectives:
+    def row(self, spread):
+        """Rank 1 was waited for; of the 2 s its own waits left `spread`."""
+        waited = [ProcessTime("actor rank 0", 2.0)]
+        return PhaseSkew("actor", "sync", "actor rank 1", spread, spread, waited, True, basis="collectives")
+
+    def test_late_in_turns(self):
+        """Ranks that wait for each other by turns lose time although none of them is slower in sum."""
+        (found,) = sentences(report_of(skew=[self.row(0.1)]), [])
+        assert found.text == (
+            "actor rank 0 waited 2.0 s for actor rank 1 in the collectives of sync (actor), "
+            "and actor rank 1 waited 1.9 s for others: they are late in turns"
+        )
+        assert (found.seconds, bool(found.advice)) == (1.9, True)
+
+    def test_a_rank_that_began_late(self):
+        """What a rank did before its window is not recorded; that it began later is."""
+        gantt = [
+            GanttRow(f"actor rank {number}", "h", "rank", [Bar(start, 5.0, "actor", "actor", 0)])
+            for number, start in enumerate((0.0, 1.9))
+        ]
+        assert texts(skew=[self.row(2.0)], gantt=gantt) == [
+            "actor rank 0 waited 2.0 s for actor rank 1 in the collectives of sync (actor); actor rank 1 began actor 1.9 s later"
+        ]
+
+
 class TestCollectives:
-    """Time in collectives of which it is not known who waited for whom."""
+    """Time in collectives without a known awaited rank."""
 
     def spent(self, seconds=1.5, recorded=3, members=4, region=None):
         return UnmatchedTime("actor", region, [ProcessTime("actor rank 0", seconds), ProcessTime("actor rank 1", 0.5)], recorded, members)  # fmt: skip

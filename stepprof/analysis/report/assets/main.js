@@ -29,7 +29,7 @@ const reasons = finding => [["why", finding.why], ["try", finding.advice], ["gai
 // Names in a sentence stand between backticks.
 const quotedText = text => text.split("`").map((piece, at, all) => (at % 2 && at < all.length - 1 ? el("code", null, piece) : at % 2 ? `\`${piece}` : piece));
 
-const gain = finding => finding.saves === null || finding.saves === undefined ? null : `${seconds(finding.saves)}, if ${finding.assumption}`;
+const gain = finding => finding.saves === null || finding.saves === undefined ? null : `${finding.saves > 0 ? seconds(finding.saves) : "none"}, if ${finding.assumption}`;
 
 const capital = text => (/^[a-z]+[ ']/.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 

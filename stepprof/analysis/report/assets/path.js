@@ -3,7 +3,20 @@
 const PATH_KINDS = { work: "works", communication: "transfers data", waiting: "waits for a rank that cannot be compared", unmatched: "communicates, not matched across ranks", engine: "generates", handover: "follows up after another process", recording: "held up by the profiler", outside: "in no window" };
 const PATH_COLOURS = { communication: "--collective", unmatched: "--unmatched", waiting: "--peers", recording: "--flush", outside: "--missing", handover: "--unknown" };
 
-const outermost = segment => (segment.region || "").split("/")[0];
+// The regions of a path by their names, the outermost first. The name of a region may itself have a slash.
+function regionsOf(path) {
+  const known = new Set(report.regions.map(time => time.region)), parts = (path || "").split("/"), found = [];
+  const isKnown = from => from === parts.length || parts.some((_, to) => to >= from && known.has(parts.slice(from, to + 1).join("/")) && isKnown(to + 1));
+  for (let at = 0; at < parts.length; ) {
+    let to = at + 1;
+    while (to <= parts.length && !(known.has(parts.slice(at, to).join("/")) && isKnown(to))) to++;
+    if (to > parts.length) to = at + 1;
+    found.push(parts.slice(at, to).join("/"));
+    at = to;
+  }
+  return found;
+}
+const outermost = segment => regionsOf(segment.region)[0];
 
 // The name and the colour of the part of a segment.
 function partOfSegment(segment) {
@@ -144,7 +157,7 @@ function pathLanes(report, lanes) {
     const styles = new Map();
     const keyOf = segment => {
       const plain = segment.kind === "work" || segment.kind === "engine", key = JSON.stringify([segment.process, segment.role, segment.region, segment.kind]);
-      if (!styles.has(key)) styles.set(key, { segment, name: (segment.region || segment.role || "step").split("/").pop(), colour: plain ? partOfSegment(segment).colour : PATH_COLOURS[segment.kind] || "--unknown" });
+      if (!styles.has(key)) styles.set(key, { segment, name: segment.region ? regionsOf(segment.region).pop() : segment.role || "step", colour: plain ? partOfSegment(segment).colour : PATH_COLOURS[segment.kind] || "--unknown" });
       return key;
     };
     let before = null;
