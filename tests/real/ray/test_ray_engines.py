@@ -177,7 +177,7 @@ class TestFinding:
             ("nothing", 'find = "nothing" is None: a headless node'),
             ("broken", "broken raised RuntimeError: not now"),
             (lambda actor: 1 / 0, "find raised ZeroDivisionError"),
-            ("engine.starts", "is no engine that can be recorded"),
+            ("engine.starts", "returned no engine that can be recorded"),
         ],
     )
     def test_nothing_there(self, found, connect, windows, find, message):
