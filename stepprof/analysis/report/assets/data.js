@@ -52,7 +52,7 @@ function divide(report, gantt) {
   const roles = byRegion ? [] : rolesInOrder(report, gantt).map(role => report.parts.find(time => time.role === role && time.region === null) || { role, region: null });
   const parts = [...roles, ...regions].map((time, at) => ({ role: time.role, region: time.region, name: time.region || time.role, time: time.seconds === undefined ? null : time, colour: time.region === null ? roleColour(time.role) : `--c${at % PALETTE}` }));
   const partOf = (role, region) => { const at = parts.findIndex(part => part.role === role && (part.region === null || part.region === region)); return at < 0 ? parts.length : at; };
-  division = { byRegion, parts, partOf };
+  division = { byRegion, parts, partOf, names: new Set(report.regions.map(time => time.region)) };
   gantt.parts = parts;
   gantt.columns.part = markParts(gantt);
   for (const part of parts) part.intervals = [];

@@ -5,7 +5,7 @@ const PATH_COLOURS = { communication: "--collective", unmatched: "--unmatched", 
 
 // The regions of a path by their names, the outermost first. The name of a region may itself have a slash.
 function regionsOf(path) {
-  const known = new Set(report.regions.map(time => time.region)), parts = (path || "").split("/"), found = [];
+  const known = division.names, parts = (path || "").split("/"), found = [];
   const isKnown = from => from === parts.length || parts.some((_, to) => to >= from && known.has(parts.slice(from, to + 1).join("/")) && isKnown(to + 1));
   for (let at = 0; at < parts.length; ) {
     let to = at + 1;
