@@ -137,7 +137,7 @@ def test_inside_the_job_in_vain(npu):
     window = npu.window()
     assert window["status"] == "partial"
     assert "'msprof' command not found" in window["error"]
-    assert "the capture itself is whole" in window["error"]
+    assert "the capture itself is complete" in window["error"]
     assert npu.folder_of().is_dir()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from driven import begin, outlive_a_driver, told_as
+from driven import begin, outlive_a_driver, told, told_as
 from sglang_scenarios import generate
 
 import stepprof
@@ -164,10 +164,11 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
     del engine.tokenizer_manager.stop_profile
     place = folder / "run" / "step-000002"
     deadline = time.monotonic() + 60
-    while True:  # the trace is named a moment after the failure
-        entry = told_as(folder, "failed")
+    while True:  # the trace is named a moment after the failure, and in the manifest after a later stop
+        (entry,) = told(folder)
         left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
-        if any(path in entry["error"] for path in left) or time.monotonic() > deadline:
+        named = entry["status"] == "failed" and any(path in entry["error"] for path in left)
+        if named or entry["status"] == "partial" or time.monotonic() > deadline:
             break
         time.sleep(0.02)
     stepprof.shutdown()

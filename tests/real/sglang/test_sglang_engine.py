@@ -131,7 +131,7 @@ class TestBounds:
     def test_delay_is_refused(self, host: Host, tmp_path: Path) -> None:
         """SGLang's start_step is a number of its own: a delay cannot be kept, and is not pretended."""
         brought = host.run(sglang_scenarios.failure_of, tmp_path, 3, {"delay_iterations": 2})
-        assert "delay_iterations = 2 cannot be kept" in brought["message"]
+        assert "delay_iterations = 2 cannot be applied" in brought["message"]
         assert brought["health"] == "unconfigured"
         assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
@@ -141,7 +141,7 @@ class TestState:
         """Busy; the user's stop is answered, and their file has all of their forward steps. Then the engine is free."""
         brought = host.run(sglang_scenarios.recorded_by_the_user, tmp_path)
         assert brought["health"] == "busy"
-        assert "records already, and not for a job that is known here" in brought["message"]
+        assert "is already recording for an unknown job" in brought["message"]
         assert brought["users_steps"] == 5
         assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
