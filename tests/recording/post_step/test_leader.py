@@ -385,7 +385,7 @@ class TestUpload:
         assert job.printed[0].count("upload.refused") == 1
         assert "pip install s3fs" in job.printed[0]
         assert [each["status"] for each in manifests[2]["uploads"]] == ["failed"]
-        assert "s3fs is not installed" in manifests[2]["uploads"][0]["error"]
+        assert "needs s3fs, which is not installed" in manifests[2]["uploads"][0]["error"]
         assert sorted(job.ran) == ["2 complete 1000 0", "4 complete 1000 0"]
 
 
