@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, Stack
+from stepprof.analysis.findings.facts import COLLECTIVES, SHORTEST_NS, Facts, Ledger, Part, Stack
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -41,8 +41,6 @@ class _Kind:
         return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
 
 
-COLLECTIVES = "distributed_c10d.py"
-"""The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
 KINDS = (
     _Kind(
         "data",

@@ -10,6 +10,7 @@ from stepprof.analysis.findings.half_batch import half_batch
 from stepprof.analysis.findings.named_work import named_work
 from stepprof.analysis.findings.overhead import garbage, memory_pressure, preemption, recording
 from stepprof.analysis.findings.poll import poll
+from stepprof.analysis.findings.rare import rare_work
 from stepprof.analysis.findings.serial import serial
 from stepprof.analysis.findings.straggler import straggler
 from stepprof.analysis.findings.tail import long_tail
@@ -38,6 +39,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     serial_coroutines(ledger)
     blocked(ledger)
     straggler(ledger, shared=False)
+    rare_work(ledger)
     exposed_communication(ledger)
     host_bound(ledger)
     return sorted(ledger.found, key=lambda finding: -(finding.seconds or 0.0))

@@ -21,7 +21,22 @@ from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
 from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, StackStretch
 
-__all__ = ["Facts", "Ledger", "Part", "Recomputing", "Signs", "Stack", "last_part", "place_of", "share_of"]
+__all__ = [
+    "COLLECTIVES",
+    "Facts",
+    "Ledger",
+    "Part",
+    "Recomputing",
+    "Signs",
+    "Stack",
+    "last_part",
+    "place_of",
+    "share_of",
+]
+
+
+COLLECTIVES = "distributed_c10d.py"
+"""The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
 
 
 class Stack(NamedTuple):

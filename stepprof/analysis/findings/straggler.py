@@ -6,7 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, last_part, share_of
+from stepprof.analysis.findings.facts import (
+    COLLECTIVES,
+    SHORTEST_NS,
+    Facts,
+    Ledger,
+    Part,
+    last_part,
+    share_of,
+)
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals
@@ -51,11 +59,12 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         met = Intervals.union([start for start, _, _ in waits], [end for _, end, _ in waits])
         mine = own[part.process][key] - (_stretches(ledger.facts, part) & met).total
         excess = mine - median(times)
-        if excess < ledger.least * 1e9:
+        if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
             continue
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more, equal = _more(ledger.facts, part, others)
-        alone = bool(others) and middle <= LITTLE * own_seconds
+        alone = part.name is not None and bool(others) and middle <= LITTLE * own_seconds
+        alone = alone and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = _is_waiting(ledger.facts, part)
         elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
         if elsewhere and elsewhere.startswith(ALWAYS) and not (more or alone or idle):
@@ -89,6 +98,18 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             else "no rank spends it",
             without={part.process: share_of(part.when, excess / part.when.total)},
         )
+
+
+def _is_in_collectives(facts: Facts, part: Part) -> bool:
+    """Return whether the stacks show that the rank was in calls of collectives for most of a part.
+
+    On a busy machine a thread leaves such a call long after its transfer: that is no work of the region.
+    """
+    signs = facts.signs.get(part.process)
+    if signs is None or part.when.total < SHORTEST_NS:
+        return False
+    inside = sum(end - start for stack, start, end in signs.shown(part.when) if COLLECTIVES in stack.modules)
+    return inside >= part.when.total / 2
 
 
 def _is_waiting(facts: Facts, part: Part) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import msgspec
@@ -226,10 +227,13 @@ def _part(
     )
 
 
+LONGEST_ERROR = 160
+
+
 def _raised(everyone: Sequence[Process]) -> list[Finding]:
     """Return the windows that an exception left: they lack what the program did not do."""
     raised = [
-        (process.label, str(window["body_error"]))
+        (process.label, shorten(str(window["body_error"]), LONGEST_ERROR, placeholder=" …"))
         for process in everyone
         for window in process.told
         if window.get("body_error")

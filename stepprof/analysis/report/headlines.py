@@ -258,7 +258,7 @@ def _stragglers(
         own = row.waited[0].seconds - row.spread if row.basis == "collectives" else 0.0
         in_turns = own >= max(least, IN_TURNS * row.waited[0].seconds)
         if in_turns:
-            seconds = own
+            seconds = max(seconds, own)
         if not row.significant or seconds < least or 2 * explained[row.straggler] >= seconds:
             continue
         phase = _phase(row.role, row.region)

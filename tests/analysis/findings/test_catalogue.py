@@ -322,6 +322,19 @@ def test_what_only_one_rank_does_is_not_slow():
     )
 
 
+def test_a_rank_that_leaves_a_collective_late_does_not_work():
+    """Its thread is still in the call: the machine was busy, or the transfer is not recorded."""
+    frames = (Frame("wait", "distributed_c10d.py", 9), Frame("main", "train.py", 5))
+    of = evidence((0, 90, "work.wait"))
+    stacks = tuple(replace(each, frames=frames) for each in of.stretches)
+    ranks = [
+        spans(number, ("window", "actor", 0, 100, "actor"), ("region", "sync", 0, length, "actor"))
+        for number, length in enumerate((10, 90))
+    ]
+    for made, found in ((report(*ranks), 1), (report(*ranks, evidence=[replace(of, rank=1, pid=101, stretches=stacks)]), 0)):  # fmt: skip
+        assert [(each.topic, each.region) for each in made.findings].count(("straggler", "sync")) == found
+
+
 def test_steps_around_show_nothing_of_a_region_with_a_collective():
     """There the others wait in the region for the late rank, so that it is equally long in all of them."""
 
