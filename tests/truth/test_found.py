@@ -8,6 +8,20 @@ from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "begins of ranks whose clocks were never compared": Shape(
+        seed=0,
+        ranks=2,
+        machines=2,
+        device="cuda",
+        compared="some",
+        phases=("actor",),
+        kinds=("all_to_all",),
+        rounds=1,
+        local="ops",
+        profiler="none",
+        driver="waits",
+        engines=((1, 1),),
+    ),
     "a region that is inside another one in one phase only": Shape(
         seed=2574747245,
         ranks=4,

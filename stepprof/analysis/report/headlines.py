@@ -49,7 +49,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         if cause.topic == "straggler":
             explained[cause.process] += cause.seconds or 0.0
     consequences = [
-        *_stragglers(report.skew, explained, least, _begins(report)),
+        *_stragglers(report.skew, explained, least, _begins(report), 2e-9 * (report.clock_error_ns or 0)),
         *_unmatched(report.unmatched, least),
         *_busy(report.overlap),
         *_memory(report.memory),
@@ -221,8 +221,10 @@ def _phase(role: str | None, region: str | None) -> str:
 
 
 def _begins(report: Report) -> dict[tuple[str, str | None], float]:
-    """Return when each process began each role."""
+    """Return when each process began each role; {} if their clocks cannot be compared."""
     begins: dict[tuple[str, str | None], float] = {}
+    if len(report.islands) > 1 or report.clock_error_ns is None:
+        return begins
     for row in report.gantt:
         for bar in row.bars:
             if bar.name == (bar.role or "step"):
@@ -247,10 +249,18 @@ def _stragglers(
     explained: Mapping[str | None, float],
     least: float,
     begins: Mapping[tuple[str, str | None], float],
+    unsure: float,
 ) -> list[Finding]:
     """Return, for each process and role, the phase with its largest own delay.
 
     A delay that existed before the phase began is not counted again, nor one that causes explain by half.
+
+    Args:
+        rows: the phases.
+        explained: seconds of each process that causes explain.
+        least: shorter delays are left out.
+        begins: when each process began each role.
+        unsure: the error of comparing two of these times, in seconds.
     """
     found: dict[tuple[str, str | None, str], Finding] = {}
     for row in rows:
@@ -268,7 +278,7 @@ def _stragglers(
             later = _later(begins, (row.straggler, row.role), (most.label, row.role))
             if in_turns:
                 text += f", and {row.straggler} waited {seconds_text(own)} for others: they are late in turns"
-            elif later > seconds / 4:
+            elif later > max(seconds / 4, unsure):
                 text += f"; {row.straggler} began {row.role or 'the step'} {seconds_text(later)} later"
         else:
             others = row.waited[0].label if len(row.waited) == 1 else "the median of the others"
