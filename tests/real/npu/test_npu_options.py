@@ -139,5 +139,5 @@ class TestOthers:
         ).check()
         assert npu.window()["status"] == "complete", (npu.window()["error"], ran.stderr)
         assert info(npu.folder_of())["experimental_config"]["_profiler_level"] == "Level1"
-        lacking = [f"torch_npu {number} does not know {name}" for name in ("sys_io", "host_sys")]
+        lacking = [f"torch_npu {number} does not support {name}" for name in ("sys_io", "host_sys")]
         assert [ran.stderr.count(text) for text in lacking] == ([1, 1] if number == "2.5.1" else [0, 0])
