@@ -8,6 +8,16 @@ from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "a row of the region tree lists at most 64 processes: those of a driver and of 64 ranks are more": Shape(
+        seed=0,
+        ranks=64,
+        phases=("actor",),
+        kinds=("all_reduce",),
+        rounds=1,
+        local="ops",
+        profiler="none",
+        driver="waits",
+    ),
     "begins of ranks whose clocks were never compared": Shape(
         seed=0,
         ranks=2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from stepprof.analysis.report.region_rows import MOST_PROCESSES
 from truth.known import Known, clipped, merged, minus, total
 from truth.model import Stretch
 from truth.noting import CLOSE, Notes, key_of
@@ -18,7 +19,10 @@ _Times = dict[_Path, tuple[int, int, int]]
 def compare_trees(notes: Notes, everyone: Sequence[Known]) -> None:
     """Each process of which regions are known to the end has a tree, and no other one has."""
     reported = _reported(notes)
+    whole = all(row.processes == len(row.per_process) for row in notes.report.tree if row.kind == "step")
     for each in everyone:
+        if not whole and each.rank not in reported:
+            continue  # a row lists at most 64 processes, and says how many there are
         rows = reported.get(each.rank, {})
         if not each.spans and (each.open or not each.traced or any(one.truncated for one in each.traced)):
             continue
@@ -44,6 +48,7 @@ def _reported(notes: Notes) -> dict[object, dict[_Path, tuple[float, float, int]
             continue
         for time in row.per_process:
             found[key_of(time.label)][paths[-1]] = (time.seconds, time.self_seconds, time.calls)
+    found = {rank: rows for rank, rows in found.items() if ("step",) in rows or len(found) <= MOST_PROCESSES}
     for rank, rows in found.items():
         outside = sum(seconds for path, (seconds, _, _) in rows.items() if path[-1] == _OUTSIDE)
         inside = sum(
