@@ -34,7 +34,7 @@ def containers(
         if own is not None and inner == NOWHERE:
             outermost.append(at)
         found.append(max(inner, around.innermost((None,), at)))
-        around.open((own,), at)
+        around.begin((own,), at)
     if outermost:
         _start_in_others(around, outermost, found, name, task)
     return found
@@ -66,7 +66,7 @@ def _start_in_others(
         if at in wanted:
             found[at] = max([found[at], *(around.innermost(("of", other), at) for other in inside[name[at]])])
         if task[at] is not None:
-            around.open(("of", name[at]), at)
+            around.begin(("of", name[at]), at)
 
 
 class _Around:
@@ -76,7 +76,7 @@ class _Around:
         self.start, self.end = start, end
         self.opened: dict[tuple[object, ...], list[int]] = {}
 
-    def open(self, key: tuple[object, ...], at: int) -> None:
+    def begin(self, key: tuple[object, ...], at: int) -> None:
         """Add a slice. What it outlasts is around nothing that comes later without it."""
         opened = self.opened.setdefault(key, [])
         while opened and self.end[opened[-1]] <= self.end[at]:
