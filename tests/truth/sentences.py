@@ -140,7 +140,7 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
     for name, share in re.findall(r"`([^`]+)` (\d+)%", match["parts"]):
         spent = [each for each in told.report.path if (each.region or "").partition("/")[0] == name]
         told.share(share, sum(each.seconds for each in spent) / told.report.seconds)
-        most = max((row.share for row in told.report.regions if row.region == name), default=0.0)
+        most = sum(row.share for row in told.report.regions if row.region == name)  # in each of its roles
         if int(share) > 100 * most + 1:  # the table was compared with the truth
             told.wrong(most)
 
@@ -285,8 +285,10 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         begins = {
             rank: min(start - known.place.shift for each, start, _ in known.windows if each == role)
             for rank, known in told.everyone.items()
-            if rank in (who, whom)
+            if rank in (who, whom) and known.windows
         }
+        if len(begins) < 2:  # of a capped capture only the manifest states the begin
+            return
         doubt = _doubt(told, begins) / 1e9
         later = (begins[whom] - begins[who]) / 1e9
         told.about(match["later"], later - doubt, later + doubt)
