@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepprof.analysis.findings.facts import COLLECTIVES, SHORTEST_NS, Facts, Ledger, Part, Stack
@@ -105,12 +106,16 @@ KINDS = (
 )  # fmt: skip
 
 
+_Piece = tuple[Stack, int, int]
+"""A stack, with the start and the end of its part."""
+
+
 def blocked(ledger: Ledger) -> None:
     """Claim, part by part, the time of stacks of one kind."""
     for kind in KINDS:
         for part in ledger.parts("work", "outside", "handover"):
             pieces = _pieces(ledger.facts, kind, part)
-            when = _when(ledger.facts, kind, part)
+            when = _when(ledger.facts, kind, part, pieces)
             if when.total < SHORTEST_NS:
                 continue
             shown = Counter[tuple[str, str]]()
@@ -125,15 +130,17 @@ def blocked(ledger: Ledger) -> None:
                 why=f"its stacks show {label} in {place}",
                 advice=kind.advice,
                 assumption="the thread does not wait there",
-                without={each.process: _when(ledger.facts, kind, each) for each in ledger.facts.alike(part)}
+                without={
+                    each.process: _when(ledger.facts, kind, each, _pieces(ledger.facts, kind, each))
+                    for each in ledger.facts.alike(part)
+                }
                 if part.region
                 else None,
             )
 
 
-def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
+def _when(facts: Facts, kind: _Kind, part: Part, pieces: Sequence[_Piece]) -> Intervals:
     """Return the time of a part in which the stacks of its process are of one kind."""
-    pieces = _pieces(facts, kind, part)
     when = part.when & Intervals.union([start for _, start, _ in pieces], [end for _, _, end in pieces])
     if kind.topic == "sleep":  # it waits for the work of other threads and coroutines
         for nest in facts.timelines[part.process].nests:
@@ -142,7 +149,7 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     return when
 
 
-def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[tuple[Stack, int, int]]:
+def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[_Piece]:
     """Return the stacks of one kind in a part."""
     signs = facts.signs.get(part.process)
     return [] if signs is None else [piece for piece in signs.shown(part.when) if kind.fits(piece[0])]

@@ -71,6 +71,11 @@ class Signs:
     """While Python's garbage collector stopped it."""
     regions: Sequence[tuple[int, int, float]] = ()
     """Regions as (start, end, seconds of CPU time)."""
+    _ends: Sequence[int] = field(init=False)
+    """The latest end of each stack and those before it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", [*accumulate((stack.end for stack in self.stacks), max)])
 
     @classmethod
     def of(cls, evidence: Evidence, offset_ns: int) -> Signs:
@@ -111,10 +116,10 @@ class Signs:
         A stretch lasts until the next sample. If it began before an interval and all of its samples were before it too, the
         next stretch shows what the thread did there from the begin.
         """
-        ends = [*accumulate((stack.end for stack in self.stacks), max)]
         for low, high in when.pairs():
             since = None
-            for stack in self.stacks[bisect_right(ends, low) :]:
+            for at in range(bisect_right(self._ends, low), len(self.stacks)):
+                stack = self.stacks[at]
                 if stack.start >= high:
                     break
                 if stack.last < low < stack.end < min(high, low + LONGEST_SPILL_NS):
