@@ -65,7 +65,7 @@ def _known(ledger: Ledger) -> Iterator[tuple[str, Concurrent]]:
 
 
 def _part(ledger: Ledger, process: str, each: Concurrent, when: Intervals) -> Part:
-    """Return what is free of some time on the path of a process in the role of the calls."""
+    """Return the part of `when` in which the process works on the critical path, in the role of the calls."""
     works = [part.when for part in ledger.parts("work") if part.process == process and part.role == each.role]
     return Part(process, each.role, (each.name,), Intervals.all_of(works) & when)
 

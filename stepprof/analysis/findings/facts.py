@@ -163,9 +163,9 @@ def _pauses(run: Collection) -> Iterator[tuple[int, int]]:
 
 
 MOST_PAUSES = 20
-"""In so many parts of a run its pauses are assumed, evenly."""
+"""The pauses of a run of collections are spread evenly over at most this many parts of it."""
 LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4
-"""So much later than its last sample a stretch may end."""
+"""A stretch ends at most this long after its last sample."""
 SHORTEST_NS = 2 * SAMPLE_NS
 """Of a shorter time, sampled stacks say too little."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")

@@ -1,4 +1,4 @@
-"""Find the costs of the runtimes: the recording, Python's garbage collector, the allocator of a device, preempted sequences."""
+"""Find overhead: the recording, Python's garbage collector, the allocator of a device, and sequences that an engine computed again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ONCE = "look at what it did there in this step: its stacks, its operators, other
 ALONE = "in this step alone"
 ALWAYS = "also in each of"
 LITTLE = 0.05
-"""The others do not do what takes them this share of the rank's time or less."""
+"""If the others need at most this share of the rank's time, only this rank does the work."""
 FEWEST_STEPS = 2
 MOST_PEERS = 7
 MORE = 0.1

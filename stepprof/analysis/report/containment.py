@@ -1,4 +1,4 @@
-"""Find which windows and regions are inside which: those of a coroutine are not inside those of another one that is open meanwhile."""
+"""Find the window or region around each other one. Regions of two coroutines that are open at the same time are not inside each other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def containers(
 ) -> list[int]:
     """Return for each slice the innermost slice around it; `NOWHERE`: nothing is around it.
 
-    A region of a coroutine is inside what its thread has around it, and inside regions of the same coroutine.
-    That a region of another coroutine is open meanwhile does not mean that one is inside the other. The outermost
-    regions of coroutines are inside regions of another one only if all of that name are inside one of that other name.
+    A region of a coroutine can be inside slices of its thread and of the same coroutine. A region of another
+    coroutine that is open at the same time is not around it, with one exception: if every outermost region of
+    one name lies within regions of a second name, those regions are around it.
 
     Args:
         start: in order. Of two that start together, the longer one comes first.
@@ -77,7 +77,7 @@ class _Around:
         self.opened: dict[tuple[object, ...], list[int]] = {}
 
     def begin(self, key: tuple[object, ...], at: int) -> None:
-        """Add a slice. What it outlasts is around nothing that comes later without it."""
+        """Add a slice. Drop the slices that it outlasts: it is around whatever they would be around."""
         opened = self.opened.setdefault(key, [])
         while opened and self.end[opened[-1]] <= self.end[at]:
             opened.pop()

@@ -1,4 +1,4 @@
-"""Sum up the calls of each region in the coroutines of the thread that opened the windows: how many were open at the same time, and how long the last ones."""
+"""Sum up the calls of each region in the coroutines of the windows' thread: how many were open at the same time, and for how long the last ones were."""
 
 from __future__ import annotations
 
