@@ -86,11 +86,11 @@ class TestLines:
     def test_other_steps_cost_nothing(self, tmp_path):
         """Lines of other steps are passed over without a look at each."""
         costs = []
-        for others in (10, 1000):
+        for others in (10, 10, 1000):  # the first call also compiles the pattern
             path = tmp_path / "f"
             path.write_bytes(b"header\n" + span(2) * 5 + span(3) * others)
             costs.append(instructions_of(lines_of, path, 2))
-        assert costs[0] == costs[1]
+        assert costs[1] == costs[2]
 
 
 class TestParse:
