@@ -50,13 +50,16 @@ class Export(ABC):
 
     @abstractmethod
     def __call__(self) -> tuple[Artifact, ...]:
-        """Write, verify and return the artifacts. Raises ExportError."""
+        """Write, verify and return the artifacts. Raises ExportError.
+
+        If it hangs in a forked child, that is killed, `discard` is called, and it is called again in this process.
+        """
 
     def hurry(self, until: float) -> None:
         """Wait for other processes no longer than until then (by `time.monotonic`): the process is about to exit."""
 
     def discard(self) -> None:
-        """Remove the temporary files that an interrupted export left behind."""
+        """Remove the temporary files that an interrupted export left behind, also one in a child that was killed."""
 
 
 class Backend(ABC):

@@ -298,6 +298,7 @@ class LocalCapture:
 
     def _conclude(self, result: ExportResult) -> bool:
         self.record.export_seconds = round(result.seconds, 6)
+        self.record.export_note = result.note
         if not self.exported_beside:
             self.add_stall(result.stall_seconds)
         self.record.artifacts = as_entries(result.artifacts)

@@ -200,7 +200,7 @@ def _start_watchdog() -> float:
         return deadline
     parent, _watchdog = os.getpid(), 0
 
-    def watch_over() -> None:
+    def watch_over(_send: fork.Send) -> None:
         while os.getppid() == parent and time.monotonic() < deadline:
             time.sleep(0.05)
         if os.getppid() == parent:

@@ -149,6 +149,7 @@ _CHECKS: Mapping[str, _Check] = {
             "pid_namespace",
             "health",
             "error",
+            "export_note",
             "body_error",
             "capped_by",
             "backend",

@@ -213,7 +213,7 @@ class WindowEntry(CaptureEntry):
     """What one rank recorded of one window, or why it did not."""
 
     checks: ClassVar[Mapping[str, Check]] = {**CaptureEntry.checks, "rank": _rank}
-    optional: ClassVar[tuple[str, ...]] = ("region",)
+    optional: ClassVar[tuple[str, ...]] = ("export_note", "region")
 
     rank: int | str | None = None
     world_size: int | None = None
@@ -227,6 +227,7 @@ class WindowEntry(CaptureEntry):
     thread_cpu_seconds: float | None = None
     stall_seconds: float | None = None
     export_seconds: float | None = None
+    export_note: str | None = None
     region: str | None = None
 
 

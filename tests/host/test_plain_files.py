@@ -173,6 +173,7 @@ OTHERS = {
     "host/memory.py": "/proc and /sys",
     "host/kernel_times.py": "/proc",
     "doctor/finding.py": "/proc and /sys",
+    "recording/export/deadlock.py": "/proc",
     "recording/export/fork.py": "/proc and /dev/null",
     "cli/demo_launcher.py": "/proc",
     "backends/nsys/process.py": "/proc",

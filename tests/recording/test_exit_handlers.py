@@ -421,6 +421,51 @@ class TestSignals:
         """).check()
         assert ran.stdout == "0\n"
 
+    @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
+    def test_an_export_hangs_at_the_end(self, warm, end):
+        """A forked child that hangs on a lock of another thread costs no trace, at the end of the script or by SIGTERM within its budget."""
+        ran = warm.run_twice(f"""
+            lock, held = threading.Lock(), threading.Event()
+            def hold():
+                with lock:
+                    held.set()
+                    threading.Event().wait()
+            threading.Thread(target=hold, daemon=True).start()
+            held.wait()
+            os.register_at_fork(after_in_child=lock.acquire)
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+                {end}
+        """)
+        window = warm.window()
+        assert ran.returncode == (-signal.SIGTERM if "SIGTERM" in end else 0)
+        assert window["status"] == ("partial" if "SIGTERM" in end else "complete")
+        assert window["export_note"].startswith("exported in a thread: the export process hung")
+        assert warm.is_readable(window)
+
+    def test_an_orphan_that_hangs(self, warm):
+        """A hung export whose job has died does not keep the job's memory for ever."""
+        running = warm.start("""
+            from stepprof.recording.export import executor, fork, job
+            fork.LIFE_SECONDS = 1
+            executor.HANG_SECONDS = 60
+            lock = threading.Lock()
+            lock.acquire()
+            def hang(self, result):
+                os.write(1, b"%d\\n" % os.getpid())
+                lock.acquire()
+            from stepprof.recording.capture import LocalCapture
+            LocalCapture.exported_in_child = hang
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                work()
+            time.sleep(300)
+        """).wait_for("\n")
+        export = int(running.stdout)
+        assert running.send(signal.SIGKILL).wait().returncode == -signal.SIGKILL
+        eventually(lambda: not Path(f"/proc/{export}").exists())
+
 
 CHILD = """
 def child():

@@ -4,7 +4,8 @@ torch's export holds the GIL all the time, so a thread would not help. A forked 
 the captured events in its memory, and writes them while the parent trains. A job is a callable that
 runs in a forked child (two at a time, the others queue), in a thread, or in place. A child reports
 its result as one line of JSON through a pipe. The fork blocks the caller for 10 to 55 ms (page
-tables).
+tables). A child that hangs on a lock is killed, and its job runs again in a thread
+(`stepprof.recording.export.deadlock`).
 
 A job's memory is released when its child has ended. The results of 100,000 ops are freed in 0.14 to
 0.24 s then, but in 1.2 to 1.5 s right after the fork, because each shared page must be copied first
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from stepprof.backends.base import Export, ExportCall
 from stepprof.log import logger
 from stepprof.recording.export import fork
+from stepprof.recording.export.deadlock import lock_waits
 from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, perform, read_report, report
 from stepprof.run.model import Artifact, Outcome
 
@@ -33,8 +35,10 @@ __all__ = ["Exporter"]
 
 CHILDREN = 2
 """Maximum number of children; more would compete for the disk and for the cores that train."""
-EXPORT_TIMEOUT_SECONDS = 900.0
-"""A child is killed after this: a fork may have copied a locked lock."""
+EXPORT_TIMEOUT_SECONDS = float(fork.LIFE_SECONDS)
+"""A child is killed after this, whatever it does."""
+HANG_SECONDS = 2.0
+"""A child that has waited for a lock for so long, and has done nothing else, is killed."""
 HURRY_SECONDS = 0.5
 """A job that must end keeps this many seconds for its own report."""
 _LOOK_SECONDS = (
@@ -49,6 +53,18 @@ class _Child:
     pipe: int
     began: float
     received: bytes = b""
+    waits: frozenset[str] | None = None
+    waits_since: float = 0.0
+    hung: bool = False
+
+    def look(self) -> bool:
+        """Return whether it has hung on a lock for `HANG_SECONDS`."""
+        now, waits = time.perf_counter(), lock_waits(self.pid)
+        if waits is None or waits != self.waits:
+            self.waits, self.waits_since = waits, now
+        # for good: one that was killed takes a moment to die, and waits for nothing then
+        self.hung = self.hung or (waits is not None and now - self.waits_since >= HANG_SECONDS)
+        return self.hung
 
 
 class Exporter:
@@ -82,7 +98,7 @@ class Exporter:
         self, label: str, thunk: ExportCall, mode: str, on_done: OnDone, in_child: OnDone | None = None
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``). If that is impossible, run it in
-        place, with a note in the result.
+        place, with a note in the result. A job whose child hangs runs again in a thread, also with a note.
 
         `in_child` is called in a forked child with its result, before the parent gets it: the parent may have died.
         """
@@ -154,6 +170,12 @@ class Exporter:
         logger.warning("export.in_place", label=job.label, reason=str(reason))
         self._run(job)
 
+    def _run_in_watcher(self, job: ExportJob, reason: object) -> None:
+        """Run a job on the watcher's thread: the other children wait meanwhile, but they write on."""
+        job.note = f"exported in a thread: {reason}"
+        logger.warning("export.in_thread", label=job.label, reason=str(reason))
+        self._run(job, stalls=False)
+
     # -- in a child
 
     def _submit_fork(self, job: ExportJob) -> None:
@@ -181,7 +203,7 @@ class Exporter:
         try:
             with fork.signals_held() as mask:
                 try:
-                    pid, pipe = fork.fork_for(lambda: report(job), mask)
+                    pid, pipe = fork.fork_for(lambda send: report(job, send), mask)
                     child = _Child(job, pid, pipe, time.perf_counter())
                 except (OSError, RuntimeError) as error:
                     failure = error
@@ -202,9 +224,7 @@ class Exporter:
         if on_caller:
             self._run_in_place(job, failure)
         else:
-            job.note = f"exported in a thread: {failure}"
-            logger.warning("export.in_thread", label=job.label, reason=str(failure))
-            self._run(job, stalls=False)
+            self._run_in_watcher(job, failure)
 
     def _watch(self) -> None:
         """Start the watcher at the first child: one daemon thread for all children."""
@@ -255,23 +275,33 @@ class Exporter:
                 return
             child.received += data
             at_end = not data or child.received.endswith(b"\n")
-        if at_end:
-            status = fork.reap(child.pid, block=True)
-        else:
-            late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
-            if late and child.pid:  # 0 would be every process of our group
+        late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
+        status = fork.reap(child.pid, block=at_end or (late and child.pid == 0))
+        if status is fork.RUNNING:
+            # 0 would be every process of our group
+            if child.pid and (late or child.look()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            status = fork.reap(child.pid, block=late)
-            if status is fork.RUNNING:
-                return
-            child.received += fork.drained(child.pipe)
+            return
+        child.received += fork.drained(child.pipe)
         with contextlib.suppress(OSError):
             os.close(child.pipe)
         with self._lock:
             self._children.remove(child)
-        artifacts, error, seconds, outcome = _verdict(child, status)
-        self._finish(child.job, artifacts, error, seconds, outcome)
+        verdict = _verdict(child)
+        if verdict is not None:
+            self._finish(child.job, *verdict)
+        elif child.hung:
+            self._run_again(child.job)
+        else:
+            error = f"the export process {fork.how_it_ended(status)} before its file was complete"
+            self._finish(child.job, (), error, time.perf_counter() - child.began)
+
+    def _run_again(self, job: ExportJob) -> None:
+        """Run the job of a child that hung and was killed, here in the parent."""
+        if isinstance(job.thunk, Export):
+            job.thunk.discard()
+        self._run_in_watcher(job, "the export process hung on a lock that was locked when it was forked")
 
     def _finish(
         self,
@@ -296,12 +326,12 @@ class Exporter:
                 self._changed.notify_all()
 
 
-def _verdict(child: _Child, status: object) -> tuple[tuple[Artifact, ...], str | None, float, Outcome]:
+def _verdict(child: _Child) -> tuple[tuple[Artifact, ...], str | None, float, Outcome] | None:
+    """Return what the child has reported; None if it ended before its report."""
     try:
         pid, artifacts, error, seconds, outcome = read_report(child.received)
-    except (ValueError, KeyError, TypeError):  # the child ended before its report
-        error = f"the export process {fork.how_it_ended(status)} before its file was complete"
-        return (), error, time.perf_counter() - child.began, "failed"
+    except (ValueError, KeyError, TypeError):
+        return None
     if child.pid == 0:
         fork.reap(pid, block=True)
     return artifacts, error, seconds, outcome

@@ -5,7 +5,7 @@ copy of a training process obeys these rules:
 
 * It runs no user code except hooks of `os.register_at_fork`: no garbage collection, no atexit, no signal handler. It always leaves by `os._exit`.
 * It closes all sockets: if the job dies, its peers notice at once, and its ports are free.
-* If memory runs out, the kernel kills the child and not the job. If the parent dies, the child still finishes its file.
+* If memory runs out, the kernel kills the child and not the job. If the parent dies, the child still finishes its file, or ends after `LIFE_SECONDS`.
 * Python 3.12 and later warn of a fork in a process with threads. As an error, that warning would lose the pid of the child.
 """
 
@@ -23,10 +23,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["RUNNING", "UNKNOWN", "drained", "fork_for", "how_it_ended", "reap", "signals_held"]
+__all__ = [
+    "LIFE_SECONDS",
+    "RUNNING",
+    "UNKNOWN",
+    "Send",
+    "drained",
+    "fork_for",
+    "how_it_ended",
+    "reap",
+    "signals_held",
+]
 
-Report = Callable[[], object]
-"""The work of a child; its result is sent to the parent as one line of JSON."""
+LIFE_SECONDS = 900
+"""The kernel ends a child after this, also one that hangs and has lost its parent."""
+
+Send = Callable[[object], None]
+"""Sends the report of a child to its parent as JSON; a line break follows when the work has ended."""
 
 # these must not end the child in the middle of its file
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")
@@ -47,7 +60,7 @@ def signals_held() -> Iterator[set[int]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
+def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
     """Start a child for `work`, inside `signals_held`. Return its pid (0: it exists, but its pid was
     lost) and the pipe with its answer.
 
@@ -83,7 +96,7 @@ def fork_for(work: Report, mask: set[int]) -> tuple[int, int]:
     return pid, reader
 
 
-def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
+def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoReturn:
     """Run the child. It never returns."""
     code = 70
     try:
@@ -91,14 +104,18 @@ def _be_child(work: Report, writer: int, mask: set[int]) -> NoReturn:
         _let_go_of_signals(mask)
         _let_go_of_sockets()
         _step_back()
-        data = json.dumps(work()).encode() + b"\n"
-        while data:
-            data = data[os.write(writer, data) :]
+        work(lambda told: _write(writer, json.dumps(told).encode()))
+        _write(writer, b"\n")
         code = 0
     except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status
         code = 71
     finally:
         os._exit(code)
+
+
+def _write(writer: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(writer, data) :]
 
 
 def _let_go_of_signals(mask: set[int]) -> None:
@@ -108,7 +125,9 @@ def _let_go_of_signals(mask: set[int]) -> None:
             signal.signal(number, signal.SIG_IGN)
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LIFE_SECONDS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGALRM})
 
 
 def _let_go_of_sockets() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from stepprof.backends.base import ExportCall, ExportError
+from stepprof.recording.export.fork import Send
 from stepprof.run.model import Artifact, Outcome
 
 __all__ = ["ExportJob", "ExportResult", "OnDone", "perform", "read_report", "report"]
@@ -62,20 +63,22 @@ def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None,
         return kept, f"{type(error).__name__}: {error}", outcome
 
 
-def report(job: ExportJob) -> dict[str, object]:
-    """Run the job in a child and return the report to its parent."""
+def report(job: ExportJob, send: Send) -> None:
+    """Run the job in a child, send the report to its parent, and call `in_child`."""
     began = time.perf_counter()
     artifacts, error, outcome = perform(job.thunk)
+    seconds = time.perf_counter() - began
+    send(
+        {
+            "pid": os.getpid(),
+            "artifacts": [asdict(artifact) for artifact in artifacts],
+            "error": error,
+            "outcome": outcome,
+            "seconds": seconds,
+        }
+    )
     if job.in_child is not None:
-        seconds = time.perf_counter() - began
         job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome))
-    return {
-        "pid": os.getpid(),
-        "artifacts": [asdict(artifact) for artifact in artifacts],
-        "error": error,
-        "outcome": outcome,
-        "seconds": time.perf_counter() - began,
-    }
 
 
 def read_report(data: bytes) -> tuple[int, tuple[Artifact, ...], str | None, float, Outcome]:

@@ -298,6 +298,35 @@ class TestMemory:
         assert warm.window()["capped_by"] == "memory"
 
 
+HELD = """
+lock, held = threading.Lock(), threading.Event()
+def hold():
+    with lock:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+"""
+IN_CHILD = {
+    "at its begin": "os.register_at_fork(after_in_child=lock.acquire)",
+    "amid its files": """
+job = os.getpid()
+def audit(event, args):
+    if event == "open" and str(args[0]).endswith(".gz") and os.getpid() != job:
+        lock.acquire()
+sys.addaudithook(audit)
+""",
+    "after its files": """
+from stepprof.recording.capture import LocalCapture
+write = LocalCapture.exported_in_child
+def locked(self, result):
+    write(self, result)
+    lock.acquire()
+LocalCapture.exported_in_child = locked
+""",
+}
+
+
 class TestExports:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_where_they_run(self, warm, mode):
@@ -323,6 +352,33 @@ class TestExports:
             assert window["stall_seconds"] > window["export_seconds"] > 0
         else:
             assert int(ran.stdout) > 0
+
+    @pytest.mark.parametrize("place", IN_CHILD)
+    def test_a_child_that_hangs(self, warm, place):
+        """A child that needs a lock of another thread is killed; the trace is complete, nothing else is left, and the next step records."""
+        ran = warm.run(
+            HELD
+            + IN_CHILD[place]
+            + """
+from stepprof.recording.export import executor
+executor.HANG_SECONDS = 0.2
+stepprof.init({"steps": "2-3", "output_dir": "runs", "export": "fork"})
+for step in (2, 3):
+    with profile_step(step, role="actor"):
+        work()
+"""
+        ).check()
+        for step in (2, 3):
+            window = warm.window(step=step)
+            assert (window["status"], window["error"]) == ("complete", None)
+            assert warm.is_readable(window, step)
+            [folder] = warm.folder.glob(f"runs/*/step-{step:06d}/actor")
+            assert [file.name for file in folder.iterdir()] == ["rank-0.trace.json.gz"]
+            if place == "after its files":
+                assert "export_note" not in window
+            else:
+                assert window["export_note"].startswith("exported in a thread: the export process hung")
+        assert ran.stderr.count("the export process hung") == (0 if place == "after its files" else 2)
 
     def test_steps_in_a_row_and_siblings_back_to_back(self, warm):
         """No selected window is skipped because of an earlier one's export."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import faulthandler
 import gc
@@ -10,19 +11,20 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pytest_mock import MockerFixture
 
 from stepprof.backends.base import Export, ExportError
-from stepprof.recording.export import executor, fork
+from stepprof.recording.export import deadlock, executor, fork
 from stepprof.recording.export.executor import Exporter
 from stepprof.recording.export.job import ExportResult
 from stepprof.run.model import Artifact
@@ -293,6 +295,156 @@ class TestBadEnds:
         exporter.submit("x", lambda: (artifact(),), "fork", results.append)
         assert exporter.wait(30)
         assert results[3].artifacts == (artifact(),)
+
+
+def compute(_: Path) -> None:
+    end = time.process_time() + 0.6
+    while time.process_time() < end:
+        pass
+
+
+def write_to_a_slow_reader(fifo: Path) -> None:
+    with fifo.open("wb", buffering=0) as file:
+        file.write(bytes(1 << 18))  # four times what a pipe holds: one call
+
+
+def wait_for_a_thread(_: Path) -> None:
+    done = threading.Lock()
+    done.acquire()
+    threading.Thread(target=lambda: (time.sleep(0.6), done.release()), daemon=True).start()
+    done.acquire()
+
+
+def wait_for_a_process(_: Path) -> None:
+    subprocess.run(["sleep", "0.6"], check=True)
+
+
+def wait_for_a_time(_: Path) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    assert not lock.acquire(timeout=0.6)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[threading.Lock]:
+    """A lock that another thread holds."""
+    lock, taken, let_go = threading.Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            let_go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    yield lock
+    let_go.set()
+    thread.join()
+
+
+linux = pytest.mark.skipif(deadlock._FUTEX is None, reason="no system call numbers of this processor")
+
+
+class TestHungChild:
+    @linux
+    def test_runs_again_in_the_parent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A job whose child waits for a lock of another thread is done by the parent, after what the child left was removed; so are the jobs in the queue."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
+        parent = os.getpid()
+        results: list[ExportResult] = []
+
+        class Job(Export):
+            def __init__(self, number: int) -> None:
+                self.file = tmp_path / str(number)
+
+            def __call__(self) -> tuple[Artifact, ...]:
+                self.file.touch(exist_ok=False)
+                if os.getpid() != parent:
+                    lock.acquire()
+                return (artifact(str(os.getpid())),)
+
+            def discard(self) -> None:
+                self.file.unlink()
+
+        exporter = Exporter()
+        with held() as lock:
+            for number in range(3):
+                exporter.submit("x", Job(number), "fork", results.append)
+            assert exporter.finish(30)
+        assert [result.artifacts for result in results] == [(artifact(str(parent)),)] * 3
+        assert {(result.error, result.outcome) for result in results} == {(None, "complete")}
+        assert all("exported in a thread: the export process hung" in str(result.note) for result in results)
+
+    @linux
+    def test_in_a_thread_of_the_child(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A child whose threads all wait for locks hangs as well."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
+        parent = os.getpid()
+
+        def job() -> tuple[Artifact, ...]:
+            if os.getpid() != parent:
+                thread = threading.Thread(target=lock.acquire)
+                thread.start()
+                thread.join()
+            return (artifact(),)
+
+        with held() as lock:
+            result = outcome(job)
+        assert (result.artifacts, result.error) == ((artifact(),), None)
+        assert "hung" in str(result.note)
+
+    @linux
+    def test_after_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A child that hangs after its export has done its work: nothing is exported twice."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        with held() as lock:
+            exporter.submit(
+                "x", lambda: (artifact(str(os.getpid())),), "fork", results.append, lambda _: lock.acquire()
+            )
+            assert exporter.wait(30)
+        assert (results[0].error, results[0].note) == (None, None)
+        assert results[0].artifacts[0].path != str(os.getpid())
+
+    @pytest.mark.parametrize(
+        "work", [compute, write_to_a_slow_reader, wait_for_a_thread, wait_for_a_process, wait_for_a_time]
+    )
+    def test_a_slow_child_is_left_alone(
+        self, work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A child that computes or waits for anything but a lock of its own is not killed, however long it sleeps."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.1)
+        monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+
+        def job() -> tuple[Artifact, ...]:
+            work(fifo)
+            return (artifact(str(os.getpid())),)
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        exporter.submit("x", job, "fork", results.append)
+        if work is write_to_a_slow_reader:
+            with fifo.open("rb", buffering=0) as file:
+                while file.read(1 << 16):
+                    time.sleep(0.3)
+        assert exporter.wait(30)
+        assert (results[0].error, results[0].note) == (None, None)
+        assert results[0].artifacts[0].path != str(os.getpid())
+
+    def test_without_proc(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the system does not show what a process waits for, a child that hangs is killed at its limit, and its job fails."""
+        monkeypatch.setattr(deadlock, "_PROC", tmp_path)
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.0)
+        monkeypatch.setattr(executor, "EXPORT_TIMEOUT_SECONDS", 0.5)
+        monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
+        with held() as lock:
+            result = outcome(lambda: lock.acquire() and ())
+        assert "SIGKILL" in str(result.error)
+        assert result.note is None
 
 
 class TestTheChild:
