@@ -31,8 +31,8 @@ def ask(
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return [Row(**entry) for entry in told.get("rows", [])], told.get("absent")
+    reported = json.loads(done.stdout.splitlines()[-1])
+    return [Row(**entry) for entry in reported.get("rows", [])], reported.get("absent")
 
 
 def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row], str | None]:

@@ -155,7 +155,7 @@ def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
     return found[1] if found else "unknown"
 
 
-def _told(case: str, *, quick: bool) -> dict[str, object]:
+def _measured(case: str, *, quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.device_count():
@@ -167,4 +167,4 @@ def _told(case: str, *, quick: bool) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_told(sys.argv[1], quick=sys.argv[2] == "1")))
+    print(json.dumps(_measured(sys.argv[1], quick=sys.argv[2] == "1")))

@@ -94,10 +94,10 @@ def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
     for rank in range(ranks):
         for file in sorted((real / "spans").glob(f"rank-{rank % REAL_RANKS}.*.jsonl")):
             header, _, spans = file.read_text(encoding="utf-8").partition("\n")
-            told = json.loads(header)
-            told |= {"run_id": path.name, "rank": rank, "pid": _pid(told["pid"], rank)}
+            reported = json.loads(header)
+            reported |= {"run_id": path.name, "rank": rank, "pid": _pid(reported["pid"], rank)}
             name = file.name.replace(f"-{rank % REAL_RANKS}.", f"-{rank}.")
-            (path / "spans" / name).write_text(f"{json.dumps(told)}\n{spans}", encoding="utf-8")
+            (path / "spans" / name).write_text(f"{json.dumps(reported)}\n{spans}", encoding="utf-8")
     events: dict[str, int] = {}
     for fragment in sorted((real / step / "manifest").glob("*.json")):
         content = _read(fragment)

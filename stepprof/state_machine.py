@@ -136,7 +136,7 @@ class TargetMachine:
             self.hold("no window", None, None)
         else:
             self.hold(fields["holder"], fields.get("step"), fields.get("role"))
-        if logger.tells("info"):
+        if logger.is_enabled("info"):
             del fields["holder"]
             logger.info("state.changed", **_line(source, self, self.since - started, fields))
 
@@ -175,7 +175,7 @@ class EngineTargetMachine:
         except (MachineError, KeyError) as error:
             raise StateError(f"{self.target}: cannot {trigger} while {source}") from error
         self.since = time.monotonic()
-        if logger.tells("info"):
+        if logger.is_enabled("info"):
             self._write(_line(source, self, self.since - started, fields))
 
 

@@ -25,7 +25,7 @@ from stepprof.run.manifest import read_step
 from stepprof.run.occurrences import split
 from stepprof.run.runs import run_problems, steps
 from stepprof.run.spans import read_spans
-from stepprof.run.summary import SESSIONS, absent_ranks, engine_label, told_once, untold
+from stepprof.run.summary import SESSIONS, absent_ranks, engine_label, only_references, without_references
 
 __all__ = ["Problem", "Verification", "verify_run"]
 
@@ -165,7 +165,7 @@ def _read_artifacts(
 def _verify_step(path: Path, step: int, result: Verification) -> None:
     manifest = read_step(path, step)
     folder = path / step_folder(step)
-    windows, engines = manifest["windows"], told_once(manifest["engines"])
+    windows, engines = manifest["windows"], without_references(manifest["engines"])
     result.pruned = pruned_paths(manifest)
     result.notes += [Problem(step, folder.name, note) for note in after_notes(manifest, all_well=False)]
     result.steps += 1
@@ -183,7 +183,7 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
         _verify_window(folder, step, window, result)
     for engine in engines:
         _verify_engine(folder, step, engine, result)
-    for engine in untold(engines):
+    for engine in only_references(engines):
         who = f"{folder.name}/{engine_label(engine)}"
         result.problems.append(
             Problem(step, who, f"is left to another process, which reported nothing: {engine['error']}")

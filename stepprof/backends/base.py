@@ -19,7 +19,7 @@ from typing import TypeAlias
 from stepprof.errors import BackendError, Busy
 from stepprof.run.model import Annotation, Artifact, Capture, Outcome, Window
 
-__all__ = ["Backend", "Busy", "Export", "ExportCall", "ExportError", "Incomplete", "Mark", "keep_for_good"]
+__all__ = ["Backend", "Busy", "Export", "ExportCall", "ExportError", "Incomplete", "Mark", "keep_forever"]
 
 ExportCall: TypeAlias = Callable[[], tuple[Artifact, ...]]
 """Writes, verifies and returns the artifacts of a capture: an `Export`, or a plain function. May run in a forked child."""
@@ -148,7 +148,7 @@ class Backend(ABC):
         return "inline"
 
 
-def keep_for_good(mark: object) -> None:
+def keep_forever(mark: object) -> None:
     """Never free a range that can be neither left nor dropped. A range of torch that ends after its
     session, also by being freed, writes into freed memory.
     """

@@ -97,8 +97,8 @@ class Together(Backend):
             try:
                 exports.insert(0, (part.name, part.stop(capture, annotations)))
             except Exception as error:  # noqa: BLE001 - the recordings of the others must not be lost
-                failures.insert(0, _told(part.name, error))
-                _let_go(part)
+                failures.insert(0, _failure_text(part.name, error))
+                _abort(part)
         if not exports:
             raise BackendError("; ".join(failures))
         return _Exports(exports, failures)
@@ -106,7 +106,7 @@ class Together(Backend):
     def abort(self) -> None:
         """Abort each backend."""
         for part in reversed(self.parts):
-            _let_go(part)
+            _abort(part)
 
     def leave(self, marks: Sequence[Mark]) -> None:
         """End the open ranges of each backend, before any backend stops."""
@@ -138,11 +138,11 @@ class Together(Backend):
                 act(part)
             except BaseException as error:  # a KeyboardInterrupt must not leave half of them recording either
                 for other in reversed(done):
-                    _let_go(other)
+                    _abort(other)
                 if not isinstance(error, Exception):
                     raise
                 kind = Busy if isinstance(error, Busy) else BackendError
-                raise kind(_told(part.name, error)) from error
+                raise kind(_failure_text(part.name, error)) from error
 
     def _mark_by(self, make: Callable[[Backend], Mark | None]) -> Mark | None:
         found = [(part, mark) for part in self._marking if (mark := make(part)) is not None]
@@ -210,7 +210,7 @@ class _Exports(Export):
             except Exception as error:  # noqa: BLE001 - as above
                 artifacts += getattr(error, "artifacts", ())
                 whole += isinstance(error, Incomplete)
-                failures.append(_told(name, error))
+                failures.append(_failure_text(name, error))
         if failures:
             kind = Incomplete if whole else ExportError
             raise kind("; ".join(failures), tuple(artifacts))
@@ -233,14 +233,14 @@ def _of(part: Backend, mark: Any) -> list[Mark]:
     return [inner for owner, inner in mark.pairs if owner is part]
 
 
-def _let_go(part: Backend) -> None:
+def _abort(part: Backend) -> None:
     try:
         part.abort()
     except Exception as error:  # noqa: BLE001 - a violation of its contract; the others must be left too
-        logger.warning("abort.failed", backend=part.name, reason=_told(part.name, error))
+        logger.warning("abort.failed", backend=part.name, reason=_failure_text(part.name, error))
 
 
-def _told(name: str, error: Exception) -> str:
+def _failure_text(name: str, error: Exception) -> str:
     """Return which backend failed, and why. The message of its own errors says both."""
     text = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
     return f"{name}: {text}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepprof.cli.output import say_json
+from stepprof.cli import output
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, STATUS, step_number
@@ -118,7 +118,7 @@ def chosen_run(args: argparse.Namespace) -> Path:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print a JSON object with the version of its schema."""
-    say_json(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
+    output.print_json(json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, default=str))
 
 
 def seconds(text: str) -> float:

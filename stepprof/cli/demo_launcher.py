@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
 
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.redaction import quoted
 
 __all__ = ["launch"]
@@ -102,7 +102,7 @@ def _relay(stream: IO[str] | None, stopping: threading.Event) -> None:
     """
     while stream is not None and (line := stream.readline(LONGEST_LINE)):
         if not (NOISE.match(line) or stopping.is_set()):
-            say(quoted(line.rstrip("\n")), file=sys.stderr)
+            print_lines(quoted(line.rstrip("\n")), file=sys.stderr)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _ending_signals_raise() -> Iterator[None]:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     """Stop torchrun and its ranks, with time to write their recordings."""
-    say("stopping the ranks …", file=sys.stderr)
+    print_lines("stopping the ranks …", file=sys.stderr)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:

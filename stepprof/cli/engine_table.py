@@ -8,7 +8,7 @@ from typing import Any
 from stepprof.cli.row_grouping import FULL_ROWS, RANGES, grouped, one_or_count, spread
 from stepprof.cli.window_table import bytes_of, events_of, own_seconds
 from stepprof.formatting import duration, label_ranges, table
-from stepprof.run.summary import engine_label, told_once
+from stepprof.run.summary import engine_label, without_references
 
 __all__ = ["CLOCK_COLUMNS", "ENGINE_COLUMNS", "clocks_table", "engine_notes", "engines_table"]
 
@@ -31,7 +31,7 @@ def engines_table(engines: Sequence[_Entry], *, show_all: bool = False) -> str:
     The times of a capture are shown where known.
     """
     groups = grouped(
-        told_once(engines),
+        without_references(engines),
         lambda engine: tuple(engine[key] for key in ("role", "occurrence", "kind", "status", "health")),
         (lambda engine: engine["stop_seconds"], lambda engine: engine["start_seconds"]),
         show_all=show_all,
@@ -77,7 +77,7 @@ def engine_notes(engines: Sequence[Mapping[str, Any]]) -> list[str]:
     of.
     """
     said: dict[str, list[Mapping[str, Any]]] = {}
-    for engine in told_once(engines):
+    for engine in without_references(engines):
         if engine["error"]:
             said.setdefault(f"{engine['status']}: {engine['error']}", []).append(engine)
         elif engine["status"] not in ("complete", "joined"):

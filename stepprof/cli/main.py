@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from stepprof.cli import commands
-from stepprof.cli.output import any_encoding, say
+from stepprof.cli.output import any_encoding, print_lines
 from stepprof.errors import StepprofError
 from stepprof.version import VERSION
 
@@ -72,10 +72,10 @@ def _carry_out(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return status
     except StepprofError as error:
-        say(f"stepprof {args.command}: {error}", file=sys.stderr)
+        print_lines(f"stepprof {args.command}: {error}", file=sys.stderr)
         return 2
     except PermissionError as error:
-        say(f"stepprof {args.command}: {error.filename}: {error.strerror}", file=sys.stderr)
+        print_lines(f"stepprof {args.command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         if not _reader_has_gone():
@@ -94,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         stop = "" if message.endswith("?") else ";"
-        say(f'{self.prog}: {message}{stop} "{self.prog} --help" shows its options', file=sys.stderr)
+        print_lines(f'{self.prog}: {message}{stop} "{self.prog} --help" shows its options', file=sys.stderr)
         self.exit(2)
 
 

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-__all__ = ["any_encoding", "console", "say", "say_json", "say_text"]
+__all__ = ["any_encoding", "console", "print_json", "print_lines", "print_text"]
 
 
-def say(*lines: object, file: TextIO | None = None) -> None:
+def print_lines(*lines: object, file: TextIO | None = None) -> None:
     """Print lines; without arguments, an empty one.
 
     Args:
         lines: their text; a line break or control character within one is shown as "?".
         file: the output file; None: stdout.
     """
-    say_text("\n".join(printable(str(line)) for line in lines), file=file)
+    print_text("\n".join(printable(str(line)) for line in lines), file=file)
 
 
-def say_text(text: str, *, file: TextIO | None = None) -> None:
+def print_text(text: str, *, file: TextIO | None = None) -> None:
     """Print preformatted text. Line breaks are kept; other control characters are shown as "?"."""
     print("\n".join(map(printable, text.split("\n"))), file=file, flush=True)
 
 
-def say_json(text: str) -> None:
+def print_json(text: str) -> None:
     """Print JSON. Characters that a terminal would interpret are escaped; the meaning is unchanged."""
     lines = text.rstrip("\n").split("\n")
     print("\n".join(line if line.isprintable() else _escaped(line) for line in lines))  # noqa: T201 - as above

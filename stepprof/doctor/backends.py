@@ -24,11 +24,11 @@ class BackendLine:
 def backend_lines(findings: Sequence[Finding]) -> list[BackendLine]:
     """Return a line for every backend, the package's own first."""
     found = {finding.name: finding for finding in findings}
-    told = {"torch": _torch, "npu": _npu, "nsys": _nsys, "memory": _memory}
+    checks = {"torch": _torch, "npu": _npu, "nsys": _nsys, "memory": _memory}
     lines = []
     for name in backend_names():
-        if name in told:
-            records, reason = told[name](found)
+        if name in checks:
+            records, reason = checks[name](found)
             lines.append(BackendLine(name, records, reason))
         elif name in BUILT_IN:
             lines.append(BackendLine(name, True, "windows and spans only"))
@@ -37,10 +37,10 @@ def backend_lines(findings: Sequence[Finding]) -> list[BackendLine]:
     return lines
 
 
-Told = tuple[bool, str]
+Verdict = tuple[bool, str]
 
 
-def _torch(found: dict[str, Finding]) -> Told:
+def _torch(found: dict[str, Finding]) -> Verdict:
     capture = found.get("cpu capture")
     if capture is None or capture.level == "problem":
         return False, next(
@@ -55,7 +55,7 @@ def _torch(found: dict[str, Finding]) -> Told:
     )
 
 
-def _npu(found: dict[str, Finding]) -> Told:
+def _npu(found: dict[str, Finding]) -> Verdict:
     own = [finding for name, finding in found.items() if name == "torch_npu" or name.startswith("npu")]
     if "torch_npu" not in found:
         return False, "torch_npu is not installed"
@@ -63,14 +63,14 @@ def _npu(found: dict[str, Finding]) -> Told:
     return (True, found["torch_npu"].detail) if bad is None else (False, bad.detail)
 
 
-def _nsys(found: dict[str, Finding]) -> Told:
+def _nsys(found: dict[str, Finding]) -> Verdict:
     window = found.get("nsys window")
     if window is None:
         return False, next(_reasons(found, "nsys"), "not tested")
     return window.level == "ok" and window.applies, window.detail
 
 
-def _memory(found: dict[str, Finding]) -> Told:
+def _memory(found: dict[str, Finding]) -> Verdict:
     finding = found.get(MEMORY)
     if finding is None:
         return False, next(_reasons(found, "torch", "torch extension"), "not tested")

@@ -58,7 +58,7 @@ def _injection(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "cupti",
             "warning",
-            f"{'; '.join(conflicts)}: CUPTI allows one subscriber per process, and this may be it",
+            f"{'; '.join(conflicts)}: CUPTI allows one subscriber per process, and these settings may start another one",
             'record with backend = "nsys", or remove it to record with backend = "torch"',
         )
     else:

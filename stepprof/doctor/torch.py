@@ -27,7 +27,7 @@ class _Run:
     stages: Mapping[str, Mapping[str, Any]]
     begun: str | None
     ending: str | None
-    last_words: str
+    last_line: str
 
 
 def torch_findings(environ: Mapping[str, str], timeout: float) -> list[Finding]:
@@ -104,7 +104,7 @@ def _describe_status(status: int) -> str:
 
 def _described(run: _Run) -> Iterator[Finding]:
     if run.ending is not None:
-        words = f": {run.last_words}" if run.last_words else ""
+        words = f": {run.last_line}" if run.last_line else ""
         doing = STAGES[run.begun].doing if run.begun in STAGES else "starting"
         yield Finding(
             "torch",

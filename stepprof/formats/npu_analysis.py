@@ -78,8 +78,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last(lines: list[str]) -> str:
-    told = [line for line in lines if line.strip()]
-    return _text(told[-1]) if told else "it says nothing"
+    reported = [line for line in lines if line.strip()]
+    return _text(reported[-1]) if reported else "it says nothing"
 
 
 def _text(line: str) -> str:

@@ -180,9 +180,9 @@ class DeviceLease:
 
     def _holder(self, descriptor: int) -> str:
         try:
-            told = parse_json(os.pread(descriptor, 4096, 0))
+            reported = parse_json(os.pread(descriptor, 4096, 0))
             return quoted(
-                f"process {told['pid']} ({told['holder']}, for {max(0.0, time.time() - told['since']):.1f} s)"
+                f"process {reported['pid']} ({reported['holder']}, for {max(0.0, time.time() - reported['since']):.1f} s)"
             )
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"

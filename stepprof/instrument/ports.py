@@ -44,7 +44,7 @@ class OpenWindow(Protocol):
 class EarlyStart(Protocol):
     """What a coroutine has done before it enters a selected window."""
 
-    def give_up(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop the engines that were started, unless a window has taken them over."""
 
 
@@ -97,11 +97,11 @@ class Session(Protocol[OpenT, EarlyT]):
     def is_quiet(self, step: object, role: object) -> bool:
         """Return whether a window certainly has nothing to wait for."""
 
-    async def come_in(self, step: object, role: object, version: int | str | None) -> EarlyT | None:
+    async def prepare_enter(self, step: object, role: object, version: int | str | None) -> EarlyT | None:
         """Do the waiting of a coroutine before it enters a selected window."""
 
     def enter(
-        self, step: int, role: str | None, version: int | str | None, ahead: EarlyT | None
+        self, step: int, role: str | None, version: int | str | None, early: EarlyT | None
     ) -> OpenT | None:
         """Enter a window that may be selected; return it if it is."""
 

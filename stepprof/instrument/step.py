@@ -45,7 +45,7 @@ class StepWindow(Scope):
     _after: OpenWindow | Literal[False] | None
     """What the exit has to do: the ticket of a selected window; NOT_SELECTED; None: the next step is not selected either."""
 
-    def __enter__(self, _ahead: EarlyStart | None = None) -> StepWindow:
+    def __enter__(self, _early: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
         if recorder is None or recorder.is_compiling():
             return self
@@ -70,7 +70,7 @@ class StepWindow(Scope):
                 self._start = UNSEEN
                 return self
         else:
-            ticket: OpenWindow | None = session.enter(step, role, self._version, _ahead)
+            ticket: OpenWindow | None = session.enter(step, role, self._version, _early)
             self._after = after = NOT_SELECTED if ticket is None else ticket
         try:
             self._recorder = recorder
@@ -174,12 +174,12 @@ class StepWindow(Scope):
         session = cell.session
         if session is None or self._start or session.is_quiet(self._step, self.role):
             return self.__enter__()
-        ahead = await session.come_in(self._step, self.role, self._version)
+        early = await session.prepare_enter(self._step, self.role, self._version)
         try:
-            return self.__enter__(ahead)
+            return self.__enter__(early)
         finally:
-            if ahead is not None:
-                ahead.give_up("its window was refused")
+            if early is not None:
+                early.cancel("its window was refused")
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -103,19 +103,19 @@ class Call:
 
     Args:
         method: Ray's.
-        tell: gets the arguments of the call.
+        notify: gets the arguments of the call.
     """
 
-    def __init__(self, method: Any, tell: Callable[..., object]) -> None:
+    def __init__(self, method: Any, notify: Callable[..., object]) -> None:
         self._method = method
-        self._tell = tell
+        self._notify = notify
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._method, name)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method as Ray does."""
-        self._tell(args, kwargs)
+        self._notify(args, kwargs)
         return self._method.remote(*args, **kwargs)
 
 
@@ -125,8 +125,8 @@ def _manager_is_created(
     manager = result[0]
     job = Job(package.name, package.handles, args[0] if args else kwargs["args"], manager)
     for name in CALLS:
-        tell = partial(patches.guarded, f"{package.name}.{name}", job.calls, name)
-        setattr(manager, name, Call(getattr(manager, name), tell))
+        notify = partial(patches.guarded, f"{package.name}.{name}", job.calls, name)
+        setattr(manager, name, Call(getattr(manager, name), notify))
     _jobs[:] = [job]
 
 

@@ -31,7 +31,7 @@ __all__ = [
 EVAL = "eval"
 """The role of an evaluation."""
 
-_told: set[str] = set()
+_logged: set[str] = set()
 _claims: list[TrainingLoop] = []
 
 
@@ -111,9 +111,9 @@ def is_incomplete(name: str, adapters: Iterable[Adapter]) -> bool:
 
 def _first(what: str, name: str) -> bool:
     """Return whether an adapter reports this for the first time."""
-    told = f"{what} {name}" in _told
-    _told.add(f"{what} {name}")
-    return not told
+    reported = f"{what} {name}" in _logged
+    _logged.add(f"{what} {name}")
+    return not reported
 
 
 def _timers_matter() -> bool:

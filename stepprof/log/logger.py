@@ -26,7 +26,7 @@ _standard = logging.getLogger("stepprof")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _session: dict[str, object] = {}
 _capture: ContextVar[Mapping[str, object]] = ContextVar("stepprof_log_fields", default={})  # noqa: B039 - never changed in place
-_UNSPOKEN = ("event", "reason", "run_id", "host", "exception")
+_NOT_PRINTED = ("event", "reason", "run_id", "host", "exception")
 """Fields that a sentence does not repeat in its brackets."""
 
 
@@ -68,12 +68,12 @@ class _Logger:
         return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
 
     @staticmethod
-    def tells(level: str) -> bool:
+    def is_enabled(level: str) -> bool:
         """Return whether a line of this level is kept: a thousand engines change their state four times in a window."""
         return structlog.is_configured() or _standard.isEnabledFor(_LEVELS[level])
 
-    def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
-        if not self.tells(level):
+    def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
+        if not self.is_enabled(level):
             return
         try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
             getattr(self._target(), level)(event, **_attributed(fields))
@@ -81,13 +81,13 @@ class _Logger:
             pass
 
     def debug(self, event: str, **fields: object) -> None:
-        self._say("debug", event, fields)
+        self._write("debug", event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        self._say("info", event, fields)
+        self._write("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._say("warning", event, fields)
+        self._write("warning", event, fields)
 
     def notice(self, event: str, *, loud: bool = False, **fields: object) -> None:
         """Log at level info; where no logging is configured, on stderr too, unless the logger ``stepprof`` has a higher level.
@@ -101,7 +101,7 @@ class _Logger:
         last = logging.lastResort
         kept = _is_shown(logging.INFO) if loud else _standard.hasHandlers()
         if structlog.is_configured() or kept or last is None:
-            self._say("info", event, fields)
+            self._write("info", event, fields)
         elif _standard.level <= logging.INFO and _standard.manager.disable < logging.INFO:
             with contextlib.suppress(Exception):
                 text = sentence({"event": event, **_attributed(fields)})
@@ -150,7 +150,9 @@ def sentence(line: Mapping[str, Any]) -> str:
     if line.get("reason"):
         text += f": {line['reason']}"
     rest = [
-        f"{k}={v}" for k, v in line.items() if k not in _UNSPOKEN and v is not None and f"{{{k}}}" not in said
+        f"{k}={v}"
+        for k, v in line.items()
+        if k not in _NOT_PRINTED and v is not None and f"{{{k}}}" not in said
     ]
     text += f" ({', '.join(rest)})" if rest else ""
     return "\n".join(filter(None, (f"stepprof: {text}", line.get("exception"))))

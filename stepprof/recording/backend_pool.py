@@ -29,7 +29,7 @@ class BackendPool:
 
     def __init__(self, folder: Path, unavailable: Callable[[str], None]) -> None:
         self._folder = folder
-        self._tell_unavailable = unavailable
+        self._log_unavailable = unavailable
         self._probed: dict[object, Backend | str] = {}
         # two threads may ask at once; reentrant, because a signal handler may interrupt
         self._probing = threading.RLock()
@@ -68,7 +68,7 @@ class BackendPool:
             reason = describe_error(error)
         if reason is None:
             return backend
-        self._tell_unavailable(_cannot(policy, reason))
+        self._log_unavailable(_cannot(policy, reason))
         logger.warning("backend.unavailable", backend="+".join(policy.backend), reason=reason)
         return reason
 

@@ -104,14 +104,14 @@ class LocalCapture:
         self._post = post
         self._fragments: dict[int, Fragment] = {}
         self.timing = Timing(time.perf_counter_ns()) if region else opener.timing
-        self.record = self._tell(opener, "lost", self.timing)
+        self.record = self._entry_of(opener, "lost", self.timing)
         self._stopped_after = self.record
         """The entry after whose end the capture was stopped."""
         if region:
             self.record.region = region
         self.values: Capture | None = None
 
-    def _tell(self, ticket: Ticket, status: Outcome, timing: Timing) -> WindowEntry:
+    def _entry_of(self, ticket: Ticket, status: Outcome, timing: Timing) -> WindowEntry:
         """Return an entry for a window in the fragment of its step."""
         window = ticket.window
         fragment = self._fragments.get(window.step)
@@ -170,7 +170,7 @@ class LocalCapture:
         self.values = Capture(window=self.window, folder=claim.folder, stem=claim.stem, metadata=metadata)
         return self.values
 
-    def leave_marks(self) -> None:
+    def close_regions(self) -> None:
         """Leave the open regions (on other threads, or around the window), right before the stop."""
         may_leave = self.backend.may_leave
         marks = []
@@ -195,7 +195,7 @@ class LocalCapture:
         self.open.add(ticket)
         self.seen.setdefault(ticket.window.step, set()).add((ticket.window.role, ticket.window.occurrence))
         self._mark(ticket)
-        record = self._tell(ticket, "joined", ticket.timing)
+        record = self._entry_of(ticket, "joined", ticket.timing)
         record.update(reason_code=None, error=None)
         if self.values is not None:
             record.capture = {"step": self.window.step, "stem": self.values.stem}

@@ -24,7 +24,7 @@ from stepprof.recording.background_worker import is_background
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.exclusive_access import ExclusiveAccess
 from stepprof.recording.export.tracker import Exports
-from stepprof.recording.window_handle import Ticket, tell
+from stepprof.recording.window_handle import Ticket, log_outcome
 from stepprof.redaction import redacted
 from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.model import WHOLE_STEP
@@ -117,7 +117,7 @@ class Capturer:
                     return False
                 self._armed_step = step
                 return self._expect(step, role)
-            self.to_idle(f"armed anew for step {step}")
+            self.to_idle(f"armed again for step {step}")
         if not self.machine.may_arm():
             raise self.machine.refused("arm")
         self.backend = backend
@@ -153,7 +153,7 @@ class Capturer:
             backend = self.backends.find(policy)
         except BackendError as error:
             code = ReasonCode.BACKEND_UNAVAILABLE
-            tell(ticket, self.origin, self.post, status="failed", code=code, reason=str(error))
+            log_outcome(ticket, self.origin, self.post, status="failed", code=code, reason=str(error))
             return error
         capture = LocalCapture(ticket, backend, self.origin, self.post, region=region)
         again = self.machine.state == "armed"
@@ -216,7 +216,7 @@ class Capturer:
             fields = self._fields(window.step, window.role)
             self.machine.stop(**fields, reason=ending.capped_by or ending.error)
             self.changed()
-            capture.leave_marks()
+            capture.close_regions()
             self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
             capture.end(ending, left)
             self.machine.done(**fields)
@@ -336,10 +336,10 @@ class Capturer:
     def _holder(self, step: int | None, role: str | None) -> str:
         return f"{role or WHOLE_STEP}/{self.origin.rank} of step {step}"
 
-    def give_up(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
+    def abandon(self, capture: LocalCapture, reason: str, status: Outcome = "failed") -> None:
         """Abandon a capture that cannot be stopped from here, and log that."""
         self._release(perf_counter_ns())
-        capture.leave_marks()
+        capture.close_regions()
         self.to_idle(reason)
         capture.fail(ReasonCode.ENDED_EARLY, reason, status)
         self.changed()

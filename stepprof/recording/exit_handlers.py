@@ -34,8 +34,8 @@ __all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
 SIGTERM_SECONDS = 8.0
 """Maximum delay of the death by SIGTERM during a capture; launchers send SIGKILL after 10 to 30 s."""
 
-_COME_BACK_SECONDS = 0.02
-_LAST_WORD_SECONDS = 1.0  # of the budget: for the last manifest and the spans
+_RESEND_SECONDS = 0.02
+_FINAL_WRITE_SECONDS = 1.0  # of the budget: for the last manifest and the spans
 
 _PACKAGE = __name__.partition(".")[0]
 _HOLDING = (_PACKAGE, "logging", "structlog")
@@ -47,7 +47,7 @@ lock.
 _fork_watched = False
 _session: RunningSession | None = None
 _deadline: float | None = None
-_came_back = False
+_is_resent = False
 _put_off = False
 _guarding = False
 """The arguments of the last `guard` call on the main thread: each change of the state calls it."""
@@ -110,8 +110,8 @@ def _at_exit() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    global _deadline, _came_back, _put_off
-    first, came_back, _came_back = _deadline is None, _came_back, False
+    global _deadline, _is_resent, _put_off
+    first, came_back, _is_resent = _deadline is None, _is_resent, False
     session = _session
     if session is None or not (first or came_back):  # nothing to stop, or a second signal: no more delay
         _die()
@@ -123,7 +123,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _put_off = True
         if where == "act":
             _start_watchdog()
-    elif where is None or time.monotonic() > _deadline or not _come_back():
+    elif where is None or time.monotonic() > _deadline or not _reschedule_signal():
         _end(session)
 
 
@@ -157,7 +157,7 @@ def _may_hold_a_lock(frame: FrameType) -> bool:
     return not f"{name}.".startswith(f"{_EXAMPLES}.")
 
 
-def _come_back() -> bool:
+def _reschedule_signal() -> bool:
     """Have the signal sent again soon. Return False if no thread can be started."""
     try:
         _thread.start_new_thread(_send_again, ())
@@ -167,9 +167,9 @@ def _come_back() -> bool:
 
 
 def _send_again() -> None:  # pragma: no cover - a raw thread, which coverage does not see
-    global _came_back
-    time.sleep(_COME_BACK_SECONDS)
-    _came_back = True
+    global _is_resent
+    time.sleep(_RESEND_SECONDS)
+    _is_resent = True
     # to that very thread, so that its blocking call is interrupted
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
@@ -181,7 +181,7 @@ def _end(session: RunningSession) -> None:
     deadline = _start_watchdog()
     try:
         logger.warning("signal.received", budget_seconds=SIGTERM_SECONDS)
-        session.shutdown(max(deadline - time.monotonic() - _LAST_WORD_SECONDS, 0.5), reason="SIGTERM")
+        session.shutdown(max(deadline - time.monotonic() - _FINAL_WRITE_SECONDS, 0.5), reason="SIGTERM")
     finally:
         if _watchdog:
             os.kill(_watchdog, signal.SIGKILL)
@@ -237,8 +237,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     """Run after os.fork in the child: no session, and the default action of SIGTERM."""
-    global _session, _deadline, _came_back, _put_off, _watchdog, _guarding
-    _deadline, _came_back, _put_off, _watchdog, _guarding = None, False, False, None, False
+    global _session, _deadline, _is_resent, _put_off, _watchdog, _guarding
+    _deadline, _is_resent, _put_off, _watchdog, _guarding = None, False, False, None, False
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _in_parent()

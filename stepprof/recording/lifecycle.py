@@ -69,7 +69,7 @@ def init(
     with _starting:
         session = current_session()
         if session is not None and session.by_adapter:
-            session = _hand_over(session, settled)
+            session = _adopt_session(session, settled)
         if session is not None:
             if session.lent:
                 logger.info("init.deferred", run_id=session.run_id)
@@ -110,7 +110,7 @@ def shutdown(timeout: float | None = None) -> None:
         session.shutdown(timeout)
 
 
-def _hand_over(session: Session, settled: Config) -> Session | None:
+def _adopt_session(session: Session, settled: Config) -> Session | None:
     """Return an adapter's session to a job that calls `init` itself, or None if the job wants another one."""
     session.by_adapter = False
     if session.config == settled:

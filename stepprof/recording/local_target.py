@@ -19,7 +19,7 @@ from stepprof.log import logger
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.capture_controller import Capturer, Later
 from stepprof.recording.region_capture import RegionHook, RegionWatch
-from stepprof.recording.window_handle import LeftOpen, Ticket, tell
+from stepprof.recording.window_handle import LeftOpen, Ticket, log_outcome
 from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.reasons import ReasonCode
 
@@ -58,7 +58,7 @@ class LocalTarget:
         self._recorder = recorder
         self._background = background
         self._strict = strict
-        self._tell_changed = changed
+        self._notify_changed = changed
         # an export that ends on another thread must not unhook the next capture; reentrant: a signal handler
         self._changing = threading.RLock()
         self.capturer = Capturer(origin, exporter, background, self._changed)
@@ -161,7 +161,7 @@ class LocalTarget:
     def _skip(self, ticket: Ticket, code: ReasonCode, reason: str) -> None:
         """Skip the window: its ticket holds nothing, and the manifest has the reason."""
         self.capturer.note(reason, ticket.window)
-        tell(ticket, self._origin, self._background.post, status="skipped", code=code, reason=reason)
+        log_outcome(ticket, self._origin, self._background.post, status="skipped", code=code, reason=reason)
 
     def exit(self, ticket: Ticket, error: BaseException | None) -> None:
         """Exit a selected window. The last one of the opener's step ends the capture."""
@@ -184,7 +184,7 @@ class LocalTarget:
             raise
         finally:
             if error is not None:
-                ticket.tell_error(error)
+                ticket.note_error(error)
         if later is not None:
             later()
         if error is None:
@@ -208,7 +208,7 @@ class LocalTarget:
             if running.region is not None or self._ends_with(running, ticket):
                 running.request = running.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         elif ticket.record is None:
-            tell(
+            log_outcome(
                 ticket,
                 self._origin,
                 self._background.post,
@@ -309,7 +309,7 @@ class LocalTarget:
             if capture is None:
                 self.capturer.to_idle(reason)
             elif not self.capturer.machine.on_owning_thread():
-                self.capturer.give_up(capture, f"{reason}, on another thread than the one that recorded")
+                self.capturer.abandon(capture, f"{reason}, on another thread than the one that recorded")
             else:
                 ending = (
                     Ending("complete") if capture.held else Ending("partial", ReasonCode.ENDED_EARLY, reason)
@@ -328,7 +328,7 @@ class LocalTarget:
 
     def _changed(self) -> None:
         self._hook_regions()
-        self._tell_changed()
+        self._notify_changed()
 
     def _hook_regions(self) -> None:
         """Have regions reach a capture, and its caps checked, while there is one or a window is watched."""

@@ -18,7 +18,7 @@ from stepprof.run.manifest_writer import describe_error
 
 __all__ = ["Refusals"]
 
-TOLD = 64
+MOST_LOGGED = 64
 """Maximum number of wrong steps and roles to log, each once."""
 
 
@@ -33,7 +33,7 @@ class Refusals:
     def __init__(self, rank: Callable[[], int | str], *, strict: bool) -> None:
         self._rank = rank
         self._strict = strict
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._left_open: dict[tuple[int, str | None], Any] = {}
 
     def refuse(self, what: str, reason: str) -> None:
@@ -44,8 +44,8 @@ class Refusals:
 
     def refuse_once(self, reason: str, what: str = "window") -> None:
         """Log a mistake once."""
-        if self._strict or (reason not in self._told and len(self._told) < TOLD):
-            self._told.add(reason)
+        if self._strict or (reason not in self._logged and len(self._logged) < MOST_LOGGED):
+            self._logged.add(reason)
             self.refuse(what, reason)
 
     def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:

@@ -62,7 +62,7 @@ class OutOfMemory:
         policies = list(selector.policies())
         asking = [options for policy in policies if (options := _asked(selector, policy))]
         if not asking:
-            if selector.identity.records and any(map(_in_vain, policies)):
+            if selector.identity.records and any(map(_is_unused, policies)):
                 logger.warning("memory.on_oom_ignored", reason='no role\'s backend names "memory"')
             return
         try:
@@ -76,7 +76,7 @@ class OutOfMemory:
             _attach_once(api)
             longest = max(asking, key=lambda options: options.on_oom_entries)
             if longest.on_oom_entries:
-                api.when_in_use(lambda: self._stand(longest))
+                api.when_in_use(lambda: self._start_history(longest))
         except Exception as error:  # noqa: BLE001 - a torch that has no observers is no reason not to train
             logger.warning("memory.snapshot_failed", reason=describe_error(error))
 
@@ -89,16 +89,16 @@ class OutOfMemory:
             from stepprof.backends.memory.api import history
 
             try:
-                history.stand_down(self._api)
+                history.stop_outside(self._api)
             except Exception as error:  # noqa: BLE001 - the run is over
                 logger.warning("memory.history_left_on", reason=repr(error))
 
-    def _stand(self, options: MemoryOptions) -> None:
+    def _start_history(self, options: MemoryOptions) -> None:
         """Keep a history outside of windows."""
         from stepprof.backends.memory.api import history
 
         if _watch is self and self._api is not None:
-            history.stand(self._api, options)
+            history.start_outside(self._api, options)
 
     def take(self, device: int, asked: int, total: int, free: int) -> None:
         """Write a snapshot and log it. Never raise."""
@@ -126,7 +126,7 @@ class OutOfMemory:
         timing = Timing(time.perf_counter_ns())
         timing.end(timing.entered_ns)  # a moment; the time of the snapshot is counted separately
         reason = (
-            f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes asked for, "
+            f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes requested, "
             f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot shows the allocations"
         )
         fragment = Fragment(self._origin, window, self._post)
@@ -179,7 +179,7 @@ def _asked(selector: Selector, policy: Policy) -> MemoryOptions | None:
     return policy.memory if selector.selects_rank(policy) else None
 
 
-def _in_vain(policy: Policy) -> bool:
+def _is_unused(policy: Policy) -> bool:
     return policy.memory.on_oom and "memory" not in policy.backend and not policy.steps.is_none
 
 

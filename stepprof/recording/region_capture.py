@@ -11,14 +11,14 @@ from threading import get_ident
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from stepprof.backends.base import keep_for_good
+from stepprof.backends.base import keep_forever
 from stepprof.errors import StateError
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import Measured
 from stepprof.log import logger
 from stepprof.recording.capture import Ending
-from stepprof.recording.window_handle import Ticket, tell
+from stepprof.recording.window_handle import Ticket, log_outcome
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 
@@ -65,14 +65,14 @@ class RegionWatch:
         if not ticket.captured and not ticket.refused:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
-            told = f"nothing was captured: {names} was entered {ticket.entries} times"
-            tell(
+            reported = f"nothing was captured: {names} was entered {ticket.entries} times"
+            log_outcome(
                 ticket,
                 capturer.origin,
                 capturer.post,
                 status="skipped",
                 code=ReasonCode.REGION_NOT_ENTERED,
-                reason=told,
+                reason=reported,
             )
         capturer.changed()
         return None, None
@@ -203,11 +203,11 @@ class RegionHook:
                     marks[id(mark)] = mark
                     marked = marks, id(mark)
                     if capturer.capture is not capture and marks.pop(id(mark), None) is not None:
-                        keep_for_good(mark)  # the capture ended meanwhile, and has not left the range
+                        keep_forever(mark)  # the capture ended meanwhile, and has not left the range
                 if not lane and capturer.evidence is not None:
                     cpu = capturer.evidence.note_thread()
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
-            self._tell_once(error)
+            self._log_once(error)
         return marked, lane, entry, cpu
 
     def exit(self, token: Any, span: Span) -> Span:
@@ -222,7 +222,7 @@ class RegionHook:
                 if mark is not None:  # else its capture has ended and left the range
                     mark.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - as above
-            self._tell_once(error)
+            self._log_once(error)
         try:
             capture = self._capturer.capture
             if capture is not None:
@@ -235,7 +235,7 @@ class RegionHook:
             if entry is not None:
                 self._watch.exit(entry)
         except Exception as error:  # noqa: BLE001 - as above
-            self._tell_once(error)
+            self._log_once(error)
         return measured
 
     def late(self, token: Any) -> None:
@@ -246,9 +246,9 @@ class RegionHook:
             try:
                 mark.__exit__(None, None, None)
             except Exception as error:  # noqa: BLE001 - as above
-                self._tell_once(error)
+                self._log_once(error)
 
-    def _tell_once(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         if not self._mark_failed:
             self._mark_failed = True
             logger.warning("region.not_marked", reason=describe_error(error))

@@ -61,7 +61,7 @@ class Selector:
         """For each role the interval of steps (start, end) in which no window needs a look."""
         self._config = config
         self._found = found
-        self._came: dict[str | None, set[int]] = {}
+        self._entered: dict[str | None, set[int]] = {}
         self.visits = Visits()
         # windows enter on several threads; reentrant, since a signal handler may interrupt
         self._noting = threading.RLock()
@@ -181,16 +181,16 @@ class Selector:
     def window(self, step: int, role: str | None, version: int | str | None) -> Window:
         """Count a selected window, and return it."""
         with self._noting:
-            came = self._came.setdefault(role, set())
-            occurrence, visit = self.visits.enter(step, role, came_before=step in came)
-            came.add(step)
+            entered_steps = self._entered.setdefault(role, set())
+            occurrence, visit = self.visits.enter(step, role, came_before=step in entered_steps)
+            entered_steps.add(step)
         return Window(step=step, role=role, occurrence=occurrence, version=version, visit=visit)
 
-    def came(self, role: str | None = None) -> set[int]:
+    def entered_steps(self, role: str | None = None) -> set[int]:
         """Return the steps with a selected window, of this role or of any."""
         if role is not None:
-            return set(self._came.get(role, ()))
-        return set().union(*list(self._came.values()))
+            return set(self._entered.get(role, ()))
+        return set().union(*list(self._entered.values()))
 
     def asked_of(self, request: Request) -> list[Policy]:
         """Return the policies that a request would have here, without a role and for each configured
@@ -203,20 +203,20 @@ class Selector:
         }
         return [policy for role, policy in policies.items() if self._concerns(role, policy)]
 
-    def has_come(self, step: int) -> bool:
+    def was_entered(self, step: int) -> bool:
         """Return whether a selected window of this step, of any role, was entered. Any thread may call this."""
-        return any(step in steps for steps in list(self._came.values()))
+        return any(step in steps for steps in list(self._entered.values()))
 
-    def never_came(self) -> Iterator[tuple[str | None, Steps]]:
+    def never_entered(self) -> Iterator[tuple[str | None, Steps]]:
         """Yield the listed steps of which no window entered; for a configured role, none of that role."""
-        told = None
+        reported = None
         for role in (None, *self._config.roles):
             policy = self._config.policy(role)
-            came = self.came(role)
-            missing = policy.steps.without(came)
-            if self._concerns(role, policy) and not missing.is_none and missing != told:
+            entered_steps = self.entered_steps(role)
+            missing = policy.steps.without(entered_steps)
+            if self._concerns(role, policy) and not missing.is_none and missing != reported:
                 yield role, missing
-                told = told or missing
+                reported = reported or missing
 
     def matched_nothing(self) -> Iterator[str]:
         """Yield the selected ranks that do not exist, if this process never learned its rank: `init`
@@ -225,16 +225,16 @@ class Selector:
         world = self.identity.world_size
         if self.identity.final or world is None:
             return
-        told = None
+        reported = None
         for role in (None, *self._config.roles):
             policy = self._config.policy(role)
             if policy.enabled and not policy.steps.is_none and not self._concerns(role, policy):
                 try:
                     policy.ranks.check(world)
                 except ConfigError as error:
-                    if str(error) != told:
-                        told = str(error)
-                        yield told if role is None else f"roles.{role}: {told}"
+                    if str(error) != reported:
+                        reported = str(error)
+                        yield reported if role is None else f"roles.{role}: {reported}"
 
     def look_for_rank(self) -> None:
         """Look for the rank again: torch.distributed may be initialised by now. Any thread may call this."""

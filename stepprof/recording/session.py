@@ -39,7 +39,7 @@ from stepprof.recording.selector import Selector
 from stepprof.recording.span_files import SpanFile
 from stepprof.recording.span_processors import readers_of
 from stepprof.recording.step_notice import StepNotice
-from stepprof.recording.window_handle import Ahead, LeftOpen, Ticket
+from stepprof.recording.window_handle import EarlyEngines, LeftOpen, Ticket
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import Origin, describe_error
@@ -122,7 +122,7 @@ class Session:
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
         """The work after a recording; None: none is configured."""
-        self._notice = StepNotice(str(run.path), self._speaks, lambda: self.by_adapter)
+        self._notice = StepNotice(str(run.path), self._logs_for_job, lambda: self.by_adapter)
         origin.observers.append(self._notice.take)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
@@ -188,7 +188,7 @@ class Session:
     # -- windows
 
     def enter(
-        self, step: int, role: str | None, version: int | str | None, ahead: Ahead | None
+        self, step: int, role: str | None, version: int | str | None, early: EarlyEngines | None
     ) -> Ticket | None:
         """Enter a window that may be selected; return its ticket if it is."""
         ticket: Ticket | None = None
@@ -197,7 +197,7 @@ class Session:
                 policy = self._announced(step, role)
                 if policy is None:
                     return None
-                ticket = self._ticket(step, role, version, policy, ahead)
+                ticket = self._ticket(step, role, version, policy, early)
                 self._stops.opened(ticket)
                 if self.selector.selects_rank(policy):
                     most = policy.engine_stop_timeout_seconds - ticket.timing.waited_seconds
@@ -220,19 +220,26 @@ class Session:
     def _announced(self, step: int, role: str | None) -> Policy | None:
         """Return the policy of a selected window, once other sessions know its step; None: it is not selected."""
         policy = self._select(step, role)
-        told = () if self.fleet is None else self.fleet.pass_by(step, role, is_recorded=policy is not None)
-        if told and policy is not None:
-            concurrent.futures.wait(told, ANNOUNCE_SECONDS)
+        announcements = (
+            () if self.fleet is None else self.fleet.pass_by(step, role, is_recorded=policy is not None)
+        )
+        if announcements and policy is not None:
+            concurrent.futures.wait(announcements, ANNOUNCE_SECONDS)
         if policy is None and not self.calm:
             self.local.pass_by(step)
         return policy
 
     def _ticket(
-        self, step: int, role: str | None, version: int | str | None, policy: Policy, ahead: Ahead | None
+        self,
+        step: int,
+        role: str | None,
+        version: int | str | None,
+        policy: Policy,
+        early: EarlyEngines | None,
     ) -> Ticket:
         """Return the ticket of a selected window, with its engines, which have been started."""
-        ahead = Ahead() if ahead is None else ahead
-        bracket, window = ahead.take(), ahead.window
+        early = EarlyEngines() if early is None else early
+        bracket, window = early.take(), early.window
         if window is None:
             window = self.selector.window(step, role, version)
             if self.fleet is not None and self.fleet.follows(role):
@@ -241,7 +248,7 @@ class Session:
                 with bound(window.fields):
                     loop = self.recorder.running_loop()
                     bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
-        return Ticket(window, policy, Timing(time.perf_counter_ns(), ahead.waited_seconds), bracket=bracket)
+        return Ticket(window, policy, Timing(time.perf_counter_ns(), early.waited_seconds), bracket=bracket)
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
         """Close a window whose entry or exit was interrupted, because nothing else will."""
@@ -253,7 +260,9 @@ class Session:
         if ticket.bracket is not None:
             ticket.bracket.send_stops(None, partial=describe_error(interrupt))
 
-    async def come_in(self, step: object, role: object, version: int | str | None) -> Ahead | None:
+    async def prepare_enter(
+        self, step: object, role: object, version: int | str | None
+    ) -> EarlyEngines | None:
         """Before a coroutine enters a selected window, start its engines and wait for a stop on
         another thread, without blocking the event loop.
 
@@ -270,28 +279,28 @@ class Session:
         if policy is None:
             return None
         fleet = self.fleet
-        ahead = Ahead()
+        early = EarlyEngines()
         try:
-            told = () if fleet is None else fleet.pass_by(number, role, is_recorded=True)
-            if told:
-                await asyncio.wait([*map(asyncio.wrap_future, told)], timeout=ANNOUNCE_SECONDS)
+            announcements = () if fleet is None else fleet.pass_by(number, role, is_recorded=True)
+            if announcements:
+                await asyncio.wait([*map(asyncio.wrap_future, announcements)], timeout=ANNOUNCE_SECONDS)
             if fleet is not None and fleet.follows(role):
                 for stopping in self._stops.before(role, fleet):
                     await stopping.stopped()
-                ahead.window = self.selector.window(number, role, version)
-                with bound(ahead.window.fields):
-                    ahead.bracket = fleet.begin(ahead.window, policy)
-                await ahead.bracket.started()
+                early.window = self.selector.window(number, role, version)
+                with bound(early.window.fields):
+                    early.bracket = fleet.begin(early.window, policy)
+                await early.bracket.started()
                 self.publish()
             began = time.perf_counter()
             most = policy.engine_stop_timeout_seconds
             while self.local.capturer.access.held_elsewhere and time.perf_counter() - began < most:
                 await asyncio.sleep(0.005)
-            ahead.waited_seconds = time.perf_counter() - began
+            early.waited_seconds = time.perf_counter() - began
         except BaseException:
-            ahead.give_up("the coroutine was cancelled while its window was entered")
+            early.cancel("the coroutine was cancelled while its window was entered")
             raise
-        return ahead
+        return early
 
     def is_quiet(self, step: object, role: object) -> bool:
         """Return whether a window certainly has nothing to wait for."""
@@ -401,7 +410,7 @@ class Session:
     def _bind_log(self) -> None:
         bind_session(run_id=self.run_id, rank=self.rank, host=self._origin.host)
 
-    def _speaks(self) -> bool:
+    def _logs_for_job(self) -> bool:
         """Return whether no lower rank is selected, so that one rank of a job reports for all."""
         rank = self.rank
         if self.lent or not isinstance(rank, int):
@@ -488,7 +497,7 @@ class Session:
             fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
         if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
             logger.warning("export.unfinished", exports=self.exporter.pending(), seconds=limit)
-        for role, steps in () if self.lent else self.selector.never_came():  # else the driver reports it
+        for role, steps in () if self.lent else self.selector.never_entered():  # else the driver reports it
             logger.warning("step.not_reached", steps=str(steps), role=role, rank=self.rank)
         for mistake in self.selector.matched_nothing():
             logger.warning("rank.nonexistent", reason=mistake)

@@ -91,11 +91,11 @@ class SpanFile:
             )
         if self._untold and not self._failed:
             now = perf_counter_ns()
-            untold, self._untold = self._untold, 0
+            only_references, self._untold = self._untold, 0
             if not self._write(
-                [("stepprof.dropped", "counter", now, now, 0, None, None, {"value": untold}, False)]
+                [("stepprof.dropped", "counter", now, now, 0, None, None, {"value": only_references}, False)]
             ):
-                self._untold += untold - 1
+                self._untold += only_references - 1
                 self.lost -= 1
         return written
 

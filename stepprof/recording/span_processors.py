@@ -85,7 +85,7 @@ def readers_of(session: RunningSession) -> Readers:
             readers.append(
                 LagFinder(session.path, watch.lag_seconds, lambda: session.rank, session.recorder, captures)
             )
-        readers.append(Watcher(watch, session.recorder, selector.has_come, captures, lambda: session.rank))
+        readers.append(Watcher(watch, session.recorder, selector.was_entered, captures, lambda: session.rank))
     if isinstance(otel, OtelOptions) and otel.enabled:
         from stepprof.recording.otel import Sender, missing
 

@@ -27,13 +27,13 @@ class StepNotice:
 
     Args:
         run: the path of the run directory.
-        speaks: return whether this process writes the line for its job.
+        logs_for_job: return whether this process writes the line for its job.
         is_loud: return whether the line must be seen: an adapter of a framework has made the session.
     """
 
-    def __init__(self, run: str, speaks: Callable[[], bool], is_loud: Callable[[], bool]) -> None:
+    def __init__(self, run: str, logs_for_job: Callable[[], bool], is_loud: Callable[[], bool]) -> None:
         self._run = run
-        self._speaks = speaks
+        self._logs_for_job = logs_for_job
         self._is_loud = is_loud
         self._lock = threading.RLock()
         self._fragments: dict[int, set[Fragment]] = {}
@@ -86,7 +86,7 @@ class StepNotice:
         artifacts = self._artifacts(step)
         self._fragments.pop(step)
         self._logged.add(step)
-        if artifacts and self._speaks():
+        if artifacts and self._logs_for_job():
             logger.notice(
                 "step.recorded",
                 loud=self._is_loud(),

@@ -44,7 +44,7 @@ class Visits:
         self._stretches: dict[str | None, tuple[int, int]] = {}
         """For each role, the step of its last window, and how often it has changed."""
         self._lock = threading.RLock()  # reentrant: a signal handler may interrupt
-        self._is_told = False
+        self._is_logged = False
 
     def pass_by(self, step: int, role: str | None) -> None:
         """Note a window, selected or not."""
@@ -66,10 +66,10 @@ class Visits:
                     self._counted = kept
                 counted = self._counted[step, role] = _Counted(visit=max(stretch, 2) if came_before else 1)
                 if came_before:
-                    self._tell(step, role)
+                    self._log_reused(step, role)
             elif counted.stretch != stretch and all(window.role != role for window in open_windows()):
                 counted.visit += 1
-                self._tell(step, role)
+                self._log_reused(step, role)
             counted.occurrence += 1
             counted.stretch = stretch
             return counted.occurrence, counted.visit
@@ -79,9 +79,9 @@ class Visits:
         counted = self._counted.get((step, role))
         return 1 if counted is None else counted.visit
 
-    def _tell(self, step: int, role: str | None) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _log_reused(self, step: int, role: str | None) -> None:
+        if not self._is_logged:
+            self._is_logged = True
             logger.warning(
                 "step.reused",
                 step=step,

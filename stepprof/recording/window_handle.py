@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Outcome, Window
 
-__all__ = ["Ahead", "LeftOpen", "Ticket", "tell"]
+__all__ = ["EarlyEngines", "LeftOpen", "Ticket", "log_outcome"]
 
 
 class LeftOpen(StateError):
@@ -80,7 +80,7 @@ class Ticket:
         ):  # else it is the region's entry
             self.record.update(**self.timing.keys(fragment.origin.anchor))
 
-    def tell_error(self, error: BaseException) -> None:
+    def note_error(self, error: BaseException) -> None:
         """Note the exception that left the body, in addition to the outcome. A window that was left open is partial."""
         if self.record is None or self.fragment is None:
             return
@@ -92,7 +92,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Ahead:
+class EarlyEngines:
     """What a coroutine's wait passes on to the enter of its window."""
 
     waited_seconds: float = 0.0
@@ -107,14 +107,14 @@ class Ahead:
         bracket, self.bracket = self.bracket, None
         return bracket
 
-    def give_up(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop the engines, because no window takes them over."""
         bracket = self.take()
         if bracket is not None:
             bracket.send_stops(None, partial=reason)
 
 
-def tell(
+def log_outcome(
     ticket: Ticket,
     origin: Origin,
     post: Callable[[Callable[[], object]], None],

@@ -14,7 +14,7 @@ from stepprof.config.config import role_name
 from stepprof.config.selection import Ranks
 from stepprof.recording.engine_ports import EngineHost, EngineRegistry, waiting
 from stepprof.recording.session import current_session
-from stepprof.remote.core.late_attach import tell_if_inside
+from stepprof.remote.core.late_attach import warn_if_inside
 from stepprof.remote.core.registry import Fleet
 from stepprof.remote.engine import Engine
 from stepprof.remote.kinds import check_options, recognise
@@ -105,5 +105,5 @@ def _join(engine: Engine, host: EngineHost, registry: EngineRegistry | None) -> 
     fleet = registry if isinstance(registry, Fleet) else Fleet(host.origin, host.post, host.changed)
     engine.join(fleet, host.selector.policy(engine.role))
     fleet.add(engine)
-    tell_if_inside(engine, host.selector)
+    warn_if_inside(engine, host.selector)
     return fleet

@@ -166,7 +166,7 @@ class Engine:
                 taken.append(target)
         before, self.targets = self.targets, tuple(taken)
         for target in set(before) - set(taken):
-            target.let_go()
+            target.detach()
         if self._fleet is not None and before != self.targets:
             self._fleet.regrouped()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepprof.remote.base import Clock
 from stepprof.remote.core.engine_files import user_of_server
-from stepprof.remote.core.owner_slots import MemorySlot, beside_runs
+from stepprof.remote.core.owner_slots import MemorySlot, shared_slot
 from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys.engine import Started, this_process
@@ -107,4 +107,4 @@ class ServerProcess:
 
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> FileSlot:
         """Return the shared file; without one, a file next to the runs."""
-        return shared or beside_runs(window, self._client.key)
+        return shared or shared_slot(window, self._client.key)

@@ -110,7 +110,7 @@ def _scalar(value: object) -> str | None:
 
 
 def _switch(value: object) -> str | None:
-    return None if isinstance(value, bool) else "is neither true nor false"
+    return None if isinstance(value, bool) else "is not a boolean"
 
 
 _COUNT, _TIME = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS)

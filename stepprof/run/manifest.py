@@ -70,12 +70,12 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
                 name,
             )
         else:
-            told = _Bounded(partial(find, fragment=name))
-            _add_entries(manifest, content, name, told)
-            version = _version(content, told)
+            reported = _Bounded(partial(find, fragment=name))
+            _add_entries(manifest, content, name, reported)
+            version = _version(content, reported)
             if version is not None and version not in versions:
                 versions.append(version)
-            told.end()
+            reported.end()
     if len(versions) > 1:
         several = ", ".join(map(cut, versions[:_MOST_PROBLEMS]))
         find(f"the ranks do not agree on the version: {several}")
@@ -104,8 +104,8 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
         if content is None or content.get("schema_version") != SCHEMA_VERSION:
             continue
         writer = content.get("writer")
-        told = writer if isinstance(writer, dict) else {}
-        known = {key: told[key] for key in ("host", "boot_id") if isinstance(told.get(key), str)}
+        reported = writer if isinstance(writer, dict) else {}
+        known = {key: reported[key] for key in ("host", "boot_id") if isinstance(reported.get(key), str)}
         clocks = _clocks(content, lambda problem: None)
         written.append(
             {"fragment": readable(file.name), "host": None, "boot_id": None, **known, "clocks": [*clocks]}

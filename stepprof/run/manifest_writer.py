@@ -59,7 +59,7 @@ class Origin:
         self.anchor = Anchor.take()
         self.job: str | None = None
         """The job of this process; None: unknown."""
-        self.told_of_rival = False
+        self.conflict_logged = False
         self.observers: list[Callable[[Fragment], object]] = []
         """Called with every fragment after a version of it was written."""
 
@@ -207,8 +207,8 @@ class Fragment:
         if self.rival is None:
             return
         self.save()
-        if not origin.told_of_rival:
-            origin.told_of_rival = True
+        if not origin.conflict_logged:
+            origin.conflict_logged = True
             logger.warning(
                 "run.shared",
                 run_id=origin.run.run_id,

@@ -18,7 +18,7 @@ from typing import Any
 
 from stepprof.formatting import counted
 from stepprof.run.manifest import read_step
-from stepprof.run.occurrences import Span, choose, gap, split, told
+from stepprof.run.occurrences import Span, choose, gap, occurrence_note, split
 from stepprof.run.span_lines import parse_span, span_lines
 
 __all__ = [
@@ -200,7 +200,7 @@ def read_occurrence(path: Path, step: int, wanted: int | None) -> ReadStep:
     number = choose(len(manifests), wanted, step)
     portions = Portions([manifest["windows"] for manifest in manifests], number - 1)
     return ReadStep(
-        manifests[number - 1], portions, number, len(manifests), told(len(manifests), number, step)
+        manifests[number - 1], portions, number, len(manifests), occurrence_note(len(manifests), number, step)
     )
 
 

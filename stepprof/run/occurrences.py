@@ -21,7 +21,7 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.run.conflicts import jobs_apart
 
-__all__ = ["Span", "choose", "gap", "number_fragments", "of_fragments", "split", "told"]
+__all__ = ["Span", "choose", "gap", "number_fragments", "occurrence_note", "of_fragments", "split"]
 
 Span = tuple[int, int]
 """The start and the end of something."""
@@ -160,7 +160,7 @@ def choose(count: int, wanted: int | None, step: int) -> int:
     return wanted
 
 
-def told(count: int, chosen: int, step: int) -> list[str]:
+def occurrence_note(count: int, chosen: int, step: int) -> list[str]:
     """Return a sentence if there are other occurrences."""
     if count == 1:
         return []

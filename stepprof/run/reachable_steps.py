@@ -44,9 +44,9 @@ def _first_after(status: Mapping[str, Any]) -> int:
     # an older status is of a process that hangs, or of a wrong clock: expect no more steps from it
     unseen = min(status["age_seconds"], MOST_UNSEEN_SECONDS) + REACH_SECONDS
     steps = math.ceil(unseen / shortest)
-    told, since = status["published_unix_ns"], status["step_since_unix_ns"]
+    reported, since = status["published_unix_ns"], status["step_since_unix_ns"]
     if since is not None:
         # by the rank's own clock; the step was noticed up to a second after its start
-        running = max((told - since) / 1e9, 0.0) + 1.0 + unseen
+        running = max((reported - since) / 1e9, 0.0) + 1.0 + unseen
         steps = min(steps, math.floor(running / shortest))
     return int(step + stride * (1 + min(steps, 10**6)))

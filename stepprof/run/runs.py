@@ -130,7 +130,7 @@ def find_step(runs: Sequence[Path], step: int | None) -> int:
     """
     recorded = sorted({number for run in runs for number in steps(run)})
     if not recorded:
-        raise ConfigError(f'run "{runs[0]}": no step is recorded; "stepprof check" says what is there')
+        raise ConfigError(f'run "{runs[0]}": no step is recorded; run "stepprof check" to list its files')
     if step is None:
         return recorded[-1]
     if step not in recorded:

@@ -72,8 +72,10 @@ def read_spans(
 def _origin(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rank, host and process of a file, if its first line states them."""
     kinds = {"rank": (int, str), "host": (str, type(None)), "pid": (int, type(None))}
-    told = {key: header[key] for key, kind in kinds.items() if key in header and type(header[key]) in kind}
-    return told if is_rank(told.get("rank", 0)) else {**told, "rank": "unknown"}
+    reported = {
+        key: header[key] for key, kind in kinds.items() if key in header and type(header[key]) in kind
+    }
+    return reported if is_rank(reported.get("rank", 0)) else {**reported, "rank": "unknown"}
 
 
 def _note(findings: list[dict[str, Any]] | None, file: str, problem: str) -> None:

@@ -126,6 +126,6 @@ def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
     for status in statuses:
         if status["condition"] not in ("stale", "crashed") or is_alive(status["writer"]):
             continue
-        told = status["published_unix_ns"]
-        if first > told or latest.get(status["rank"], 0) > told:
+        reported = status["published_unix_ns"]
+        if first > reported or latest.get(status["rank"], 0) > reported:
             status["condition"] = "replaced"

@@ -30,10 +30,10 @@ __all__ = [
     "absent_ranks",
     "engine_label",
     "held_seconds",
+    "only_references",
     "region_times",
     "summarize_step",
-    "told_once",
-    "untold",
+    "without_references",
 ]
 
 SESSIONS = ("rank", "spans")
@@ -102,7 +102,7 @@ def summarize_step(path: Path, step: int) -> list[StepSummary]:
 
 def _summary(step: int, manifest: Mapping[str, Any], number: int, count: int) -> StepSummary:
     windows = manifest["windows"]
-    engines = told_once(manifest["engines"])
+    engines = without_references(manifest["engines"])
     artifacts = [artifact for entry in [*windows, *engines] for artifact in entry["artifacts"]]
     return StepSummary(
         step=step,
@@ -133,7 +133,7 @@ def held_seconds(window: Mapping[str, Any]) -> float:
     )
 
 
-def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def without_references(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the engines without the entries that only refer to another process, if that process has
     an entry.
     """
@@ -144,9 +144,9 @@ def told_once(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def untold(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def only_references(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the engines that every process leaves to another one, one entry each."""
-    left = {_names(engine): engine for engine in told_once(engines) if _is_elsewhere(engine)}
+    left = {_names(engine): engine for engine in without_references(engines) if _is_elsewhere(engine)}
     return list(left.values())
 
 

@@ -95,10 +95,10 @@ def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.
     report = json.loads(capsys.readouterr().out)
     (source,) = report["sources"]
     assert (source["role"], source["rank"], report["step"]) == ("actor", 0, 3)
-    told = {row["name"]: row["calls"] for row in report["kernels"]}
+    reported = {row["name"]: row["calls"] for row in report["kernels"]}
     named = Counter(event["name"] for event in recorded if event.get("cat") in ON_DEVICE)
-    assert told
-    assert told.items() <= named.items()
+    assert reported
+    assert reported.items() <= named.items()
     (busy,) = (sum(seconds for _, seconds in each["busy"]) for each in report["gantt"])
     assert busy == pytest.approx(
         float(sum(Decimal(event["dur"]) for event in recorded if event.get("cat") in ON_DEVICE)) / 1e6,

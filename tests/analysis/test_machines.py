@@ -54,8 +54,8 @@ class TestProcesses:
         )
         assert len({each.alignment.island for each in apart.inputs}) == 2
         assert {each.alignment.island for each in together.inputs} == {""}
-        told = [finding.problem for finding in analyse(apart, workers=1).problems]
-        assert sum("never compared" in problem for problem in told) == 2
+        reported = [finding.problem for finding in analyse(apart, workers=1).problems]
+        assert sum("never compared" in problem for problem in reported) == 2
 
     def test_one_process(self, tmp_path):
         """The trace and the spans of a process are of one process."""

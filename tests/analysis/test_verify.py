@@ -140,14 +140,14 @@ class TestVerifyRun:
         run = make_run(tmp_path)
         for rank in range(5):
             record(run, rank=rank, data=gzip.compress(TRACE, mtime=0)[: -12 if rank % 2 else None])
-        told = []
+        reported = []
         alone = verify_run(run.path, workers=1)
-        result = verify_run(run.path, workers=2, progress=lambda *done: told.append(done))
+        result = verify_run(run.path, workers=2, progress=lambda *done: reported.append(done))
         assert result.problems == alone.problems
         assert [problem.where for problem in result.problems] == [
             f"step-000002/actor/rank-{rank}.trace.json.gz" for rank in (1, 3)
         ]
-        assert told == [(number, 5) for number in range(1, 6)]
+        assert reported == [(number, 5) for number in range(1, 6)]
 
     def test_many_joined_windows(self, tmp_path, mocker):
         """Each folder is read once, however many windows joined a capture in it."""

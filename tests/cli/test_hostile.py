@@ -165,8 +165,8 @@ def test_half_of_a_surrogate_pair_in_a_trace(run, reader):
     merged, _, report, _, check = carried_out(reader, run, *commands)
     drawn = gzip.decompress((run.parents[1] / "timeline.json.gz").read_bytes())
     assert drawn.count("step\ufffdx bs=4".encode()) == 8
-    told = "half of a surrogate pair: replaced by U+FFFD"
-    assert all(told in " ".join(out.split()) for out in (merged, report, check))
+    reported = "half of a surrogate pair: replaced by U+FFFD"
+    assert all(reported in " ".join(out.split()) for out in (merged, report, check))
 
 
 SEARCHED = b'"name": "a"b ' * 300_000 + b"x\n"

@@ -17,7 +17,7 @@ import pytest
 from runs import make_run, record, record_engine, region, tell_engines, write_spans
 
 from stepprof.cli.main import main
-from stepprof.cli.output import any_encoding, console, say, say_json, say_text
+from stepprof.cli.output import any_encoding, console, print_json, print_lines, print_text
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\r\nforged: ok\x00\x7f\u2028\u202e"
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]")
@@ -160,19 +160,19 @@ def on_terminal(*arguments: str) -> str:
 class TestSay:
     def test_lines(self, capsys) -> None:
         """Each argument is one line, whatever it holds."""
-        say("a\nb", Path("c\x1b[2J"), "")
-        say()
+        print_lines("a\nb", Path("c\x1b[2J"), "")
+        print_lines()
         assert capsys.readouterr().out == "a?b\nc?[2J\n\n\n"
 
     def test_text_keeps_its_lines(self, capsys) -> None:
         """The line breaks of a layout stay."""
-        say_text("a\n\x1b[2Jb")
+        print_text("a\n\x1b[2Jb")
         assert capsys.readouterr().out == "a\n?[2Jb\n"
 
     def test_json_keeps_its_meaning(self, capsys) -> None:
         """What a terminal would act on is escaped."""
         content = {"name": EVIL + "\U0001f525é", "list": [1]}
-        say_json(json.dumps(content, ensure_ascii=False, indent=1))
+        print_json(json.dumps(content, ensure_ascii=False, indent=1))
         said = capsys.readouterr().out
         assert not CONTROLS.search(said)
         assert "🔥é" in said
@@ -197,6 +197,6 @@ class TestAnyEncoding:
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", SimpleNamespace())
         with any_encoding():
-            say("ü")
+            print_lines("ü")
         assert stream.errors == "strict"
         assert stream.buffer.getvalue() == b"\\xfc\n"  # type: ignore[attr-defined]

@@ -122,9 +122,9 @@ class TestLines:
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 0
         assert "torch    records  CPU operations; this machine has no GPU" in capsys.readouterr().out
         assert main(["doctor", "--output-dir", str(tmp_path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)["backends"]
-        assert [line["name"] for line in told][:5] == ["torch", "npu", "nsys", "memory", "null"]
-        assert told[0] == {
+        reported = json.loads(capsys.readouterr().out)["backends"]
+        assert [line["name"] for line in reported][:5] == ["torch", "npu", "nsys", "memory", "null"]
+        assert reported[0] == {
             "name": "torch",
             "records": True,
             "reason": "CPU operations; this machine has no GPU",

@@ -180,8 +180,8 @@ def _on_disk(facts: Facts) -> Iterator[str]:
         yield f"{problem}, in the end"
     for folder in facts.folders:
         name = folder.partition("/")[2]
-        told = any(path.startswith(f"{folder}/manifest/") for path, _ in facts.files)
-        if name.startswith("step-") and "/" not in name and not told and not facts.pending:
+        is_written = any(path.startswith(f"{folder}/manifest/") for path, _ in facts.files)
+        if name.startswith("step-") and "/" not in name and not is_written and not facts.pending:
             yield f"{folder} is left without a manifest"
 
 
@@ -197,7 +197,7 @@ def _files(files: list[tuple[str, int]], fragments: list[dict[str, Any]], facts:
         place = path.partition("/")[2]
         if place.startswith(BOOKKEEPING) or place.split("/")[1:2] == ["manifest"]:
             continue
-        if path not in named and not (path in facts.untold and _is_told(path, fragments)):
+        if path not in named and not (path in facts.not_in_manifest and _is_in_manifest(path, fragments)):
             yield f"{path} is in no manifest"
         elif path in named and named[path] != size:
             yield f"{path} has {size} bytes, its manifest says {named[path]}"
@@ -206,7 +206,7 @@ def _files(files: list[tuple[str, int]], fragments: list[dict[str, Any]], facts:
             yield f"{path} is in a manifest and not on disk"
 
 
-def _is_told(path: str, fragments: list[dict[str, Any]]) -> bool:
+def _is_in_manifest(path: str, fragments: list[dict[str, Any]]) -> bool:
     """Whether the error of an entry names the file: that of a call that failed."""
     return any(
         path.removeprefix(f"{fragment['folder']}/") in (entry["error"] or "")

@@ -117,7 +117,7 @@ class Plan(Short):
         return PATIENT_SECONDS if self.patient else STOP_SECONDS
 
     @property
-    def told(self) -> float | None:
+    def shutdown_timeout(self) -> float | None:
         """Return the timeout of ``shutdown``. Reports that never arrive are awaited for as long as exports."""
         faults = [
             each
@@ -133,4 +133,4 @@ class Plan(Short):
     @property
     def end_seconds(self) -> float:
         """How long the end of a session may take."""
-        return self.stop_seconds + CLOSE_SECONDS if self.told is None else self.told
+        return self.stop_seconds + CLOSE_SECONDS if self.shutdown_timeout is None else self.shutdown_timeout

@@ -84,7 +84,7 @@ class Facts:
     """Each target's state when everything had been answered."""
     shown: list[str] = field(default_factory=list)
     """Where `stepprof.state` did not agree with the targets."""
-    untold: set[str] = field(default_factory=set)
+    not_in_manifest: set[str] = field(default_factory=set)
     """Files of engines whose call then failed: nothing was said of them."""
     lines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -154,7 +154,7 @@ class Job:
     def end(self) -> None:
         """End the session, and note at once what it left on disk."""
         began = time.perf_counter()
-        stepprof.shutdown(self.plan.told)
+        stepprof.shutdown(self.plan.shutdown_timeout)
         seconds = time.perf_counter() - began
         self.facts.seconds.append(("shutdown", seconds, self.plan.end_seconds))
         if seconds >= min(self.plan.stop_seconds, self.plan.end_seconds):
@@ -434,8 +434,8 @@ class Job:
                 for folder, entry in entries
                 for artifact in entry["artifacts"]
             }
-            told = named >= written and not any(entry["pending"] for _, entry in entries)
-            if told or time.monotonic() > deadline:
+            is_written = named >= written and not any(entry["pending"] for _, entry in entries)
+            if is_written or time.monotonic() > deadline:
                 break
             time.sleep(0.003)
         self.facts.settled_fragments = found
@@ -485,7 +485,7 @@ def play(plan: Plan, folder: Path) -> Facts:
         log.removeHandler(handler)
         structlog.reset_defaults()
         stepprof.shutdown(0.1)
-    facts.untold = {
+    facts.not_in_manifest = {
         str(path.relative_to(folder))
         for engine in facts.engines
         for path, call in engine.written

@@ -207,7 +207,7 @@ _passed = window_group.passed
 SABOTAGE: dict[str, tuple[Plan, Any, str, Any, str]] = {
     "a late start is forgotten": (
         dataclasses.replace(_faults("start", Fault("late")), ops=(Block(2, ops=(Act("answered"),)),)),
-        EngineTarget, "give_up_start", lambda self, recording, seconds: None, "after the body began",
+        EngineTarget, "abandon_start", lambda self, recording, seconds: None, "after the body began",
     ),
     "a late start is not stopped": (
         _faults("start", Fault("late")), EngineTarget, "_stop", _no_stop, "was left recording",

@@ -311,8 +311,8 @@ class TestShow:
 class TestCheck:
     def test_a_snapshot_is_read_whole(self, run: Any) -> None:
         """The hostile one is a problem, the other is not; other kinds of files beside them are not named twice."""
-        told = [f"{problem.where}: {problem.problem}" for problem in verify_run(run.path).problems]
-        assert told == [
+        reported = [f"{problem.where}: {problem.problem}" for problem in verify_run(run.path).problems]
+        assert reported == [
             "step-000002/actor/rank-1.memory.pickle: is not read: instruction GLOBAL at byte 2: it would run code"
         ]
 

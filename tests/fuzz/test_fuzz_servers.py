@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from serving import serving
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from fuzz.hostile import CANARY, KINDS, USER, Routes
@@ -194,7 +194,7 @@ class TestWindows:
         deadline = time.monotonic() + CASE_SECONDS
         while True:
             session.background.round()
-            entries = told(session, step)
+            entries = read_entries(session, step)
             if entries and all(entry.status != "lost" or entry.end_unix_ns for entry in entries):
                 break
             assert time.monotonic() < deadline, entries

@@ -90,18 +90,18 @@ def begin(folder: Path, **config: Any) -> stepprof.Session:
     return stepprof.init({**fixed, **PATIENT, **config}, run_id="run")
 
 
-def told(folder: Path, step: int = 2) -> list[dict[str, Any]]:
+def read_entries(folder: Path, step: int = 2) -> list[dict[str, Any]]:
     """Return what the manifest of the run states about a step's engines."""
     path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
     entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return sorted(entries, key=lambda entry: entry["replica"])
 
 
-def told_as(folder: Path, status: str, step: int = 2) -> dict[str, Any]:
+def wait_for_entry(folder: Path, status: str, step: int = 2) -> dict[str, Any]:
     """The entry of a step's only engine, once it has this status: entries are written a moment after they change."""
     deadline = time.monotonic() + 60
     while True:
-        (entry,) = told(folder, step)
+        (entry,) = read_entries(folder, step)
         if entry["status"] == status:
             return entry
         assert time.monotonic() < deadline, entry
@@ -183,7 +183,7 @@ def end_beside_a_stopped_engine(
             os.kill(pid, signal.SIGCONT)
     assert job.returncode == 0
     assert (folder / "log").read_text().count("the end of the run waits for engines") == 1
-    (entry,) = told(folder)
+    (entry,) = read_entries(folder)
     assert (entry["status"], entry["artifacts"], entry["stop_seconds"]) == ("lost", [], None)
 
 

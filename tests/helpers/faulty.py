@@ -50,7 +50,7 @@ class Control:
         self.released[call] = threading.Event()
         self.reached.pop(call, None)
 
-    def let_go(self, call: str) -> None:
+    def release(self, call: str) -> None:
         self.released.pop(call).set()
 
 

@@ -181,7 +181,7 @@ def dead(message="it has died"):
     return EngineFailure(message, "dead")
 
 
-def told(session, step=2) -> list[SimpleNamespace]:
+def read_entries(session, step=2) -> list[SimpleNamespace]:
     """Return what the manifests of a step state about engines, by replica."""
     found = []
     for file in sorted(session.path.glob(f"step-{step:06d}/manifest/*-engines-*.json")):

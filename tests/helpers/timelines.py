@@ -202,21 +202,21 @@ class Timeline:
                 clocks = {table(clock)[1][0]: table(clock)[2][0] for clock in table(snapshot)[1]}
                 base[sequence] = clocks[6]
             for descriptor in content[60]:
-                told = table(descriptor)
-                self.tracks[told[1][0]] = {
-                    "name": told[2][0].decode(),
-                    "parent": told[5][0] if told[5] else None,
-                    "order": told[12][0],
-                    "ordered": told[11] == [3],
-                    "counter": bool(told[8]),
-                    "lanes_of": told[17][0] if told[17] else None,
-                    "description": told[14][0].decode() if told[14] else "",
+                reported = table(descriptor)
+                self.tracks[reported[1][0]] = {
+                    "name": reported[2][0].decode(),
+                    "parent": reported[5][0] if reported[5] else None,
+                    "order": reported[12][0],
+                    "ordered": reported[11] == [3],
+                    "counter": bool(reported[8]),
+                    "lanes_of": reported[17][0] if reported[17] else None,
+                    "description": reported[14][0].decode() if reported[14] else "",
                 }
             for entries in content[12]:
                 for kind, values in table(entries).items():
                     for value in values:
-                        told = table(value)
-                        interned[sequence, kind][told[1][0]] = told[2][0].decode()
+                        reported = table(value)
+                        interned[sequence, kind][reported[1][0]] = reported[2][0].decode()
             for event in content[11]:
                 events.append((base[sequence] + content[8][0], sequence, table(event)))
         stacks = defaultdict(list)
@@ -231,7 +231,7 @@ class Timeline:
             name = interned[sequence, 2][event[10][0]] if event[10] else event[23][0].decode()
             category = interned[sequence, 1][event[3][0]] if event[3] else ""
             args = dict(self._argument(argument, interned, sequence) for argument in event[4])
-            told = {
+            reported = {
                 "uuid": uuid,
                 "name": name,
                 "category": category,
@@ -240,27 +240,27 @@ class Timeline:
                 "depth": len(stacks[uuid]),
             }
             if kind == 3:
-                self.instants.append(told)
+                self.instants.append(reported)
                 continue
             assert kind == 1
-            stacks[uuid].append(told)
-            self.slices.append(told)
+            stacks[uuid].append(reported)
+            self.slices.append(reported)
             for number in (47, 48):
                 for flow in event[number]:
-                    self.flows[int.from_bytes(flow, "little")].append((number, told))
+                    self.flows[int.from_bytes(flow, "little")].append((number, reported))
         assert not any(stacks.values()), "a slice does not end"
 
     @staticmethod
     def _argument(data, interned, sequence):
-        told = table(data)
-        name = interned[sequence, 3][told[1][0]]
-        if told[17]:
-            return name, interned[sequence, 29][told[17][0]]
-        if told[5]:
-            return name, struct.unpack("<d", told[5][0])[0]
-        if told[2]:
-            return name, bool(told[2][0])
-        value = told[4][0]
+        reported = table(data)
+        name = interned[sequence, 3][reported[1][0]]
+        if reported[17]:
+            return name, interned[sequence, 29][reported[17][0]]
+        if reported[5]:
+            return name, struct.unpack("<d", reported[5][0])[0]
+        if reported[2]:
+            return name, bool(reported[2][0])
+        value = reported[4][0]
         return name, value - 2**64 if value >= 2**63 else value
 
     def path(self, uuid):

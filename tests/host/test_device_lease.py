@@ -152,8 +152,8 @@ class TestLease:
 
     def test_hostile(self, holder, lease, tmp_path):
         """A holder's name begins no line of the log, and moves no cursor."""
-        told = {"pid": "1\n[forged]", "holder": "\x1b[2J" + "x" * 3000, "since": 0}
-        (tmp_path / "npu-0.lease").write_text(json.dumps(told))
+        reported = {"pid": "1\n[forged]", "holder": "\x1b[2J" + "x" * 3000, "since": 0}
+        (tmp_path / "npu-0.lease").write_text(json.dumps(reported))
         with pytest.raises(Busy, match="forged") as failure:
             lease.take("rollout/rank-0")
         assert str(failure.value).isprintable()

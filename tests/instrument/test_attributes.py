@@ -46,9 +46,11 @@ class TestRecording:
             names = [span["name"] for span in spans_of(session)]
         assert len(set(names)) == 12
         assert all(len(name) == LONGEST_NAME and "… (10485" in name for name in names)
-        told = [record.getMessage() for record in caplog.records if "region.name_cut" in record.getMessage()]
-        assert len(told) == 1
-        assert len(told[0]) < 500
+        reported = [
+            record.getMessage() for record in caplog.records if "region.name_cut" in record.getMessage()
+        ]
+        assert len(reported) == 1
+        assert len(reported[0]) < 500
 
     def test_in_a_capture(self, start) -> None:
         """A backend gets names that are as short, for the ranges of its trace and for what it writes into it."""

@@ -137,7 +137,7 @@ class TestSteps:
         assert [s["step"] for s in spans_of(session)] == [8, 8]
 
     @pytest.mark.parametrize(
-        ("step", "told"),
+        ("step", "reported"),
         [
             (None, "no step was entered in this process before"),
             (-1, "a negative number"),
@@ -146,7 +146,7 @@ class TestSteps:
             (2.5, "expected an integer"),
         ],
     )
-    def test_what_is_no_step(self, session, log, step, told) -> None:
+    def test_what_is_no_step(self, session, log, step, reported) -> None:
         """It is reported once, and the body runs as if there were no window."""
         ran = []
         for _ in range(3):
@@ -154,7 +154,7 @@ class TestSteps:
                 ran.append(1)
         assert ran == [1, 1, 1]
         assert spans_of(session) == []
-        assert [told in line["reason"] for line in log if line["event"] == "call.refused"] == [True]
+        assert [reported in line["reason"] for line in log if line["event"] == "call.refused"] == [True]
 
     @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
     def test_what_is_no_role(self, start, log, role) -> None:

@@ -88,6 +88,6 @@ class TestOwnProfiler:
         """It records every call of every step, so that nothing but leaving it out helps."""
         with capture_logs() as lines:
             roll._run_begins(pipeline(profiles=profiles), (), {})
-        told = [each for each in lines if each["event"] == "adapter.other_profiler"]
-        assert [each["steps"] for each in told] == reported
-        assert not any("STEPPROF_FROM" in each["reason"] for each in told)
+        stated = [each for each in lines if each["event"] == "adapter.other_profiler"]
+        assert [each["steps"] for each in stated] == reported
+        assert not any("STEPPROF_FROM" in each["reason"] for each in stated)

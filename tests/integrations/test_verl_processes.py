@@ -33,11 +33,13 @@ class TestSample:
         (span,) = spans()
         assert (span["name"], span["step"], span["attrs"]) == ("agent_loop", 2, {"sample": "5.1"})
 
-    @pytest.mark.parametrize("told", [{"step": -1, "validate": False}, {"step": 7, "validate": True}])
-    def test_is_of_the_open_step(self, spans, told) -> None:
+    @pytest.mark.parametrize("reported", [{"step": -1, "validate": False}, {"step": 7, "validate": True}])
+    def test_is_of_the_open_step(self, spans, reported) -> None:
         """A fully asynchronous trainer tells no step, and an evaluation's is not that of its samples."""
         with stepprof.profile_step(2, role="rollout"):
-            token = verl_processes._sample_begins(None, ({}, {"sample_index": 5, "rollout_n": 0, **told}), {})
+            token = verl_processes._sample_begins(
+                None, ({}, {"sample_index": 5, "rollout_n": 0, **reported}), {}
+            )
             verl_processes._sample_ends(token, None)
         assert [(each["name"], each["role"]) for each in spans() if each["kind"] == "region"] == [
             ("agent_loop", "rollout")

@@ -133,5 +133,5 @@ def test_wherever_it_comes(tmp_path, more) -> None:
         "exclusive_access.py:release",
     } <= {place for place, _ in calls}
     for call, step in zip(calls * 2, steps[::2] + steps[1::2], strict=True):
-        told = {entry["role"]: entry["status"] for entry in read_step(session.path, step)["windows"]}
-        assert told["actor"] == "complete", (call, step, told)
+        reported = {entry["role"]: entry["status"] for entry in read_step(session.path, step)["windows"]}
+        assert reported["actor"] == "complete", (call, step, reported)

@@ -820,7 +820,7 @@ class TestHandOver:
 
         yield begin
         if "stop" in control.released:
-            control.let_go("stop")
+            control.release("stop")
         for thread in threads:
             thread.join(10)
 
@@ -832,7 +832,7 @@ class TestHandOver:
     def test_a_selected_window_waits_for_it(self, handing_over) -> None:
         """And is captured; how long it waited is in the manifest."""
         session = handing_over()
-        threading.Timer(0.1, control.let_go, ["stop"]).start()
+        threading.Timer(0.1, control.release, ["stop"]).start()
         loop([3])
         second = ended(session)[1]
         assert (second["step"], second["status"]) == (3, "complete")
@@ -842,7 +842,7 @@ class TestHandOver:
         """With the reason and the seconds."""
         session = handing_over(engine_stop_timeout_seconds=0.1)
         loop([3])
-        control.let_go("stop")
+        control.release("stop")
         second = ended(session)[1]
         assert (second["step"], second["status"]) == (3, "skipped")
         assert second["error"].startswith("the stop on another thread did not end within 0.1")
@@ -852,7 +852,7 @@ class TestHandOver:
         """The thread that stops arms nothing for the step to come: no window would ever open or abort that."""
         session = handing_over()
         stepprof.shutdown(0.1)
-        control.let_go("stop")
+        control.release("stop")
         (thread,) = (each for each in threading.enumerate() if each.name == "handing over")
         thread.join(30)
         assert control.calls == ["arm", "start", "stop"]
@@ -868,7 +868,7 @@ class TestHandOver:
                 await asyncio.sleep(0.005)
                 ticks.append(number)
                 if number == 10:
-                    control.let_go("stop")
+                    control.release("stop")
 
         task = asyncio.create_task(tick())
         async with profile_step(3):
@@ -883,7 +883,7 @@ class TestHandOver:
         session = handing_over(engine_stop_timeout_seconds=0.1)
         async with profile_step(3):
             pass
-        control.let_go("stop")
+        control.release("stop")
         second = ended(session)[1]
         assert (second["status"], second["wait_seconds"] >= 0.1) == ("skipped", True)
 
@@ -908,14 +908,14 @@ class TestHandOver:
         until(lambda: stepprof.state().status == "flushing")
         three.stop()
         assert stepprof.state().status == "flushing"
-        control.let_go("stop")
+        control.release("stop")
         thread.join()
         assert [w["status"] for w in ended(session)] == ["complete", "partial"]
 
     def test_the_end_of_the_run_waits_for_it(self, handing_over) -> None:
         """And loses nothing."""
         session = handing_over()
-        threading.Timer(0.1, control.let_go, ["stop"]).start()
+        threading.Timer(0.1, control.release, ["stop"]).start()
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_a_window_inside_the_backends_own_act_is_skipped(self, start) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof import profile_step
@@ -33,7 +33,7 @@ def elsewhere(engine):
 
 def outcomes(session):
     session.background.round()
-    return [entry.status for entry in told(session, 2)]
+    return [entry.status for entry in read_entries(session, 2)]
 
 
 class TestInsideAStep:
@@ -49,7 +49,7 @@ class TestInsideAStep:
             assert outcomes(session) == ["lost"]
         assert time.monotonic() - left > STOP_SECONDS / 2
         assert outcomes(session) == ["complete"]
-        [entry] = told(session, 2)
+        [entry] = read_entries(session, 2)
         assert before < entry.end_unix_ns < before + STOP_SECONDS * 1e9
 
     def test_the_next_window_of_the_engine_waits(self, recording, elsewhere):
@@ -76,7 +76,7 @@ class TestInsideAStep:
             pass
         stepprof.shutdown(20)
         step.stop()
-        assert [entry.status for entry in told(session, 2)] == ["complete"]
+        assert [entry.status for entry in read_entries(session, 2)] == ["complete"]
 
     def test_an_interrupted_step(self, recording, elsewhere):
         """Its exception reaches the caller, and the engine's file is kept."""

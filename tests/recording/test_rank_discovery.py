@@ -298,5 +298,7 @@ for _ in range(3):
             [run_id, "actor-abc"],
             [run_id, "1"],
         ]
-        told = {window["rank"]: (window["backend"], len(window["artifacts"])) for window in warm.windows()}
-        assert told == {"driver": ("null", 0), "actor-abc": ("null", 0), 1: ("torch", 1)}
+        reported = {
+            window["rank"]: (window["backend"], len(window["artifacts"])) for window in warm.windows()
+        }
+        assert reported == {"driver": ("null", 0), "actor-abc": ("null", 0), 1: ("torch", 1)}

@@ -133,10 +133,10 @@ class TestInit:
         with profile_step(2):
             pass
         stepprof.shutdown()
-        told = [line["reason"] for line in log if line["event"] == "rank.nonexistent"]
-        assert len(told) == 2
-        assert "there is no rank 8 in a world of 1" in told[0]
-        assert told[1].startswith("roles.ref: ")
+        reported = [line["reason"] for line in log if line["event"] == "rank.nonexistent"]
+        assert len(reported) == 2
+        assert "there is no rank 8 in a world of 1" in reported[0]
+        assert reported[1].startswith("roles.ref: ")
 
     def test_a_folder_that_cannot_be_written(self, init, tmp_path) -> None:
         """Is named, and there is no session."""

@@ -192,9 +192,9 @@ class TestLosses:
             fill(recorder, 5)
             file.drain(recorder)
         file.close()
-        [[_, *spans, told]] = folder.lines()
+        [[_, *spans, reported]] = folder.lines()
         assert len(spans) == 5
-        assert (told["name"], told["value"]) == ("stepprof.dropped", 10)
+        assert (reported["name"], reported["value"]) == ("stepprof.dropped", 10)
         assert file.lost == 10
 
     def test_no_litter_on_a_full_disk(self, folder, monkeypatch) -> None:
@@ -236,8 +236,10 @@ class TestLosses:
         file.drain(recorder)
         file.drain(recorder)
         file.close()
-        told = [line for lines in folder.lines() for line in lines if line.get("name") == "stepprof.dropped"]
-        assert [line["value"] for line in told] == [1]
+        reported = [
+            line for lines in folder.lines() for line in lines if line.get("name") == "stepprof.dropped"
+        ]
+        assert [line["value"] for line in reported] == [1]
         assert file.lost == 1
 
     def test_a_vanished_folder(self, start, log) -> None:

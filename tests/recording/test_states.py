@@ -38,7 +38,7 @@ from stepprof import profile_step
 from stepprof.backends.base import Busy
 from stepprof.config.config import Config
 from stepprof.errors import BackendError
-from stepprof.recording.window_handle import Ahead
+from stepprof.recording.window_handle import EarlyEngines
 from stepprof.state_machine import STATES
 
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"
@@ -397,7 +397,7 @@ class Sequences(RuleBasedStateMachine):
                 self._give_up_waiting(step)
             waiting, second = self._wait(step, end)
         finally:
-            control.let_go("stop")
+            control.release("stop")
         stopping.result(30)
         waiting.result(30)
         arm = self._arm_events(last.step, "idle")
@@ -418,7 +418,7 @@ class Sequences(RuleBasedStateMachine):
     def _give_up_waiting(self, step) -> None:
         entered = self._selected(step, "rollout")
         event = "enter, selected, flushing does not end in time"
-        (outcome,) = self._happens([event], lambda: entered.window.__enter__(Ahead(3600.0)))
+        (outcome,) = self._happens([event], lambda: entered.window.__enter__(EarlyEngines(3600.0)))
         self.expected[entered.key], self.body_errors[entered.key] = outcome, None
         entered.leave()
 

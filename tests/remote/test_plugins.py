@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof.analysis.verify import verify_run
@@ -76,7 +76,7 @@ def recorded(start):
         deadline = time.monotonic() + 5
         while True:
             session.background.round()
-            entries = told(session)
+            entries = read_entries(session)
             if entries and entries[0].status != "lost":
                 return session, entries[0]
             assert time.monotonic() < deadline

@@ -45,7 +45,7 @@ def late(run):
         for at in range(1_022)
     ]
     events = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": steps}
-    told = {
+    reported = {
         "end_unix_ns": 1_700_000_000_220_000_000,
         "stop_seconds": 11.0,
         "overrun_seconds": 10.0,
@@ -55,7 +55,9 @@ def late(run):
     def late(**more):
         data = gzip.compress(json.dumps(events).encode())
         tell_engines(
-            run, record_engine(run, data=data, **{"host": "h", **told, **more}), clocks=more.pop("clocks", ())
+            run,
+            record_engine(run, data=data, **{"host": "h", **reported, **more}),
+            clocks=more.pop("clocks", ()),
         )
         return run
 

@@ -144,7 +144,7 @@ class TestOwnTime:
         slow = {"arm": 0.05, "start": 0.03, "stop": 0.02}
         for call, seconds in slow.items():
             control.hold(call)
-            threading.Thread(target=self._let_go_late, args=(call, seconds)).start()
+            threading.Thread(target=self._release_late, args=(call, seconds)).start()
         with profile_step(2, role="actor"):
             pass
         (entry,) = ended(session)
@@ -154,10 +154,10 @@ class TestOwnTime:
         assert begun - 2_000 <= entry["arm_unix_ns"] < entry["start_unix_ns"]
 
     @staticmethod
-    def _let_go_late(call, seconds) -> None:
+    def _release_late(call, seconds) -> None:
         control.reached[call].wait(30)
         time.sleep(seconds)
-        control.let_go(call)
+        control.release(call)
 
     def test_armed_in_the_step_before(self, start) -> None:
         """The arming is counted where it was: when the step before was over."""
@@ -257,7 +257,7 @@ class TestOwnTime:
         """The bound is for what is recorded: it counts from when the profiler runs."""
         session = start(steps="2", max_seconds=0.3)
         control.hold("start")
-        threading.Thread(target=self._let_go_late, args=("start", 0.4)).start()
+        threading.Thread(target=self._release_late, args=("start", 0.4)).start()
         with profile_step(2, role="actor"):
             while control.calls[-1] != "stop":
                 time.sleep(0.01)
@@ -312,7 +312,7 @@ class TestOwnTime:
         first = threading.Thread(target=lambda: profile_step(2, role="a").start().stop())
         first.start()
         assert control.reached["stop"].wait(30)
-        threading.Timer(0.1, control.let_go, ["stop"]).start()
+        threading.Timer(0.1, control.release, ["stop"]).start()
         with profile_step(3, role="b"):
             pass
         first.join()

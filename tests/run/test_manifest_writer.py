@@ -98,7 +98,7 @@ class TestTell:
         assert (window["pending"], window["reason_code"]) == (False, "busy")
         assert (window["status"], window["error"], window["backend"]) == ("skipped", "busy", "null")
         assert (window["wait_seconds"], window["artifacts"]) == (1.234568, [])
-        ticket.tell_error(ValueError("mine"))
+        ticket.note_error(ValueError("mine"))
         assert read(ticket.fragment)["windows"][0]["body_error"] == "ValueError: mine"
 
 

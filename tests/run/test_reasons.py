@@ -13,7 +13,7 @@ import stepprof
 from stepprof.host.process_identity import writer_identity
 from stepprof.run.fragments import read_engine, read_window
 from stepprof.run.reasons import ReasonCode, is_pending
-from stepprof.run.summary import told_once
+from stepprof.run.summary import without_references
 
 PACKAGE = Path(stepprof.__file__).parent
 ENGINE = {"role": "rollout", "replica": 0, "name": "e", "status": "joined"}
@@ -60,7 +60,7 @@ class TestDrivenElsewhere:
         """Of an engine that several processes attached, the entry of the one that drives it counts, whatever the others' messages say."""
         mine, _ = read_engine({**ENGINE, "status": "complete"}, None)
         theirs, _ = read_engine({**ENGINE, "reason_code": "driven_elsewhere", "error": text}, None)
-        assert told_once([mine, theirs]) == [mine]
+        assert without_references([mine, theirs]) == [mine]
 
 
 class TestDocs:

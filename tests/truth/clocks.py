@@ -38,7 +38,7 @@ def places(notes: Notes) -> dict[int | str, Place]:
         for source, machine, island in placed
     }
     for process in notes.truth.processes:
-        if process.rank not in found and process.told(notes.truth):
+        if process.rank not in found and process.windows_in_manifest(notes.truth):
             # only the manifest knows it: it is on the clock of its machine
             found[process.rank] = by_machine.get(process.machine.boot) or _compared(
                 notes, process.machine, placed

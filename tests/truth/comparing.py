@@ -185,11 +185,11 @@ def _overhead(notes: Notes, everyone: Sequence[Known]) -> None:
     """What the recording cost each process, by its manifest."""
     rows = {key_of(row.label): row for row in notes.report.overhead}
     for each in everyone:
-        told = [window for window in each.process.windows if window.status is not None]
+        stated = [window for window in each.process.windows if window.status is not None]
         row = rows.get(each.rank)
-        if each.rank == "driver" or not told or row is None:
+        if each.rank == "driver" or not stated or row is None:
             continue
-        notes.same(f"arming {each.rank}", row.arm, sum(window.arm for window in told))
-        notes.same(f"starting {each.rank}", row.start, sum(window.begin for window in told))
-        stalls = [window.stall for window in told if window.status != "lost"]
+        notes.same(f"arming {each.rank}", row.arm, sum(window.arm for window in stated))
+        notes.same(f"starting {each.rank}", row.start, sum(window.begin for window in stated))
+        stalls = [window.stall for window in stated if window.status != "lost"]
         notes.same(f"stopping {each.rank}", row.stall, sum(stalls) if stalls else None)

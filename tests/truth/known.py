@@ -84,7 +84,7 @@ def known_of(truth: Truth, process: Process, place: Place) -> Known:
     spans = truth.spans and process.has_spans
     known = Known(process, place, spans=spans)
     for window in process.windows:
-        in_manifest = window in process.told(truth)
+        in_manifest = window in process.windows_in_manifest(truth)
         # without its spans, where a capped capture ended is all that is known; of a lost one nothing is
         whole = in_manifest and window.status != "lost" and window.capped_by is None
         if (spans and not process.ended(window.end)) or whole:

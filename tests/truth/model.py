@@ -200,7 +200,7 @@ class Process:
     killed: int | None = None
     """When it was killed: its spans have what had ended by then."""
 
-    def told(self, truth: Truth) -> list[Window]:
+    def windows_in_manifest(self, truth: Truth) -> list[Window]:
         """Return its windows in the manifest."""
         if not self.recorded or (self.rank == "driver" and truth.shape.driver != "manifest"):
             return []
@@ -277,8 +277,8 @@ class Truth:
         """The process that compares clocks: the first that writes into the manifest."""
         drivers = [process for process in self.processes if process.rank == "driver"]
         ordered = [*drivers, *(process for process in self.processes if process.rank != "driver")]
-        told = [process for process in ordered if process.told(self)]
-        return ordered[0] if self.engines or not told else told[0]
+        windows_in_manifest = [process for process in ordered if process.windows_in_manifest(self)]
+        return ordered[0] if self.engines or not windows_in_manifest else windows_in_manifest[0]
 
     @property
     def comparisons(self) -> list[tuple[int, int, int, int]]:

@@ -120,52 +120,56 @@ class _Sentences:
 @_reads(
     r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>[^`]+?)(?: \((?P<regions>`.+)\))?(?: \(they overlap\))?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.about(match["seconds"], told.report.seconds)
-    shares = {row.role: row.share for row in told.report.roles}
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["seconds"], sentences.report.seconds)
+    shares = {row.role: row.share for row in sentences.report.roles}
     none = ("engine", "recording", "outside")
-    apart = [each for each in told.report.path if each.role is None and each.kind not in none]
-    shares["no role"] = sum(each.seconds for each in apart) / told.report.seconds
+    apart = [each for each in sentences.report.path if each.role is None and each.kind not in none]
+    shares["no role"] = sum(each.seconds for each in apart) / sentences.report.seconds
     for part in match["parts"].split(", "):
         role, _, share = part.rpartition(" ")
-        told.share(share[:-1], shares.get(role, -1.0))
+        sentences.share(share[:-1], shares.get(role, -1.0))
     for name, share in re.findall(r"`([^`]+)` (\d+)%", match["regions"] or ""):
         spent = [each.seconds for each in apart if (each.region or "").partition("/")[0] == name]
-        told.share(share, sum(spent) / told.report.seconds)
+        sentences.share(share, sum(spent) / sentences.report.seconds)
 
 
 @_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>`.+)")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.about(match["seconds"], told.report.seconds)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["seconds"], sentences.report.seconds)
     for name, share in re.findall(r"`([^`]+)` (\d+)%", match["parts"]):
-        spent = [each for each in told.report.path if (each.region or "").partition("/")[0] == name]
-        told.share(share, sum(each.seconds for each in spent) / told.report.seconds)
-        most = sum(row.share for row in told.report.regions if row.region == name)  # in each of its roles
+        spent = [each for each in sentences.report.path if (each.region or "").partition("/")[0] == name]
+        sentences.share(share, sum(each.seconds for each in spent) / sentences.report.seconds)
+        most = sum(
+            row.share for row in sentences.report.regions if row.region == name
+        )  # in each of its roles
         if int(share) > 100 * most + 1:  # the table was compared with the truth
-            told.wrong(most)
+            sentences.wrong(most)
 
 
 @_reads(r"the step took (?P<seconds>[\d.,]+ \w+), and no role or region divides it")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.about(match["seconds"], told.report.seconds)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["seconds"], sentences.report.seconds)
 
 
 @_reads(r"the step took (?P<parts>.+?)(?:, and \d+ more)?, each by its own clock")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in told.waited]
-    for island in set(told.notes.islands.values()):  # one may have engines alone
-        lengths.append(told.notes.generated(island) / 1e9)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in sentences.waited]
+    for island in set(sentences.notes.islands.values()):  # one may have engines alone
+        lengths.append(sentences.notes.generated(island) / 1e9)
     for part in re.findall(rf"({TIME}) on ", match["parts"]):
         low, high = seconds_of(part[0])
         if not any(low <= length <= high for length in lengths):
-            told.wrong(lengths)
+            sentences.wrong(lengths)
 
 
 @_reads(r"the clocks of (?P<count>\d+) groups of hosts were never compared: .+")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    islands = {each.place.island for each in told.everyone.values()} | set(told.notes.islands.values())
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    islands = {each.place.island for each in sentences.everyone.values()} | set(
+        sentences.notes.islands.values()
+    )
     if int(match["count"]) < 2 or len(islands) < 2:
-        told.wrong(islands)
+        sentences.wrong(islands)
 
 
 def _names(text: str) -> list[str]:
@@ -175,56 +179,56 @@ def _names(text: str) -> list[str]:
 @_reads(
     rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded)?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    process = told.process(match["who"])
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    process = sentences.process(match["who"])
     windows = [] if process is None else [each for each in process.windows if each.capped_by]
     for window in windows:
         low, high = seconds_of(match["recorded"])
         if low <= ((window.captured or 0) - window.start) / 1e9 <= high:
             if match["window"] is not None:
-                told.about(match["window"], (window.end - window.start) / 1e9)
+                sentences.about(match["window"], (window.end - window.start) / 1e9)
             if match["missing"] is not None:
                 length = window.end - window.start
-                told.share(match["missing"], (window.end - (window.captured or 0)) / length)
+                sentences.share(match["missing"], (window.end - (window.captured or 0)) / length)
             return
-    told.wrong(windows)
+    sentences.wrong(windows)
 
 
 @_reads(
     r"the capture of (?P<who>.+?) (?P<what>ended before the window \(max_seconds\)|was lost.*?|is damaged.*?)"
     r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded)?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
     fate = {"ended": "capped", "was": "lost", "is": "truncated"}[match["what"].split()[0]]
     for name in _names(match["who"]):
-        process = told.process(name)
+        process = sentences.process(name)
         if process is None or process.fate.replace("killed", "lost") != fate:
-            told.wrong(process)
+            sentences.wrong(process)
         elif match["low"] is not None and fate != "truncated":
             for window in process.windows:
                 if fate == "lost" or window.capped_by:
                     reached = 0 if fate == "lost" else (window.captured or window.start) - window.start
                     missing = 100 * (1 - reached / (window.end - window.start))
                     if not int(match["low"]) - 1 <= missing <= int(match["high"] or match["low"]) + 1:
-                        told.wrong(missing)
+                        sentences.wrong(missing)
 
 
 @_reads(r"captures were incomplete in \d+ more ways: report.json lists them")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    if len({process.fate for process in told.notes.truth.processes}) < 4:
-        told.wrong("fewer kinds")
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    if len({process.fate for process in sentences.notes.truth.processes}) < 4:
+        sentences.wrong("fewer kinds")
 
 
 @_reads(
     rf"(?P<who>.+) was the last to finish (?P<phase>.+?): (?P<seconds>{TIME}) behind (?P<others>.+?)"
     rf"(?:, having started (?P<later>{TIME}) later)?(?:, (?P<held>{TIME}) of it due to the profiler)?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    role, region = told.phase(match["phase"])
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    role, region = sentences.phase(match["phase"])
     who = key_of(match["who"])
     ends = {}
-    for rank, known in told.everyone.items():
-        if who in told.everyone and known.place.island != told.everyone[who].place.island:
+    for rank, known in sentences.everyone.items():
+        if who in sentences.everyone and known.place.island != sentences.everyone[who].place.island:
             continue
         mine = (
             [end - known.place.shift for each, _, end in known.windows if each == role]
@@ -236,27 +240,27 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         )
         if mine and not unended:
             ends[rank] = max(mine)
-    if who not in ends or len(ends) < 2 or ends[who] + _doubt(told, ends) < max(ends.values()):
-        told.wrong(ends)
+    if who not in ends or len(ends) < 2 or ends[who] + _doubt(sentences, ends) < max(ends.values()):
+        sentences.wrong(ends)
         return
-    doubt = _doubt(told, ends) / 1e9
-    blind = {rank for rank in ends if is_partial(told.everyone[rank], role)}
+    doubt = _doubt(sentences, ends) / 1e9
+    blind = {rank for rank in ends if is_partial(sentences.everyone[rank], role)}
     behind = []
     for left_out in (set(), blind):  # a window of traces alone leaves out those of partial captures
         others = [end for rank, end in ends.items() if rank != who and rank not in left_out]
         if others:
             behind.append((ends[who] - median(others)) / 1e9)
     others = [rank for rank in ends if rank != who]
-    told.about(match["seconds"], min(behind) - doubt, max(behind) + doubt)
+    sentences.about(match["seconds"], min(behind) - doubt, max(behind) + doubt)
     if key_of(match["others"]) is not None and (
         len(set(others) - blind) > 1 or key_of(match["others"]) not in ends
     ):
-        told.wrong(ends)
+        sentences.wrong(ends)
 
 
-def _doubt(told: _Sentences, ranks: object) -> int:
+def _doubt(sentences: _Sentences, ranks: object) -> int:
     assert isinstance(ranks, dict)
-    errors = sorted(told.everyone[rank].place.error for rank in ranks)
+    errors = sorted(sentences.everyone[rank].place.error for rank in ranks)
     return sum(errors[-2:])
 
 
@@ -265,47 +269,47 @@ def _doubt(told: _Sentences, ranks: object) -> int:
     rf"(?:, and (?P<again>.+) waited (?P<own>{TIME}) for others: they are late in turns)?"
     rf"(?:; (?P<last>.+) began (?P<role>.+) (?P<later>{TIME}) later)?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    role, region = told.phase(match["phase"])
-    sides = told.waited[0].sides().get((role or "", region or ""), {})
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    role, region = sentences.phase(match["phase"])
+    sides = sentences.waited[0].sides().get((role or "", region or ""), {})
     who, whom = key_of(match["who"]), key_of(match["whom"])
     if who not in sides or whom not in sides[who].at_most or who == whom:
-        told.wrong((role, region, sorted(map(str, sides))))
+        sentences.wrong((role, region, sorted(map(str, sides))))
         return
     assert isinstance(whom, int)
     side = sides[who]
-    told.about(match["seconds"], side.at_least[whom] / 1e9, side.at_most[whom] / 1e9)
+    sentences.about(match["seconds"], side.at_least[whom] / 1e9, side.at_most[whom] / 1e9)
     if match["own"] is not None:
         own = sides.get(whom)
         if own is None or key_of(match["again"]) != whom:
-            told.wrong((role, region, sorted(map(str, sides))))
+            sentences.wrong((role, region, sorted(map(str, sides))))
             return
-        told.about(match["own"], sum(own.at_least.values()) / 1e9, sum(own.at_most.values()) / 1e9)
+        sentences.about(match["own"], sum(own.at_least.values()) / 1e9, sum(own.at_most.values()) / 1e9)
     if match["later"] is not None:
         begins = {
             rank: min(start - known.place.shift for each, start, _ in known.windows if each == role)
-            for rank, known in told.everyone.items()
+            for rank, known in sentences.everyone.items()
             if rank in (who, whom) and known.windows
         }
         if len(begins) < 2:  # of a capped capture only the manifest states the begin
             return
-        doubt = _doubt(told, begins) / 1e9
+        doubt = _doubt(sentences, begins) / 1e9
         later = (begins[whom] - begins[who]) / 1e9
-        told.about(match["later"], later - doubt, later + doubt)
+        sentences.about(match["later"], later - doubt, later + doubt)
         if key_of(match["last"]) != whom or match["role"] != (role or "the step"):
-            told.wrong(begins)
+            sentences.wrong(begins)
 
 
 @_reads(
     rf"(?P<who>.+) spent (?P<seconds>{TIME}) in collectives of (?P<phase>.+?)(?:; (?P<there>\d+) of (?P<all>\d+) members were recorded| that could not be matched across ranks), so the rank it waited for is unknown"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    known = told.everyone.get(key_of(match["who"]) or 0)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    known = sentences.everyone.get(key_of(match["who"]) or 0)
     sizes = set() if known is None else {len(call.group.ranks) for call in known.calls}
     if known is None or (match["all"] is not None and int(match["all"]) not in sizes):
-        told.wrong(sizes)
+        sentences.wrong(sizes)
         return
-    told.about(
+    sentences.about(
         match["seconds"],
         0,
         sum(call.leave[known.rank] - call.arrive[known.rank] for call in known.calls) / 1e9,
@@ -313,19 +317,21 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
 
 
 @_reads(r"the (?P<kind>GPU|NPU)s were busy for (?P<share>\d+)% of the captured time")
-def _(told: _Sentences, match: re.Match[str]) -> None:
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
     shares = [
-        row.busy_share for row in told.report.overlap if row.device != "cpu" and row.busy_share is not None
+        row.busy_share
+        for row in sentences.report.overlap
+        if row.device != "cpu" and row.busy_share is not None
     ]
-    told.share(match["share"], sum(shares) / len(shares))
+    sentences.share(match["share"], sum(shares) / len(shares))
 
 
 PLACE = r"(?:`(?P<region>[^`]+)`(?: \((?:in )?(?:`(?P<around>[^`]+)`)?(?:, )?(?:role (?P<role>[^)]+))?\))?|the window of (?P<window>[^,]+)|the window)"
 
 
-def _own(told: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool) -> int | None:
+def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool) -> int | None:
     """How long a process was in a place and in no region inside it [ns]; None: it never was."""
-    known = told.everyone[rank]
+    known = sentences.everyone[rank]
     role = match["role"] or match["window"]
     regions = [(each.name, each.role, known.at(each.start), known.at(each.end)) for each in known.regions]
     windows = [(start, end) for each, start, end in known.windows if role is None or each == role]
@@ -363,23 +369,27 @@ def _around(
 @_reads(
     rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])
-    if who not in told.everyone:
-        told.wrong("no such process")
+    if who not in sentences.everyone:
+        sentences.wrong("no such process")
         return
-    island = told.everyone[who].place.island
+    island = sentences.everyone[who].place.island
     calls = match["calls"] is not None
     times = {
-        rank: _own(told, rank, match, calls=calls)
-        for rank, known in told.everyone.items()
+        rank: _own(sentences, rank, match, calls=calls)
+        for rank, known in sentences.everyone.items()
         if known.place.island == island and isinstance(rank, int)
     }
     mine = times.pop(who, None)
     others = [time for time in times.values() if time is not None]
     low, _ = seconds_of(match["seconds"])
-    if mine is None or not others or low > (mine - min(others)) / 1e9 + LATE * len(told.everyone[who].calls):
-        told.wrong((mine, times))
+    if (
+        mine is None
+        or not others
+        or low > (mine - min(others)) / 1e9 + LATE * len(sentences.everyone[who].calls)
+    ):
+        sentences.wrong((mine, times))
 
 
 LATE = 0.0006
@@ -389,39 +399,43 @@ LATE = 0.0006
 @_reads(
     rf"(?P<who>.+?) spent (?P<seconds>{TIME}) in {PLACE}(?:, collectives not counted)?, and no other rank did"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])
-    here = {rank for rank in told.everyone if isinstance(rank, int) and _own(told, rank, match, calls=False)}
+    here = {
+        rank
+        for rank in sentences.everyone
+        if isinstance(rank, int) and _own(sentences, rank, match, calls=False)
+    }
     if who not in here:
-        told.wrong(here)
+        sentences.wrong(here)
 
 
 @_reads(rf"collectives took (?P<seconds>{TIME}) in {PLACE} while nothing was computed")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    calls = {id(call): call for known in told.everyone.values() for call in known.calls}.values()
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    calls = {id(call): call for known in sentences.everyone.values() for call in known.calls}.values()
     transfer = sum(
         max(call.leave[rank] - (max(call.arrive.values()) if call.synchronises else call.arrive[rank]) for rank in call.leave)
         for call in calls
     )  # fmt: skip
-    error = max((known.place.error for known in told.everyone.values()), default=0)
+    error = max((known.place.error for known in sentences.everyone.values()), default=0)
     errors = sum(call.blur for call in calls) + 2 * len(calls) * error
-    told.about(match["seconds"], 0, (transfer + errors) / 1e9 + LATE * len(calls))
+    sentences.about(match["seconds"], 0, (transfer + errors) / 1e9 + LATE * len(calls))
 
 
 @_reads(rf"the device of (?P<who>.+) had no work for (?P<seconds>{TIME}) in {PLACE}")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    (row,) = [row for row in told.report.idle if row.label == match["who"]]
-    told.about(match["seconds"], 0, row.wall - row.busy)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    (row,) = [row for row in sentences.report.idle if row.label == match["who"]]
+    sentences.about(match["seconds"], 0, row.wall - row.busy)
 
 
 @_reads(
     rf"(?P<who>.+) stayed in {PLACE} for (?P<seconds>{TIME}) after the recorded (?P<what>engines|ranks) had finished"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])
-    known = told.everyone.get(who) if who is not None else None
+    known = sentences.everyone.get(who) if who is not None else None
     if known is None:
-        told.wrong("no such process")
+        sentences.wrong("no such process")
         return
     role = match["role"] or match["window"]
     ends = [end for each, _, end in known.windows if role is None or each == role]
@@ -430,67 +444,67 @@ def _(told: _Sentences, match: re.Match[str]) -> None:
         (end - start for each, start, end in known.windows if role is None or each == role), default=0
     )
     if not ends or low > longest / 1e9:
-        told.wrong(longest)
+        sentences.wrong(longest)
 
 
 @_reads(
     rf"the rollout's tail took (?P<seconds>{TIME}): of \d+ sequences at most \d+ (?:was|were) still generated"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.about(match["seconds"], 0, max(row.tail for row in told.report.rollout))
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["seconds"], 0, max(row.tail for row in sentences.report.rollout))
 
 
 @_reads(rf"(?P<who>.+) computed preempted sequences again for (?P<seconds>{TIME})")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.wrong("no simulated engine has preemptions")
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.wrong("no simulated engine has preemptions")
 
 
 @_reads(
     rf"the step is too short to be judged: recording it held (?P<who>.+) up for (?P<held>{TIME}), the step itself took (?P<own>{TIME})"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.about(match["own"], 0, told.report.seconds)
-    process = told.process(match["who"])
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["own"], 0, sentences.report.seconds)
+    process = sentences.process(match["who"])
     if process is None:
-        told.wrong("no such process")
+        sentences.wrong("no such process")
         return
-    windows = process.told(told.notes.truth)
-    told.about(match["held"], sum(each.arm + each.begin + each.stall for each in windows) / 1e9)
+    windows = process.windows_in_manifest(sentences.notes.truth)
+    sentences.about(match["held"], sum(each.arm + each.begin + each.stall for each in windows) / 1e9)
 
 
 @_reads(r"(?P<count>\d+) of (?P<all>\d+) sources have no events: .+")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    without = [source for source in told.report.sources if not source.events]
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    without = [source for source in sentences.report.sources if not source.events]
     if int(match["count"]) > len(without):
-        told.wrong(len(without))
+        sentences.wrong(len(without))
 
 
 @_reads(r"no process recorded a rollout in this step; the nearest step with one is step (?P<nearest>\d+)")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    roles = {window.role for process in told.notes.truth.processes for window in process.windows}
-    if "rollout" in roles or int(match["nearest"]) == told.report.step:
-        told.wrong(roles)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    roles = {window.role for process in sentences.notes.truth.processes for window in process.windows}
+    if "rollout" in roles or int(match["nearest"]) == sentences.report.step:
+        sentences.wrong(roles)
 
 
 @_reads(r"(?P<who>.+) reached (?P<size>[\d.]+) GiB \((?P<device>GPU 0|CPU), allocated\)")
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    process = told.process(match["who"])
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    process = sentences.process(match["who"])
     if process is None or match["device"] != ("GPU 0" if process.devices else "CPU"):
-        told.wrong(process)
+        sentences.wrong(process)
         return
     whole = [
         each
-        for each in told.notes.truth.processes
+        for each in sentences.notes.truth.processes
         if each.fate == "complete" and bool(each.devices) == bool(process.devices) and each.windows
     ]
     size, true = float(match["size"]), process.peak_bytes / 2**30
     if abs(size - true) > 0.05 + 1e-6 or any(each.peak_bytes > process.peak_bytes for each in whole):
-        told.wrong({each.rank: each.peak_bytes / 2**30 for each in whole})
+        sentences.wrong({each.rank: each.peak_bytes / 2**30 for each in whole})
 
 
 @_reads(
     rf"the allocator of .+ found no memory .+ since its process began, and freed its cache(?:; .+ failed)?"
     rf"|.+ took memory from its device's driver, or gave it back, for {TIME} in {PLACE}"
 )
-def _(told: _Sentences, match: re.Match[str]) -> None:
-    told.wrong("no simulated process runs out of memory")
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.wrong("no simulated process runs out of memory")

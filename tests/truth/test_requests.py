@@ -87,14 +87,14 @@ def per_token(request: Request) -> float | None:
     return request["decode_seconds"] / (tokens - 1) if tokens > 1 and "decode_seconds" in request else None
 
 
-def same(told: SampleSeconds | None, true: list[float]) -> None:
+def same(reported: SampleSeconds | None, true: list[float]) -> None:
     """Compare a distribution with the values that it is of."""
-    if told is None:
+    if reported is None:
         assert not true
         return
     ordered = sorted(true)
-    assert told.count == len(true)
-    assert [told.mean, told.median, told.p95, told.longest] == pytest.approx(
+    assert reported.count == len(true)
+    assert [reported.mean, reported.median, reported.p95, reported.longest] == pytest.approx(
         [mean(true), *(ordered[math.ceil(part * len(true)) - 1] for part in (0.5, 0.95, 1))], abs=1e-8
     )
 
@@ -131,5 +131,5 @@ def test_each_sample(recorded: tuple[Path, dict[int, Samples]], step: int) -> No
             else None,
         }
         for name, value in true.items():
-            told = getattr(sample, name)
-            assert told == value if value is None else told == pytest.approx(value, abs=1e-8), name
+            reported = getattr(sample, name)
+            assert reported == value if value is None else reported == pytest.approx(value, abs=1e-8), name

@@ -30,7 +30,7 @@ PARTS = 4
 def compared(shape: Shape) -> list[str]:
     """What the report of a step says that is not so."""
     truth = simulate(shape)
-    if not any(process.told(truth) for process in truth.processes):
+    if not any(process.windows_in_manifest(truth) for process in truth.processes):
         return []  # nothing is recorded of the step: there is nothing to report
     with tempfile.TemporaryDirectory() as folder:
         run = write(truth, Path(folder))

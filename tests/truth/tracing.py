@@ -99,9 +99,9 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
     found: list[tuple[Call | Work | Region | Note | None, str]] = []
     inner = [each for each in process.windows if each.joined] if window.role is None else []
     for number, each in enumerate([window, *inner]):
-        told = json.dumps({"step": STEP, "role": each.role, "kind": "window"})
+        reported = json.dumps({"step": STEP, "role": each.role, "kind": "window"})
         own = f'"cat": "stepprof", "name": "{each.role or "step"}", "pid": {pid}, "tid": {pid}, "id2": {{"local": "{number:#x}"}}'
-        found.append((None, f'{{"ph": "b", {own}, "ts": {at(each.start)}, "args": {told}}}'))
+        found.append((None, f'{{"ph": "b", {own}, "ts": {at(each.start)}, "args": {reported}}}'))
         found.append((None, f'{{"ph": "e", {own}, "ts": {at(min(each.end, captured))}}}'))
     named = f'"ts": {at(window.start)}, "pid": {pid}, "tid": 0, "args": {{"name": "python"}}'
     found.append((None, f'{{"ph": "M", "name": "process_name", {named}}}'))
@@ -216,7 +216,7 @@ def _nccl(call: Call, rank: int | str) -> dict[str, object]:
 
 def _head(truth: Truth, process: Process, window: Window, run_id: str, step: int) -> str:
     groups = [group for group in truth.groups if process.rank in group.ranks]
-    told = {
+    reported = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": number, "name": "NVIDIA H100"} for number in range(process.devices)],
         "distributedInfo": {
@@ -248,7 +248,7 @@ def _head(truth: Truth, process: Process, window: Window, run_id: str, step: int
             "pid": process.pid,
         },
     }
-    return json.dumps(told)[:-1] + ', "traceEvents": [\n'
+    return json.dumps(reported)[:-1] + ', "traceEvents": [\n'
 
 
 def engine_trace(
@@ -272,7 +272,7 @@ def engine_trace(
                 "args": {},
             }
         )
-    told: dict[str, object] = {
+    reported: dict[str, object] = {
         "schemaVersion": 1,
         "baseTimeNanoseconds": base,
         "stepprof": {
@@ -286,7 +286,7 @@ def engine_trace(
         },
         "traceEvents": events,
     }
-    return gzip.compress(json.dumps(told).encode(), 1), len(events)
+    return gzip.compress(json.dumps(reported).encode(), 1), len(events)
 
 
 class _Exact(float):

@@ -71,7 +71,7 @@ def _idle(notes: Notes, waited: Waited) -> None:
         cases, row = waited.cases[each.rank], rows.get(each.rank)
         if row is None:
             # of a process without a capture and without a window in the manifest nothing was recorded
-            if each.traced or each.process.told(notes.truth):
+            if each.traced or each.process.windows_in_manifest(notes.truth):
                 notes.say(f"how {each.rank} spent the step", "nothing", cases[0])
             continue
         notes.same(f"wall of {each.rank}", row.wall, cases[0].wall)

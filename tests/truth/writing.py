@@ -20,7 +20,7 @@ def write(truth: Truth, folder: Path, *, step: int = STEP) -> Path:
     (run / "spans").mkdir(parents=True, exist_ok=True)
     if not (run / "run.json").exists():
         first = truth.processes[0]
-        told = {
+        windows_in_manifest = {
             "schema_version": 1,
             "run_id": RUN,
             "rank": first.rank,
@@ -28,7 +28,7 @@ def write(truth: Truth, folder: Path, *, step: int = STEP) -> Path:
             "writer": _writer(first),
             "created_unix_ns": first.machine.own(_began(truth)) - 60 * SECOND,
         }
-        (run / "run.json").write_text(json.dumps(told))
+        (run / "run.json").write_text(json.dumps(windows_in_manifest))
     for process in truth.processes:
         if process.recorded:
             _process(truth, run, process, step)
@@ -38,12 +38,12 @@ def write(truth: Truth, folder: Path, *, step: int = STEP) -> Path:
 
 
 def _process(truth: Truth, run: Path, process: Process, step: int) -> None:
-    for number, window in enumerate(process.told(truth)):
-        told = _entry(truth, run, process, window, step)
+    for number, window in enumerate(process.windows_in_manifest(truth)):
+        windows_in_manifest = _entry(truth, run, process, window, step)
         # only the first fragment of a process compares clocks
         clocks = _clocks(truth, process) if number == 0 else []
         stem = f"{window.role or 'step'}-rank-{process.rank}"
-        _fragment(run, step, stem, process, windows=[told], clocks=clocks)
+        _fragment(run, step, stem, process, windows=[windows_in_manifest], clocks=clocks)
     if truth.spans and process.has_spans:
         _spans(run, process, step)
 
@@ -198,11 +198,16 @@ def _span(
 
 def _engines(truth: Truth, run: Path, step: int) -> None:
     driver = truth.first
-    told = []
+    windows_in_manifest = []
     for engine in truth.engines:
-        told.append(_engine(truth, run, engine, driver, step))
+        windows_in_manifest.append(_engine(truth, run, engine, driver, step))
     _fragment(
-        run, step, f"rollout-engines-rank-{driver.rank}", driver, engines=told, clocks=_clocks(truth, driver)
+        run,
+        step,
+        f"rollout-engines-rank-{driver.rank}",
+        driver,
+        engines=windows_in_manifest,
+        clocks=_clocks(truth, driver),
     )
 
 
@@ -251,7 +256,7 @@ def _engine(truth: Truth, run: Path, engine: Engine, driver: Process, step: int)
 def _clocks(truth: Truth, process: Process) -> list[dict[str, object]]:
     """What this process knows of clocks: its own, and what the first process of all compared."""
     here = truth.machines.index(process.machine)
-    told: list[dict[str, object]] = [
+    windows_in_manifest: list[dict[str, object]] = [
         {
             "host": process.machine.host,
             "boot_id": process.machine.boot,
@@ -261,11 +266,11 @@ def _clocks(truth: Truth, process: Process) -> list[dict[str, object]]:
         }
     ]
     if process is not truth.first:
-        return told
+        return windows_in_manifest
     for one, other, offset, error in truth.comparisons:
         if one == here:
             machine = truth.machines[other]
-            told.append(
+            windows_in_manifest.append(
                 {
                     "host": machine.host,
                     "boot_id": machine.boot,
@@ -274,7 +279,7 @@ def _clocks(truth: Truth, process: Process) -> list[dict[str, object]]:
                     "method": "ping-pong",
                 }
             )
-    return told
+    return windows_in_manifest
 
 
 def _writer(process: Process) -> dict[str, object]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepprof.analysis.data.schema import FINDINGS, ITERATIONS, SLICES, SPANS, STEPS
 from stepprof.analysis.data.spans import span_rows, step_rows
-from stepprof.analysis.data.table import BATCH_ROWS, Batch, Table, Tell, require_arrow
+from stepprof.analysis.data.table import BATCH_ROWS, Batch, Table, Warn, require_arrow
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Found, Input
@@ -74,12 +74,12 @@ class Run:
     @property
     def steps(self) -> Table:
         """The table of steps: one row for each, recorded or not."""
-        return Table(STEPS, lambda _: step_rows(self._paths, self._tell))
+        return Table(STEPS, lambda _: step_rows(self._paths, self._warn))
 
     @property
     def spans(self) -> Table:
         """The table of spans: windows, regions, marks and counters of every step."""
-        return Table(SPANS, lambda _: span_rows(self._paths, self._tell))
+        return Table(SPANS, lambda _: span_rows(self._paths, self._warn))
 
     @property
     def recorded(self) -> list[int]:
@@ -96,9 +96,9 @@ class Run:
         Raises:
             ConfigError: it is not recorded; the message has the nearest one.
         """
-        return RecordedStep(self, self._paths, find_step(self._paths, number), occurrence, self._tell)
+        return RecordedStep(self, self._paths, find_step(self._paths, number), occurrence, self._warn)
 
-    def _tell(self, source: str, problem: str) -> None:
+    def _warn(self, source: str, problem: str) -> None:
         text = f"{source}: {problem}"
         if text not in self.problems:
             self.problems.append(text)
@@ -112,9 +112,9 @@ class RecordedStep:
     number: int
     """Its number."""
 
-    def __init__(self, run: Run, paths: list[Path], number: int, occurrence: int | None, tell: Tell) -> None:
+    def __init__(self, run: Run, paths: list[Path], number: int, occurrence: int | None, warn: Warn) -> None:
         self.run, self.number = run, number
-        self._paths, self._occurrence, self._tell = paths, occurrence, tell
+        self._paths, self._occurrence, self._warn = paths, occurrence, warn
 
     def __repr__(self) -> str:
         return f"<step {self.number} of {self.run.id}>"
@@ -134,14 +134,14 @@ class RecordedStep:
         """The table of slices: every interval in its traces and spans, on the common clock."""
         from stepprof.analysis.data.run import slice_rows
 
-        return Table(SLICES, lambda wanted: slice_rows(self._placed, wanted, self._tell))
+        return Table(SLICES, lambda wanted: slice_rows(self._placed, wanted, self._warn))
 
     @property
     def iterations(self) -> Table:
         """The table of its engines' forward steps."""
         from stepprof.analysis.data.run import iteration_rows
 
-        return Table(ITERATIONS, lambda _: iteration_rows(self._placed, self._tell))
+        return Table(ITERATIONS, lambda _: iteration_rows(self._placed, self._warn))
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -182,32 +182,32 @@ class RecordedStep:
 
         found = placed(self._found)
         for source, problem in found.findings:
-            self._tell(source or f"step {self.number}", problem)
+            self._warn(source or f"step {self.number}", problem)
         return found
 
 
-def slice_rows(found: Found, wanted: frozenset[str], tell: Tell) -> Iterator[tuple[int, Batch]]:
+def slice_rows(found: Found, wanted: frozenset[str], warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the slices of each source. One source is in memory at a time.
 
     Args:
         found: the step, its sources on the common clock.
         wanted: the columns to fill; without `arguments` the files are read faster.
-        tell: receives the problems of each source.
+        warn: receives the problems of each source.
     """
     for each in found.inputs:
-        source = _read(each, arguments="arguments" in wanted, tell=tell)
+        source = _read(each, arguments="arguments" in wanted, warn=warn)
         common = _common(source, found)
         for at in range(0, len(source.slices), BATCH_ROWS):
             part = _part(source.slices, at)
             yield len(part), {**common, **_columns(source, part)}
 
 
-def iteration_rows(found: Found, tell: Tell) -> Iterator[tuple[int, Batch]]:
+def iteration_rows(found: Found, warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the forward steps of each worker, as `slice_rows` yields slices."""
     for each in found.inputs:
         if each.origin.kind == "spans":
             continue
-        source = _read(each, arguments=False, tell=tell)
+        source = _read(each, arguments=False, warn=warn)
         kinds = np.array([track.kind == "iterations" for track in source.tracks], np.bool_)
         steps = source.slices.where(kinds[source.slices.track])
         sizes = np.array([batch_size(name) or 0 for name in source.names], np.int64)
@@ -215,7 +215,7 @@ def iteration_rows(found: Found, tell: Tell) -> Iterator[tuple[int, Batch]]:
         yield len(steps), {**columns, "batch_size": sizes[steps.name]}
 
 
-def _read(wanted: Input, *, arguments: bool, tell: Tell) -> Source:
+def _read(wanted: Input, *, arguments: bool, warn: Warn) -> Source:
     """Read a source, cut to the step as `stepprof merge` cuts it."""
     source = load(wanted, args=arguments, flows=False)
     if wanted.piece is not None:
@@ -225,7 +225,7 @@ def _read(wanted: Input, *, arguments: bool, tell: Tell) -> Source:
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
         source = replace(Filters(from_ns=start, to_ns=end).apply(source), findings=source.findings)
     for problem in source.findings:
-        tell(wanted.origin.path, problem)
+        warn(wanted.origin.path, problem)
     return source
 
 

@@ -133,7 +133,7 @@ ITERATIONS = Columns(
 )
 FINDINGS = Columns(
     "findings",
-    "A row for each finding of the report of a recorded step: what made it long, the most expensive cause first. docs/findings.md lists the kinds.",
+    "A row for each finding of the report of a recorded step: the causes of its length, the most expensive one first. docs/findings.md lists the kinds.",
     (
         _STEP,
         _OCCURRENCE,

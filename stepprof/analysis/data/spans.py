@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from stepprof.analysis.data.table import BATCH_ROWS, Batch, Tell
+from stepprof.analysis.data.table import BATCH_ROWS, Batch, Warn
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import steps
 from stepprof.run.spans import read_spans
@@ -20,16 +20,16 @@ __all__ = ["span_rows", "step_rows"]
 KINDS = ("window", "region", "mark", "counter")
 
 
-def span_rows(runs: Sequence[Path], tell: Tell) -> Iterator[tuple[int, Batch]]:
+def span_rows(runs: Sequence[Path], warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the spans of a run's directories, file by file.
 
     Args:
         runs: the directories of one run.
-        tell: receives the file and the problem of damaged lines.
+        warn: receives the file and the problem of damaged lines.
     """
     columns: dict[str, list[Any]] = {}
     count = 0
-    for span in _spans(runs, tell):
+    for span in _spans(runs, warn):
         row = _row(span)
         if not columns:
             columns = {name: [] for name in row}
@@ -43,14 +43,14 @@ def span_rows(runs: Sequence[Path], tell: Tell) -> Iterator[tuple[int, Batch]]:
         yield count, columns
 
 
-def _spans(runs: Sequence[Path], tell: Tell) -> Iterator[dict[str, Any]]:
+def _spans(runs: Sequence[Path], warn: Warn) -> Iterator[dict[str, Any]]:
     for run in runs:
         findings: list[dict[str, Any]] = []
         for span in read_spans(run, findings=findings):
             if span.get("kind") in KINDS:
                 yield span
         for finding in findings:
-            tell(finding["file"], finding["problem"])
+            warn(finding["file"], finding["problem"])
 
 
 def _row(span: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +121,10 @@ class _Process:
         return found
 
 
-def step_rows(runs: Sequence[Path], tell: Tell) -> Iterator[tuple[int, Batch]]:
+def step_rows(runs: Sequence[Path], warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the steps of a run in one batch, as `span_rows` yields spans."""
     processes: dict[tuple[int | str, str | None, int | None], _Process] = {}
-    for span in _spans(runs, tell):
+    for span in _spans(runs, warn):
         step, start = span.get("step"), span.get("start")
         if span["kind"] == "window" and step is not None and start is not None:
             who = (span["rank"], span["host"], span["pid"])

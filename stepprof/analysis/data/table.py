@@ -13,7 +13,7 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["BATCH_ROWS", "Batch", "Rows", "Table", "Tell", "require_arrow"]
+__all__ = ["BATCH_ROWS", "Batch", "Rows", "Table", "Warn", "require_arrow"]
 
 Batch = Mapping[str, Any]
 """Some rows by column: a numpy array, a list, a tuple of indices and the strings that they mean, or one
@@ -21,7 +21,7 @@ value for all rows.
 """
 Rows = Callable[[frozenset[str]], Iterable[tuple[int, Batch]]]
 """Yields batches with their number of rows; the argument names the columns that are wanted."""
-Tell = Callable[[str, str], None]
+Warn = Callable[[str, str], None]
 """Receives a file and a problem of it."""
 BATCH_ROWS = 1 << 16
 """Rows that are read before a batch is made of them."""

@@ -100,7 +100,7 @@ KINDS = (
         re.compile(r"(?!)"),
         frozenset(),
         "{process} waited {seconds} for another thread, or for a timeout, in {place}",
-        "put a region into what the other thread does: its time and its stacks are recorded then",
+        "add a region to the work of the other thread: then its time and its stacks are recorded",
         waits=True,
     ),
 )  # fmt: skip

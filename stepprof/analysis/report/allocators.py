@@ -67,7 +67,7 @@ def allocators_of(processes: Sequence[Process], counts: Counts) -> list[Allocato
     """
     rows: dict[tuple[str, int], Allocator] = {}
     for process in processes:
-        for window in process.told:
+        for window in process.manifest_windows:
             for path in _summaries(window):
                 for number, retries, failed in counts.get(path, ()):
                     known = rows.get((process.label, number))

@@ -19,11 +19,11 @@ from stepprof.analysis.report.intervals import Times
 
 __all__ = [
     "MOST_CALLS",
+    "CallArguments",
     "Calls",
     "Columns",
     "Group",
     "Kind",
-    "Told",
     "columns_of",
     "is_device_communication",
     "is_host_communication",
@@ -130,7 +130,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallArguments:
     """The arguments of calls: a row per call.
 
     Attributes:
@@ -213,7 +213,7 @@ class Calls(msgspec.Struct, frozen=True):
         start: Times,
         duration: Times,
         *,
-        told: Told | None = None,
+        reported: CallArguments | None = None,
         regions: tuple[list[str], npt.NDArray[np.int64]] | None = None,
         world: int = 0,
         rank: int = -1,
@@ -226,7 +226,7 @@ class Calls(msgspec.Struct, frozen=True):
             name: of each call, into `names`.
             start: of each call [ns].
             duration: of each call [ns].
-            told: what the arguments of the calls say, by `groups_of`.
+            reported: the arguments of the calls, from `groups_of`.
             regions: the names of regions, and of each call the innermost one that holds it.
             world: ranks of the job; 0: not known.
             rank: of the process; -1: not known.
@@ -237,13 +237,15 @@ class Calls(msgspec.Struct, frozen=True):
             return cls(left_out=len(name), **about)  # type: ignore[arg-type]
         order = np.argsort(start, kind="stable")
         texts: dict[str, int] = {}
-        stated = [None] * len(name) if told is None else told.collective
+        stated = [None] * len(name) if reported is None else reported.collective
         where = [
             texts.setdefault(stated[at] or names[number], len(texts))
             for at, number in zip(order.tolist(), name[order].tolist(), strict=True)
         ]
         groups, group, seq = (
-            ([], None, None) if told is None or not told.groups else (told.groups, told.group, told.seq)
+            ([], None, None)
+            if reported is None or not reported.groups
+            else (reported.groups, reported.group, reported.seq)
         )
         inside, region = regions if regions is not None else ([], None)
         kept = [] if region is None else sorted(set(region[region >= 0].tolist()))
@@ -260,7 +262,7 @@ class Calls(msgspec.Struct, frozen=True):
             region=b""
             if region is None
             else np.array([places.get(number, -1) for number in region[order].tolist()], "<i4").tobytes(),
-            unfinished=[] if told is None else np.flatnonzero(told.unfinished[order]).tolist(),
+            unfinished=[] if reported is None else np.flatnonzero(reported.unfinished[order]).tolist(),
             **about,  # type: ignore[arg-type]
         )
 

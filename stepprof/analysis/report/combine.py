@@ -50,7 +50,7 @@ from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.run.evidence import Evidence
-from stepprof.run.summary import SESSIONS, engine_label, told_once
+from stepprof.run.summary import SESSIONS, engine_label, without_references
 from stepprof.version import VERSION
 
 __all__ = ["combine"]
@@ -86,7 +86,9 @@ def combine(
         counts: of the allocators of devices.
     """
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]
-    engines = told_once([measurable(engine) for manifest in manifests for engine in manifest["engines"]])
+    engines = without_references(
+        [measurable(engine) for manifest in manifests for engine in manifest["engines"]]
+    )
     everyone = gather(digests, windows, placed)
     alignments = [digest.alignment for digest in digests]
     shortfalls = shortfalls_of(everyone, engines)
@@ -235,7 +237,7 @@ def _raised(everyone: Sequence[Process]) -> list[Finding]:
     raised = [
         (process.label, shorten(str(window["body_error"]), LONGEST_ERROR, placeholder=" …"))
         for process in everyone
-        for window in process.told
+        for window in process.manifest_windows
         if window.get("body_error")
     ]
     if not raised:

@@ -152,14 +152,14 @@ def _findings(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Findi
     else:
         text = f"the step took {_than(a.seconds, b.seconds)}; {noise_text(step)}"
     yield Finding(text, "step", abs(difference))
-    told = 0
+    reported = 0
     for change in changes:
         difference = abs(change.b - change.a)
-        if change.topic == "step" or difference < WORTH_SAYING * a.seconds or told == MOST_HEADLINES:
+        if change.topic == "step" or difference < WORTH_SAYING * a.seconds or reported == MOST_HEADLINES:
             continue
         if not change.significant and change.noise is not None:
             continue
-        told += 1
+        reported += 1
         text = f"{change.what} took {_than(change.a, change.b)}; {noise_text(change)}"
         yield Finding(text, change.topic, difference)
 

@@ -199,7 +199,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
 
 def _calls(source: Source, chosen: Chosen) -> Calls:
     slices, which = source.slices, chosen.calls
-    told = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
+    reported = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
     world, rank, configured = configured_groups(source.metadata)
     start, duration = slices.start[which], slices.duration[which]
     return Calls.collect(
@@ -207,7 +207,7 @@ def _calls(source: Source, chosen: Chosen) -> Calls:
         slices.name[which],
         start,
         duration,
-        told=told,
+        reported=reported,
         regions=(source.names, regions_around(source, chosen)),
         world=world,
         rank=rank,

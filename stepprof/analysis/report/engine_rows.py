@@ -61,17 +61,17 @@ def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
         [
             each.label,
             what,
-            number(told.count),
-            *map(shown, (told.mean, told.median, told.p95, told.longest)),
+            number(reported.count),
+            *map(shown, (reported.mean, reported.median, reported.p95, reported.longest)),
         ]
         for each in rollouts
-        for what, told, shown in (
+        for what, reported, shown in (
             ("sample", each.sample_seconds, seconds),
             ("first token", each.first_token, seconds),
             ("per token", each.per_token, seconds),
             ("tokens", each.generated_tokens, _count),
         )
-        if told is not None
+        if reported is not None
     ]
     return headers, rows
 
@@ -79,8 +79,8 @@ def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
 def _stage(stage: Stage) -> str:
     """Return steps, seconds and tokens in one cell."""
     steps = "1 step" if stage.iterations == 1 else f"{number(stage.iterations)} steps"
-    told = [each for each in (stage.prefill_tokens, stage.decode_tokens) if each is not None]
-    tokens = f", {number(sum(told))} tokens" if len(told) == 2 else ""
+    reported = [each for each in (stage.prefill_tokens, stage.decode_tokens) if each is not None]
+    tokens = f", {number(sum(reported))} tokens" if len(reported) == 2 else ""
     return f"{seconds(stage.seconds)}, {steps}{tokens}"
 
 

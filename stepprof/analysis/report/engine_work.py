@@ -44,9 +44,11 @@ def stage_totals(source: Source, which: Indices) -> list[StageTotal]:
     which = which[np.argsort(slices.start[which], kind="stable")]
     start = slices.start[which]
     lengths = occupied(start, start + slices.duration[which]) if len(which) else start
-    told = {number: forward_step(source.names[number]) for number in np.unique(slices.name[which]).tolist()}
+    reported = {
+        number: forward_step(source.names[number]) for number in np.unique(slices.name[which]).tolist()
+    }
     found: list[StageTotal] = []
-    for number, step in told.items():
+    for number, step in reported.items():
         if step is not None and step.sequences:
             mine = slices.name[which] == number
             found.append(_of_name(step, int(np.count_nonzero(mine)), int(lengths[mine].sum())))
@@ -61,10 +63,14 @@ def surplus(source: Source, which: Indices) -> Intervals:
     """
     slices = source.slices
     which = which[np.argsort(slices.start[which], kind="stable")]
-    told = {number: forward_step(source.names[number]) for number in np.unique(slices.name[which]).tolist()}
-    more = np.array([step is not None and step.surplus > 0 for step in told.values()], bool)
-    plain = np.array([step is not None and step.stage == "decode" for step in told.values()], bool) & ~more
-    place = np.searchsorted(np.array(list(told)), slices.name[which])
+    reported = {
+        number: forward_step(source.names[number]) for number in np.unique(slices.name[which]).tolist()
+    }
+    more = np.array([step is not None and step.surplus > 0 for step in reported.values()], bool)
+    plain = (
+        np.array([step is not None and step.stage == "decode" for step in reported.values()], bool) & ~more
+    )
+    place = np.searchsorted(np.array(list(reported)), slices.name[which])
     if not more.any() or not plain.any():
         return EMPTY
     start = slices.start[which]

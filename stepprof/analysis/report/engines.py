@@ -47,9 +47,9 @@ def engines_of(
         rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
         for (label, curve, count, peak), whole in made
     ]
-    told = statistics_of(entries)
+    reported = statistics_of(entries)
     works = [
-        _work(engine, row, told.get(engine.name))
+        _work(engine, row, reported.get(engine.name))
         for engine, row in zip(engines.values(), rows, strict=True)
         if row is not None
     ]
@@ -162,14 +162,14 @@ def _engines(processes: Sequence[Process]) -> dict[tuple[object, ...], _Engine]:
     return engines
 
 
-def _work(engine: _Engine, row: Rollout, told: Statistics | None) -> EngineWork:
+def _work(engine: _Engine, row: Rollout, reported: Statistics | None) -> EngineWork:
     """Return what an engine did, from its forward steps and its own statistics."""
     stages = engine.stages()
     whole = row.whole
     seconds, basis = row.seconds, "generation"
-    if not whole and told is not None and told.seconds:
-        seconds, basis = told.seconds, "window"
-    known = told if told is not None and (whole or basis == "window") else None
+    if not whole and reported is not None and reported.seconds:
+        seconds, basis = reported.seconds, "window"
+    known = reported if reported is not None and (whole or basis == "window") else None
     work = EngineWork(
         label=row.label if engine.alone else engine.name,
         seconds=seconds,
@@ -194,13 +194,13 @@ def recomputing_of(
 
     An engine must have counted preemptions. With speculative decoding, its forward steps do not show it.
     """
-    told = statistics_of(entries)
+    reported = statistics_of(entries)
     found = {}
     for process in processes:
         if process.kind == "engine" and process.origin.replica is not None:
             origin = process.origin
             which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
-            statistics = told.get(engine_label(which))
+            statistics = reported.get(engine_label(which))
             preemptions = None if statistics is None else statistics.preempted
             when = Intervals.all_of(
                 Intervals.unpack(digest.batches.surplus)
@@ -216,14 +216,14 @@ def without_steps(works: Sequence[EngineWork], entries: Sequence[Mapping[str, An
     """Return the figures of engines whose forward steps are not in the report, by their own statistics."""
     there = {work.label for work in works}
     return [
-        told.into(EngineWork(label, told.seconds, "window", whole=False), None)
-        for label, told in statistics_of(entries).items()
-        if label not in there and told.seconds
+        reported.into(EngineWork(label, reported.seconds, "window", whole=False), None)
+        for label, reported in statistics_of(entries).items()
+        if label not in there and reported.seconds
     ]
 
 
-def _recomputed(stages: Sequence[StageTotal], told: Statistics) -> int | None:
+def _recomputed(stages: Sequence[StageTotal], reported: Statistics) -> int | None:
     """Return the tokens of the forward steps that are neither of new prompts nor of generation."""
     prefill = total([each.prefill_tokens for each in stages])
     decode = total([each.decode_tokens for each in stages])
-    return told.recomputed(prefill, decode) if stages else None
+    return reported.recomputed(prefill, decode) if stages else None

@@ -80,7 +80,7 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     if not on_device:
         closed = 0
     # no capture and no end of a window is known: the process was not recorded, and has no row
-    if not len(computing | communicating | process.generating()) and not process.told:
+    if not len(computing | communicating | process.generating()) and not process.manifest_windows:
         return None
     unmatched = waiting.unmatched
     if any(digest.calls.left_out for digest in process.digests):
@@ -134,7 +134,7 @@ def _without_capture(process: Process) -> Intervals:
     """Return its windows of which no capture was wanted: there nothing is missing."""
     edges = [
         (int(window["start_unix_ns"]), int(window["end_unix_ns"]))
-        for window in process.told
+        for window in process.manifest_windows
         if window["backend"] == NOT_A_CAPTURE
         and window["start_unix_ns"] is not None
         and window["end_unix_ns"] is not None
@@ -168,8 +168,10 @@ def _by_cpu_time(
 
     That is the CPU time of the window's thread beyond its operators, limited to the gaps.
     """
-    own = [window for window in process.told if window["role"] is not None]
-    own = [window for window in own if window["role"] not in engine_roles] if own else process.told
+    own = [window for window in process.manifest_windows if window["role"] is not None]
+    own = (
+        [window for window in own if window["role"] not in engine_roles] if own else process.manifest_windows
+    )
     worked, reach = 0, 0
     for window in sorted(
         own, key=lambda window: (window["start_unix_ns"] or 0, -(window["end_unix_ns"] or 0))

@@ -20,7 +20,10 @@ NOT_A_CAPTURE = "null"
 def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, Any]]) -> list[Shortfall]:
     """Return the captures that were selected in the step and are incomplete or missing."""
     found = [
-        each for process in processes for window in process.told if (each := _of_window(process, window))
+        each
+        for process in processes
+        for window in process.manifest_windows
+        if (each := _of_window(process, window))
     ]
     steps = recorded_steps(processes)
     for engine in engines:

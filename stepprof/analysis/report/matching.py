@@ -165,7 +165,7 @@ def _match_stated(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> No
     """Match calls that state their group."""
     size = bucket.size
     entries = _distinct(bucket.entries, peers)
-    _say(found, bucket.entries, len(entries), size)
+    _note_members(found, bucket.entries, len(entries), size)
     if not size or len(entries) != size:
         return
     columns = found.columns
@@ -203,7 +203,7 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
         (only,) = groups
         there = {by_rank[rank]: bucket.entries[by_rank[rank]] for rank in only if rank in by_rank}
         if not alone:
-            _say(found, there, len(there), len(only))
+            _note_members(found, there, len(there), len(only))
         if len(there) == len(only):
             _match_in_order(bucket.kind, there, peers, found)
         return
@@ -312,7 +312,7 @@ def _distinct(entries: Mapping[int, Rows], peers: Sequence[Peer]) -> dict[int, R
     return {at: rows for at, rows in entries.items() if peers[at].rank < 0 or count[peers[at].rank] == 1}
 
 
-def _say(found: Matching, entries: Mapping[int, Rows], recorded: int, size: int) -> None:
+def _note_members(found: Matching, entries: Mapping[int, Rows], recorded: int, size: int) -> None:
     """Record for calls how many members of their group were recorded."""
     for at, rows in entries.items():
         found.recorded[at][rows] = recorded if size else 0

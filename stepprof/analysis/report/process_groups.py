@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.collectives import (
+    CallArguments,
     Group,
-    Told,
     is_device_communication,
     is_host_communication,
     ranks_text,
@@ -48,13 +48,15 @@ class _Args(msgspec.Struct, gc=False):
         """
         if self.ranks is None and self.name is None:
             return None
-        told = str(self.ranks or "").replace(" ", "")
+        reported = str(self.ranks or "").replace(" ", "")
         size = self.size if self.size is not None and 0 < self.size < _LARGEST_GROUP else 0
-        numbers = [] if "..." in told else [int(each) for each in _NUMBER.findall(told)[:_LARGEST_GROUP]]
+        numbers = (
+            [] if "..." in reported else [int(each) for each in _NUMBER.findall(reported)[:_LARGEST_GROUP]]
+        )
         if size and len(set(numbers)) != size:
             numbers = []
         return Group(
-            name=f"{self.name or ''} {self.description or ''} {told} {size or ''}",
+            name=f"{self.name or ''} {self.description or ''} {reported} {size or ''}",
             ranks=ranks_text(numbers),
             size=size or len(set(numbers)),
         )
@@ -85,7 +87,7 @@ class Communication:
         return kept
 
 
-def groups_of(args: Sequence[Args]) -> Told:
+def groups_of(args: Sequence[Args]) -> CallArguments:
     """Return the process groups and numbers that the arguments of calls state, and whether the
     calls had ended.
     """
@@ -97,16 +99,16 @@ def groups_of(args: Sequence[Args]) -> Told:
         if raw is None:
             continue
         try:
-            told = _args.decode(raw)
+            reported = _args.decode(raw)
         except DECODE_ERRORS:
             continue
-        unfinished[at] = not told.finished
-        collective[at] = told.collective and f"collective {told.collective}"
-        stated = told.group()
+        unfinished[at] = not reported.finished
+        collective[at] = reported.collective and f"collective {reported.collective}"
+        stated = reported.group()
         if stated is not None:
             group[at] = groups[stated]
-            seq[at] = told.seq if told.seq is not None and 0 <= told.seq < 2**62 else -1
-    return Told(list(groups), group, seq, collective, unfinished)
+            seq[at] = reported.seq if reported.seq is not None and 0 <= reported.seq < 2**62 else -1
+    return CallArguments(list(groups), group, seq, collective, unfinished)
 
 
 def configured_groups(metadata: Mapping[str, object]) -> tuple[int, int, list[str]]:

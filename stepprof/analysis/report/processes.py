@@ -39,7 +39,7 @@ class Process:
     """How its clock was aligned with that of its island."""
     digests: list[Digest]
     windows: list[Window] = field(default_factory=list)
-    told: list[Mapping[str, Any]] = field(default_factory=list)
+    manifest_windows: list[Mapping[str, Any]] = field(default_factory=list)
     """Its windows in the manifest."""
 
     @property
@@ -64,7 +64,7 @@ class Process:
         """
         spans = [digest for digest in self.digests if digest.origin.kind == "spans"]
         regions = [region for digest in spans or self.digests for region in digest.regions]
-        return [region for region in regions if not (region.window and self.told)]
+        return [region for region in regions if not (region.window and self.manifest_windows)]
 
     @property
     def offset_ns(self) -> int:
@@ -91,13 +91,16 @@ class Process:
         """Whether the ends of its regions are known, from spans or from captures that are whole."""
         if any(digest.origin.kind == "spans" for digest in self.digests):
             return True
-        return self.is_whole or (not self.told and all(digest.whole for digest in self.digests))
+        return self.is_whole or (not self.manifest_windows and all(digest.whole for digest in self.digests))
 
     @property
     def is_whole(self) -> bool:
         """Whether its captures contain all of its windows, from start to end."""
-        short = any(window["capped_by"] is not None or window["status"] not in _WHOLE for window in self.told)
-        return bool(self.told) and not short and all(digest.whole for digest in self.digests)
+        short = any(
+            window["capped_by"] is not None or window["status"] not in _WHOLE
+            for window in self.manifest_windows
+        )
+        return bool(self.manifest_windows) and not short and all(digest.whole for digest in self.digests)
 
     def open_ended(self) -> list[tuple[str | None, int]]:
         """Windows without a known end, as (role, start).
@@ -106,7 +109,7 @@ class Process:
         """
         found = [(window.role, window.end) for window in self.windows if not window.ends]
         closed = [window for window in self.windows if window.ends]
-        for window in self.told:
+        for window in self.manifest_windows:
             if window["start_unix_ns"] is None or window["end_unix_ns"] is not None:
                 continue
             start = int(window["start_unix_ns"]) - self.offset_ns
@@ -149,12 +152,12 @@ class Process:
         """
         traces = [digest for digest in self.digests if digest.origin.kind != "spans"]
         whole = [digest for digest in traces if digest.whole and digest.start is not None]
-        if self.kind != "rank" or not self.told:
+        if self.kind != "rank" or not self.manifest_windows:
             return Intervals.all_of(Intervals.one(digest.start or 0, digest.end or 0) for digest in whole)
         paths = [digest.origin.path for digest in whole]
         return Intervals.all_of(
             Intervals.one(window["start_unix_ns"] - self.offset_ns, window["end_unix_ns"] - self.offset_ns)
-            for window in self.told
+            for window in self.manifest_windows
             if window["status"] in _COVERS
             and window["start_unix_ns"] is not None
             and window["end_unix_ns"] is not None
@@ -164,7 +167,7 @@ class Process:
     def held(self) -> Intervals:
         """Return when the profiler held the process up: before a window began and after it ended."""
         start, end = [], []
-        for window in self.told:
+        for window in self.manifest_windows:
             for _, begin, finish in profiler_times(window):
                 start.append(begin - self.offset_ns)
                 end.append(finish - self.offset_ns)
@@ -222,17 +225,24 @@ def gather(
     grouped: dict[tuple[object, ...], list[Digest]] = defaultdict(list)
     for digest in digests:
         grouped[_key(digest.origin)].append(digest)
-    told: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    manifest_windows: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for window in windows:
-        told[_of_session(process_of(window))].append(window)
+        manifest_windows[_of_session(process_of(window))].append(window)
     clocks = {digest.origin.machine or digest.origin.host: digest.alignment for digest in digests}
     processes = []
     for key, group in grouped.items():
         first = group[0]
-        process = Process("", _kind(group), first.origin, first.alignment, group, told=told.pop(key, []))
+        process = Process(
+            "",
+            _kind(group),
+            first.origin,
+            first.alignment,
+            group,
+            manifest_windows=manifest_windows.pop(key, []),
+        )
         process.windows = _windows(process)
         processes.append(process)
-    for entries in told.values():
+    for entries in manifest_windows.values():
         process = _without_source(entries, clocks, (placed or {}).get(process_of(entries[0])))
         process.windows = _windows(process)
         processes.append(process)
@@ -261,7 +271,9 @@ def _without_source(
     )  # fmt: skip
     machine = origin.machine or origin.host
     unknown = Alignment("unmeasured", 0, None, f"{machine}")
-    return Process("", "rank", origin, clocks.get(machine) or placed or unknown, [], told=list(entries))
+    return Process(
+        "", "rank", origin, clocks.get(machine) or placed or unknown, [], manifest_windows=list(entries)
+    )
 
 
 def _key(origin: Origin) -> tuple[object, ...]:
@@ -299,7 +311,7 @@ def _windows(process: Process) -> list[Window]:
             int(window["end_unix_ns"]) - offset,
             ends=window["capped_by"] is None,
         )
-        for window in process.told
+        for window in process.manifest_windows
         if window["start_unix_ns"] is not None and window["end_unix_ns"] is not None
     ]
 
@@ -336,16 +348,16 @@ def _label(process: Process) -> str:
 
 def _distinguish(processes: Sequence[Process]) -> None:
     """Distinguish processes of one name by host, then by process id, then by path."""
-    tells: tuple[Callable[[Process], object], ...] = (
+    features: tuple[Callable[[Process], object], ...] = (
         lambda process: process.host,
         lambda process: process.origin.pid,
         lambda process: process.origin.path,
     )
-    for tell in tells:
+    for feature in features:
         same: dict[str, list[Process]] = defaultdict(list)
         for process in processes:
             same[process.label].append(process)
         for group in same.values():
-            if len({tell(process) for process in group}) > 1:
+            if len({feature(process) for process in group}) > 1:
                 for process in group:
-                    process.label = f"{process.label} ({tell(process)})"
+                    process.label = f"{process.label} ({feature(process)})"

@@ -164,7 +164,9 @@ def _peer(process: Process, digests: Sequence[Digest]) -> Peer:
     if not ranks and isinstance(origin.rank, int):
         ranks = {origin.rank}
     worlds = [digest.calls.world for digest in digests]
-    worlds += [window["world_size"] for window in process.told if isinstance(window["world_size"], int)]
+    worlds += [
+        window["world_size"] for window in process.manifest_windows if isinstance(window["world_size"], int)
+    ]
     return Peer(
         label=process.label,
         columns=columns_of([(digest.origin.role, digest.calls) for digest in digests]),

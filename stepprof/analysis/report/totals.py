@@ -127,7 +127,7 @@ def overheads(
     processes: Sequence[Process], windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
 ) -> list[Overhead]:
     """Return the recording costs of each process and each engine, from the manifest."""
-    labels = {id(window): process.label for process in processes for window in process.told}
+    labels = {id(window): process.label for process in processes for window in process.manifest_windows}
     sums: dict[str, dict[str, float | None]] = {}
     for window in windows:
         label = labels.get(id(window)) or Origin("rank", "", role=window["role"], rank=window["rank"]).label

@@ -36,7 +36,7 @@ from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
 from stepprof.run.manifest import read_clocks, read_step
-from stepprof.run.occurrences import of_fragments, told
+from stepprof.run.occurrences import occurrence_note, of_fragments
 from stepprof.run.runs import find_run, find_step, is_run, run_id_of, steps
 from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
@@ -277,7 +277,7 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
         {mark: part.manifest for mark, part in zip(marks, parts, strict=True)}, clocks, wanted, step
     )
     found.occurrence, found.occurrences = of.number, of.count
-    found.findings += [(None, sentence) for sentence in told(of.count, of.number, step)]
+    found.findings += [(None, sentence) for sentence in occurrence_note(of.count, of.number, step)]
     found.findings += [(None, sentence) for sentence in sentences(windows)]
     found.findings += [
         (

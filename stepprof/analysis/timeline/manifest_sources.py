@@ -20,7 +20,7 @@ from stepprof.run.manifest import read_step
 from stepprof.run.occurrence_spans import Portion
 from stepprof.run.occurrences import split
 from stepprof.run.runs import steps
-from stepprof.run.summary import SESSIONS, engine_label, told_once
+from stepprof.run.summary import SESSIONS, engine_label, without_references
 
 __all__ = [
     "TRACES",
@@ -119,7 +119,7 @@ class Recorded:
                 "rank", "", window["role"], window["rank"], None, window["host"], pid, occurrence, machine, namespace
             )  # fmt: skip
             self._entry(window, origin, origin.label)
-        for engine in told_once(manifest["engines"]):
+        for engine in without_references(manifest["engines"]):
             if engine["kind"] in SESSIONS and not engine["artifacts"]:
                 continue
             replica = None if engine["replica"] is None else int(engine["replica"])

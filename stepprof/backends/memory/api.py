@@ -168,7 +168,7 @@ class _History:
         """End the recording."""
         self._lock = threading.RLock()
         self._holder: object = None
-        self._standing: MemoryOptions | None = None
+        self._outside: MemoryOptions | None = None
         self.running: MemoryOptions | None = None
         """The settings of our running history."""
 
@@ -177,7 +177,7 @@ class _History:
         with self._lock:
             if self._holder is not None:
                 raise Busy("the allocation history is in another capture of this process")
-            if self._standing is None and api.is_recording():
+            if self._outside is None and api.is_recording():
                 raise Busy(
                     "another allocation history runs in this process (torch.cuda.memory._record_memory_history); it is left alone"
                 )
@@ -186,7 +186,7 @@ class _History:
         """Start a history for a window. Raises Busy, or BackendError."""
         with self._lock:
             self.check(api)
-            if self._standing is not None:
+            if self._outside is not None:
                 api.switch_off()
             api.switch_on(options.max_entries, options)
             self._holder, self.running = holder, options
@@ -198,28 +198,28 @@ class _History:
                 return
             self._holder = self.running = None
             api.switch_off()
-            if self._standing is not None:
-                api.switch_on(self._standing.on_oom_entries, self._standing)
-                self.running = self._standing
+            if self._outside is not None:
+                api.switch_on(self._outside.on_oom_entries, self._outside)
+                self.running = self._outside
 
-    def stand(self, api: MemoryApi, options: MemoryOptions) -> None:
+    def start_outside(self, api: MemoryApi, options: MemoryOptions) -> None:
         """Start the history that runs outside windows. Raises Busy, or BackendError."""
         with self._lock:
-            if self._standing is not None:
+            if self._outside is not None:
                 return
             if self._holder is None:
                 self.check(api)
                 api.switch_on(options.on_oom_entries, options)
                 self.running = options
-            self._standing = options
+            self._outside = options
 
-    def stand_down(self, api: MemoryApi) -> None:
+    def stop_outside(self, api: MemoryApi) -> None:
         """Stop the history that runs outside windows."""
         with self._lock:
-            if self._standing is not None and self._holder is None:
+            if self._outside is not None and self._holder is None:
                 self.running = None
                 api.switch_off()
-            self._standing = None
+            self._outside = None
 
 
 history = _History()

@@ -100,7 +100,7 @@ class MemoryBackend(Backend):
         if api is None or not self._recording:
             raise BackendError("there is no allocation history to stop")
         try:
-            lost = not api.is_recording() and _can_tell(api)
+            lost = not api.is_recording() and _reports_history(api)
             snapshot, stats = api.snapshot(), api.stats()
         except Exception as error:
             raise BackendError(f"no snapshot of CUDA's allocator: {type(error).__name__}: {error}") from error
@@ -215,5 +215,5 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _can_tell(api: MemoryApi) -> bool:
+def _reports_history(api: MemoryApi) -> bool:
     return hasattr(api.torch._C, "_cuda_isHistoryEnabled")

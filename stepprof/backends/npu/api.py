@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepprof.backends.npu.output import Overheard, overhear
+from stepprof.backends.npu.output import PrintedLines, capture_output
 from stepprof.backends.npu.ranges import DOMAIN, Ranges
 from stepprof.backends.other_npu_profiler import foreign_profile
 from stepprof.config.options.npu import METRICS, NpuOptions
@@ -45,7 +45,7 @@ class NpuApi:
         import torch.autograd.profiler
         import torch.profiler
 
-        with overhear():  # it prints warnings of its own to stdout
+        with capture_output():  # it prints warnings of its own to stdout
             import torch_npu
             import torch_npu.profiler
             import torch_npu.profiler.profiler
@@ -142,7 +142,7 @@ class NpuApi:
             if name != "data_simplification" or not options.data_simplification:
                 self._lacks(name)
             del wanted[name]
-        with overhear() as heard:
+        with capture_output() as heard:
             config = make(**wanted)
         for line in heard.warnings:
             self._warn(line)
@@ -199,7 +199,7 @@ class NpuApi:
         inner = getattr(method, "__wrapped__", None)
         owner = getattr(method, "__self__", None)
         try:
-            with overhear() as heard:
+            with capture_output() as heard:
                 if inner is None:
                     result = method(*arguments, **options)
                 elif owner is None:
@@ -225,8 +225,8 @@ class NpuApi:
         ask = _error_message_function()
         if ask is None:
             return None
-        told: bytes | None = ask()
-        return " ".join(told.decode(errors="replace").split())[:500] or None if told else None
+        reported: bytes | None = ask()
+        return " ".join(reported.decode(errors="replace").split())[:500] or None if reported else None
 
     def foreign(self, ours: Any = None) -> str | None:
         """Describe a profiler of torch or torch_npu that is not `ours`, or return None."""
@@ -248,7 +248,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _log(heard: Overheard, name: str) -> None:
+def _log(heard: PrintedLines, name: str) -> None:
     for line in [*heard.warnings, *heard.notes]:
         logger.debug("npu.message", call=name, text=line)
 

@@ -101,9 +101,9 @@ class NpuBackend(Backend):
             self._session = NpuSession(api, self._options, self._staging(self._near))
             self._phase = "armed"
         except Busy:  # another process has just acquired it: start waits for it
-            self._let_go()
+            self._release()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def start(self, capture: Capture) -> None:
@@ -113,7 +113,7 @@ class NpuBackend(Backend):
         if self._phase == "recording":
             raise BackendError("the npu backend is recording already")
         if self._phase == "armed" and (self._session is None or self._pid != os.getpid()):
-            self._let_go()
+            self._release()
         try:
             self._refuse_foreign(api)
             if self._session is not None and self._session.device != api.device():
@@ -143,7 +143,7 @@ class NpuBackend(Backend):
         try:
             problem = session.finish()
         finally:
-            self._let_go()
+            self._release()
         return NpuExport(
             session,
             capture,
@@ -155,7 +155,7 @@ class NpuBackend(Backend):
         """Leave any unfinished state. Idempotent."""
         session = self._session
         if session is None or self._pid != os.getpid():
-            self._let_go()
+            self._release()
             return
         if self._phase == "recording" and threading.current_thread() is not self._thread:
             if (
@@ -167,11 +167,11 @@ class NpuBackend(Backend):
                 )
                 return
             session.abandon()
-            self._let_go()
+            self._release()
             return
         self._close_window()
         session.discard()
-        self._let_go()
+        self._release()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """Return a range on the device's timeline, in stepprof's domain; None if ranges are off or torch_npu has none."""
@@ -225,8 +225,8 @@ class NpuBackend(Backend):
             return
         session = self._session
         if session is not None:  # the other profiler took over our warm session: ending ours would end theirs
-            session.let_go()
-            self._let_go()
+            session.release()
+            self._release()
         raise Busy(f"{found}; it is left alone")
 
     def _begin(self, api: NpuApi, capture: Capture) -> NpuSession:
@@ -248,7 +248,7 @@ class NpuBackend(Backend):
     def _staging(near: Path) -> Path:
         return near / f".npu-{os.getpid()}-{next(_numbers)}"
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._session, self._phase, self._window, self._stranded = None, "idle", None, False
         lease, self._lease = self._lease, None
         if lease is not None:

@@ -99,10 +99,10 @@ def correct_end(folder: Path) -> None:
     raw, plain, wall = time.clock_gettime_ns(_RAW), time.monotonic_ns(), time.time_ns()
     for file in folder.glob("profiler_info*.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            told = json.loads(file.read_text(encoding="utf-8"))
-            end = told["end_info"]
+            reported = json.loads(file.read_text(encoding="utf-8"))
+            end = reported["end_info"]
             since = wall - end["collectionTimeEnd"]
             was = end["MonotonicTimeEnd"]
             if abs(was - (plain - since)) < abs(was - (raw - since)):
                 end["MonotonicTimeEnd"] = was - (plain - raw)
-                write_atomically(file, json.dumps(told, indent=4, ensure_ascii=False).encode())
+                write_atomically(file, json.dumps(reported, indent=4, ensure_ascii=False).encode())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Overheard", "overhear"]
+__all__ = ["PrintedLines", "capture_output"]
 
 _LINE = re.compile(
     r"^(?:\[[^\]]*\] )?\[(?P<level>ERROR|WARNING|INFO)\] (?:\[\d+\] )?(?:\S+\.py: )?(?P<text>.*)$"
@@ -24,7 +24,7 @@ _WARNING = "Warning: "
 
 
 @dataclass(slots=True)
-class Overheard:
+class PrintedLines:
     """The lines that torch_npu printed."""
 
     errors: list[str] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Overheard:
 
 
 @contextlib.contextmanager
-def overhear() -> Iterator[Overheard]:
+def capture_output() -> Iterator[PrintedLines]:
     """Collect what torch_npu prints on this thread while the block runs."""
-    heard = Overheard()
+    heard = PrintedLines()
     stream = sys.stdout
     if stream is None:  # a process without stdout
         yield heard
@@ -65,7 +65,7 @@ def overhear() -> Iterator[Overheard]:
 class _Between:
     """A substitute for a stream. Code that keeps it beyond the block writes to the stream itself."""
 
-    def __init__(self, stream: Any, heard: Overheard) -> None:
+    def __init__(self, stream: Any, heard: PrintedLines) -> None:
         self._stream = stream
         self._heard = heard
         self._thread = threading.get_ident()

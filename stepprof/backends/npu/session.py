@@ -95,7 +95,7 @@ class NpuSession:
             problem = problem or str(error)
             self._end_by_force()
         finally:
-            self.let_go()
+            self.release()
         if problem is not None:
             self._note_complaint("stop")
             return problem
@@ -116,16 +116,16 @@ class NpuSession:
             logger.debug("npu.close_failed", reason=str(error))
             self._end_by_force()
         finally:
-            self.let_go()
+            self.release()
             shutil.rmtree(self.staging, ignore_errors=True)
 
     def abandon(self) -> None:
         """Stop CANN without torch_npu, because the recording thread, which torch_npu needs for a stop, has ended."""
         self._end_by_force()
-        self.let_go()
+        self.release()
         shutil.rmtree(self.staging, ignore_errors=True)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Make it harmless to drop the profile."""
         self._phase = "over"
         if self.profile is not None:
@@ -171,10 +171,10 @@ def tree_bytes(folder: Path) -> int:
 _sessions: weakref.WeakSet[NpuSession] = weakref.WeakSet()
 
 
-def _let_go_all() -> None:
+def _release_all() -> None:
     for session in tuple(_sessions):
-        session.let_go()
+        session.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_all)
+    os.register_at_fork(after_in_child=_release_all)

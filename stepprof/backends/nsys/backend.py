@@ -33,7 +33,7 @@ NOT_STARTED = (
     "this process was not started under nsys; prefix its command with stepprof.backends.nsys.backend.nsys_command(config), "
     "or make its Ray actor with stepprof.backends.nsys.backend.ray_runtime_env(config)"
 )
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class NsysBackend(Backend):
@@ -99,7 +99,7 @@ class NsysBackend(Backend):
             failure = NOT_STARTED
         elif failure is None:
             failure = launch.without_report(self._number)
-        return Report(capture, launch, self._number, self._options, hopeless=failure)
+        return Report(capture, launch, self._number, self._options, impossible=failure)
 
     def abort(self) -> None:
         """End the range if one has begun. Idempotent."""
@@ -169,6 +169,6 @@ class NsysBackend(Backend):
 
 def _is_new(reason: str) -> bool:
     """Return whether this process has not logged the reason yet."""
-    is_new = reason not in _told
-    _told.add(reason)
+    is_new = reason not in _logged
+    _logged.add(reason)
     return is_new

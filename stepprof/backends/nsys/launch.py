@@ -233,15 +233,15 @@ def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -
         found |= {"sample": "none", "cpuctxsw": "none"}
     if options.domains is not None:
         found["nvtx-domain-include"] = ",".join(options.domains)
-    told = [
+    reported = [
         f"output={output.replace('%p', '{pid}').replace('%h', '{host}')}",
         f"ranges={number or ANY}",
         f"mode={mode}",
     ]
     if not options.keep_environment and discards_environment(text):
         found["discard-environment"] = "true"
-        told.append("environment=left-out")
-    return {**found, **options.extra}, ";".join(told)
+        reported.append("environment=left-out")
+    return {**found, **options.extra}, ";".join(reported)
 
 
 def writes_one_by_one(text: str) -> bool:

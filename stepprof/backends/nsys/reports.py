@@ -120,7 +120,7 @@ class Report(Export):
         launch: where nsys leaves it.
         number: of its range.
         options: include the timeout.
-        hopeless: why there will be none.
+        impossible: why there will be none.
         count: the ranges of its session.
         began: when its window began, by `time.time`: older files are not its report; None: now.
         pid: of the process that was started under nsys, for messages; None: this one.
@@ -133,7 +133,7 @@ class Report(Export):
         number: int,
         options: NsysOptions,
         *,
-        hopeless: str | None,
+        impossible: str | None,
         count: RangeCount = ranges,
         began: float | None = None,
         pid: int | None = None,
@@ -142,10 +142,10 @@ class Report(Export):
         self._launch = launch
         self._number = number
         self._timeout = options.report_timeout_seconds
-        self._hopeless = hopeless
+        self._impossible = impossible
         self._count = count
         self._began = time.time() if began is None else began
-        self._whose = f"range {number} of process {os.getpid() if pid is None else pid}"
+        self._label = f"range {number} of process {os.getpid() if pid is None else pid}"
         self._until: float | None = None
         self._hurried = threading.Event()
         self._seen: tuple[Path, int, int] | None = None
@@ -173,8 +173,8 @@ class Report(Export):
         """Move the report and return it; None while it may still arrive. Raises ReportLost, or
         ExportError if it cannot be moved.
         """
-        if self._hopeless is not None:
-            raise ReportLost(self._hopeless)
+        if self._impossible is not None:
+            raise ReportLost(self._impossible)
         now = time.monotonic()
         path = self._launch.find(self._number)
         size = self._size(path)
@@ -226,7 +226,7 @@ class Report(Export):
 
     def _reason(self, path: Path | None) -> str:
         launch = self._launch
-        where = f"{launch.folder} ({self._whose})"
+        where = f"{launch.folder} ({self._label})"
         if not self._due:
             return (
                 f"nsys was started to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "

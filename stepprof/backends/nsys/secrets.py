@@ -18,7 +18,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 
-_told: set[tuple[str, ...]] = set()
+_logged: set[tuple[str, ...]] = set()
 
 
 def secrets(environ: Mapping[str, str]) -> list[str]:
@@ -33,9 +33,9 @@ def secrets(environ: Mapping[str, str]) -> list[str]:
 def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, str]) -> None:
     """Log once which variables of a process under nsys will be in its reports."""
     names = tuple(secrets(environ))
-    if options.keep_environment or launch.leaves_environment_out or not names or names in _told:
+    if options.keep_environment or launch.leaves_environment_out or not names or names in _logged:
         return
-    _told.add(names)
+    _logged.add(names)
     logger.warning(
         "nsys.environment_exposed",
         reason=f"{', '.join(names)} would be in them; unset these variables, or start nsys with --discard-environment=true "

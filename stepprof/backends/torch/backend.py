@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
-from stepprof.backends.base import Backend, Busy, ExportCall, keep_for_good
+from stepprof.backends.base import Backend, Busy, ExportCall, keep_forever
 from stepprof.backends.other_npu_profiler import foreign_npu_profile
 from stepprof.backends.process_slot import slot
 from stepprof.backends.torch.api import TorchApi, device_in_use
@@ -54,7 +54,7 @@ class TorchBackend(Backend):
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._on_device = False
-        self._told_of_device = False
+        self._device_reported = False
         self._names: dict[str, str] = {}
 
     @property
@@ -153,7 +153,7 @@ class TorchBackend(Backend):
         if self._phase == "idle" or api is None:
             return
         if self._pid != os.getpid():  # a fork of the recording process: the session is the parent's
-            self._let_go()
+            self._release()
             return
         if self.thread_bound and threading.current_thread() is not self._thread:
             if self._thread.is_alive():
@@ -172,7 +172,7 @@ class TorchBackend(Backend):
             self._stop(api)
         except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch raises
             logger.warning("torch.abort_failed", reason=repr(error))
-        self._let_go()
+        self._release()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
         """Return a range on this thread's stack: 0.6 us if torch has its fast kind, else 4.6."""
@@ -194,7 +194,7 @@ class TorchBackend(Backend):
             if ours:
                 mark.__exit__(None, None, None)
             else:  # another profiler has taken our events
-                keep_for_good(mark)
+                keep_forever(mark)
 
     def export_mode(self) -> str:
         """Return ``fork`` in a process without an accelerator, else ``inline``: it is not proven
@@ -248,8 +248,8 @@ class TorchBackend(Backend):
         # the same with it
         if options.trace_only is not False and not options.with_stack and api.accepts(trace_only=True):
             flags["trace_only"] = True
-        if not self._told_of_device and api.starts_device():
-            self._told_of_device = True
+        if not self._device_reported and api.starts_device():
+            self._device_reported = True
             logger.warning(
                 "torch.cuda_started",
                 reason="it counts the devices, so that a child that is forked from now on cannot use one: start such children "
@@ -274,7 +274,7 @@ class TorchBackend(Backend):
         except Exception as error:
             raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
         finally:
-            self._let_go()
+            self._release()
         return session
 
     def _stop(self, api: TorchApi) -> None:
@@ -285,7 +285,7 @@ class TorchBackend(Backend):
             names = ("CPU",) if self._on_device else ("CPU", "CUDA", "XPU")
             stop_all_threads(self._session, api.named(names))
 
-    def leave_process(self) -> None:
+    def stop_at_exit(self) -> None:
         """At the end of the process, stop a session whose own thread will not. Its events are lost either way."""
         if self._phase == "recording" and self._pid == os.getpid():
             with contextlib.suppress(Exception):
@@ -295,9 +295,9 @@ class TorchBackend(Backend):
         logger.warning(
             "torch.capture_abandoned", reason="another torch profiler interfered, or its thread has ended"
         )
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._session, self._phase = None, "idle"
         slot.release(self)
 
@@ -308,7 +308,7 @@ _stranded: list[TorchBackend] = []
 def _stop_stranded() -> None:
     """Stop a session that still runs when the interpreter ends: it would be a segmentation fault."""
     for backend in _stranded:
-        backend.leave_process()
+        backend.stop_at_exit()
 
 
 # runs after the end of the session, which is registered later (handlers run last to first)

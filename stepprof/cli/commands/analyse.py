@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stepprof.cli.common import add_json, add_run, chosen_run, print_json
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.config.validators import more_than
 from stepprof.errors import ConfigError
 from stepprof.formats import npu_folder
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             name = folder.relative_to(path).as_posix()
             results.append({"path": name, "problem": problem, "seconds": round(seconds, 1)})
             if not args.json:
-                say(f"{name}: {problem or f'analysed in {seconds:.1f} s'}")
+                print_lines(f"{name}: {problem or f'analysed in {seconds:.1f} s'}")
     failed = sum(result["problem"] is not None for result in results)
     if args.json:
         print_json({"path": str(path), "analysed": results, "done_before": len(found) - len(todo)})
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             if len(found) > len(todo)
             else ""
         )
-        say(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
+        print_lines(f"{len(todo) - failed} of {len(todo)} captures analysed{before}")
     return 1 if failed else 0
 
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from stepprof.analysis.verify import Problem, verify_run
 from stepprof.cli.common import add_json, add_run, chosen_run, print_json
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import progress_bar
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted, size
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0 if result.ok else 1
     for note in result.notes:
-        say(f"note     {_line(note)}")
+        print_lines(f"note     {_line(note)}")
     for problem in result.problems:
-        say(f"PROBLEM  {_line(problem)}")
+        print_lines(f"PROBLEM  {_line(problem)}")
     counts = [counted(result.steps, "step"), counted(result.windows, "window")]
     counts += [counted(result.engines, "engine")] if result.engines else []
     counts += [counted(result.artifacts, "artifact"), size(result.bytes)]
     verdict = "ok" if result.ok else counted(len(result.problems), "problem")
-    say(f"{verdict}: {', '.join(counts)} in {path}")
+    print_lines(f"{verdict}: {', '.join(counts)} in {path}")
     return 0 if result.ok else 1
 
 

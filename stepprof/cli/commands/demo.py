@@ -26,7 +26,7 @@ from stepprof.cli.commands.show import render_step
 from stepprof.cli.common import add_output_dir, output_dir
 from stepprof.cli.demo_launcher import launch
 from stepprof.cli.make_outputs import make_report, make_timeline
-from stepprof.cli.output import say, say_text
+from stepprof.cli.output import print_lines, print_text
 from stepprof.cli.trace_options import report_console
 from stepprof.config.config import Config, load
 from stepprof.config.selection import Ranks, Steps
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     path = _claim_run(folder, environ)
     environ["STEPPROF_RUN_ID"] = path.name
 
-    say(
+    print_lines(
         f"GRPO on small arithmetic, {WORLD_SIZE} ranks, {args.train_steps} steps; recording step {config.steps}, rank {config.ranks} in {path}"
     )
     began = time.monotonic()
@@ -97,15 +97,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = launch(loop, environ, WORLD_SIZE)
     except (KeyboardInterrupt, SystemExit):
-        say(f"stopped; to see what was recorded: stepprof show {_shown(path)}", file=sys.stderr)
+        print_lines(f"stopped; to see what was recorded: stepprof show {_shown(path)}", file=sys.stderr)
         raise
-    say(f"{time.monotonic() - began:.0f} s, start and imports included", "")
+    print_lines(f"{time.monotonic() - began:.0f} s, start and imports included", "")
     if status:
-        say(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
+        print_lines(f"stepprof demo: the loop ended with exit status {status}", file=sys.stderr)
     problems = _problems(path, steps)
     _report(path, steps)
     for problem in problems:
-        say(f"stepprof demo: {problem}", file=sys.stderr)
+        print_lines(f"stepprof demo: {problem}", file=sys.stderr)
     return 1 if status or problems else 0
 
 
@@ -179,7 +179,7 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     """Print the tables, the training progress and the next commands."""
     recorded = [step for step in steps if step in recorded_steps(path)]
     for step in recorded[:SHOWN_STEPS]:
-        say_text(f"{render_step(path, step)}\n")
+        print_text(f"{render_step(path, step)}\n")
     analysed = all(importlib.util.find_spec(name) for name in READING)
     if recorded and analysed:
         _analyse(path, recorded[0])
@@ -189,19 +189,19 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     }
     if rewards:
         first, last = min(rewards), max(rewards)
-        say(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
+        print_lines(f"reward {rewards[first]:.3f} at step {first}, {rewards[last]:.3f} at step {last}")
     seconds = [span["dur"] / 1e9 for span in spans if span["kind"] == "window" and span["role"] is None]
     held = [_held_seconds(path, step) for step in recorded]
     if seconds and held:
-        say(
+        print_lines(
             f"recording delayed a rank by at most {max(held):.2f} s in a step; the median step on rank 0 takes {median(seconds):.2f} s"
         )
     if not recorded:
         return
     shown = f"{_shown(path)} --step {recorded[0]}"
-    say("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
+    print_lines("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
     if not analysed:
-        say("  timeline and report need more packages: pip install 'stepprof[report]'")
+        print_lines("  timeline and report need more packages: pip install 'stepprof[report]'")
 
 
 def _analyse(path: Path, step: int) -> None:
@@ -226,10 +226,10 @@ def _analyse(path: Path, step: int) -> None:
         overhead=[],
     )
     print_report(short, report_console())
-    say()
+    print_lines()
     for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
-        say(f"{what:8}  {_shown(file)}")
-    say()
+        print_lines(f"{what:8}  {_shown(file)}")
+    print_lines()
 
 
 def _held_seconds(path: Path, step: int) -> float:

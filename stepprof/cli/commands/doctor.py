@@ -8,7 +8,7 @@ import os
 import socket
 
 from stepprof.cli.common import add_json, add_output_dir, output_dir, print_json
-from stepprof.cli.output import say, say_text
+from stepprof.cli.output import print_lines, print_text
 from stepprof.doctor.backends import backend_lines
 from stepprof.doctor.machine import machine_findings
 from stepprof.doctor.npu import npu_findings
@@ -65,16 +65,16 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = finding.level.upper() if finding.level == "problem" else finding.level
-        say(f"{mark:<8} {finding.name:<{width}}  {finding.detail}")
+        print_lines(f"{mark:<8} {finding.name:<{width}}  {finding.detail}")
         if finding.remedy:
-            say(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
-    say()
+            print_lines(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
+    print_lines()
     words = {True: "records", False: "cannot", None: "unknown"}
     rows = [[line.name, words[line.records], line.reason] for line in lines]
-    say_text(table(["backend", "here", "result or reason"], rows))
-    say()
+    print_text(table(["backend", "here", "result or reason"], rows))
+    print_lines()
     if frameworks:
-        say_text(table(["adapter", "version", "here", "reason"], [list(line) for line in frameworks]))
-        say()
-    say(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
+        print_text(table(["adapter", "version", "here", "reason"], [list(line) for line in frameworks]))
+        print_lines()
+    print_lines(f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return 1 if problems else 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from stepprof.cli.common import add_json, add_run, chosen_run, print_json
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import require_extra
 from stepprof.formatting import counted, size
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         print_json({"run_id": opened.id, "files": files, "problems": opened.problems})
     else:
-        say(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
+        print_lines(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
         if opened.problems:
-            say("notes:", *(f"  {problem}" for problem in opened.problems))
+            print_lines("notes:", *(f"  {problem}" for problem in opened.problems))
     return 0

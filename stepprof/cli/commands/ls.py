@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.cli.common import add_json, add_run, chosen_run, output_dir, print_json
-from stepprof.cli.output import say, say_text
+from stepprof.cli.output import print_lines, print_text
 from stepprof.formatting import size, table
 from stepprof.run.runs import list_runs, read_run, run_id_of, steps
 from stepprof.run.summary import StepSummary, summarize_step
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"output_dir": str(folder.absolute()), "runs": runs})
     elif runs:
-        say_text(
+        print_text(
             table(
                 RUN_COLUMNS,
                 [
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        say(f"no runs in {folder}")
+        print_lines(f"no runs in {folder}")
     return 0
 
 
@@ -64,9 +64,9 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
     if as_json:
         print_json({"run_id": run_id_of(path), "path": str(path), "steps": [s.to_dict() for s in summaries]})
         return 0
-    say(f"run {run_id_of(path)}  {path}")
+    print_lines(f"run {run_id_of(path)}  {path}")
     if summaries:
-        say_text(
+        print_text(
             table(
                 STEP_COLUMNS,
                 [
@@ -87,7 +87,7 @@ def _list_steps(path: Path, *, as_json: bool) -> int:
             )
         )
     else:
-        say("no step is recorded")
+        print_lines("no step is recorded")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.cli.common import output_dir, print_json
 from stepprof.cli.merge_options import check_options, chosen_format
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import (
     add_sources,
     add_work,
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             inputs = [each for group in groups.values() for each in group]
             guess = size(sum(estimate(group, format_) for group in groups.values()))
             what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
-            say(
+            print_lines(
                 f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have about {guess} or less"
             )
         added = _added(args, found, assume, cluster)
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         described = [_described(found, *each) for each in timelines]
         print_json({"timelines": described} if args.per_replica else described[0])
     else:
-        say(*(line for each in timelines for line in _rendered(found, *each)))
+        print_lines(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
     return 1 if any(part.events == 0 and part.findings for part in parts) else 0
 

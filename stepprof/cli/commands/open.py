@@ -14,7 +14,7 @@ from stepprof.analysis.timeline.archive_manifest import PERFETTO, is_archive
 from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder, viewer_version
 from stepprof.cli.common import add_run, add_step, chosen_run
 from stepprof.cli.make_outputs import make_timeline
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.errors import ConfigError
 from stepprof.run.layout import step_folder
 from stepprof.run.runs import find_step
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     timeline = _timeline(args)
     viewer = viewer_folder()
     if viewer is None:
-        say(
+        print_lines(
             timeline,
             "",
             f"No viewer is installed: pip install 'stepprof[open]' adds one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     _check_version(timeline, viewer)
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
-            say(timeline, server.url, "Ctrl-C stops the server")
+            print_lines(timeline, server.url, "Ctrl-C stops the server")
             with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
                 if (
                     not args.no_browser
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
                     threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
                 server.serve_forever()
     except KeyboardInterrupt:
-        say()
+        print_lines()
     return 0
 
 
@@ -108,5 +108,5 @@ def _timeline(args: argparse.Namespace) -> Path:
     there = [file for name in TIMELINES if (file := folder / name).is_file() and not file.is_symlink()]
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
-    say(f"{folder} has no timeline yet: merging")
+    print_lines(f"{folder} has no timeline yet: merging")
     return make_timeline(path, step)

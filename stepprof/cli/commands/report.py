@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepprof.cli.common import output_dir
-from stepprof.cli.output import say, say_json, say_text
+from stepprof.cli.output import print_json, print_lines, print_text
 from stepprof.cli.trace_options import (
     add_sources,
     add_work,
@@ -178,14 +178,14 @@ def _give(content: Report | Comparison, folder: Path, stem: str, outputs: Output
         write(path, text.render(content).encode())
         written.append(path)
     if json == _THERE:
-        say_json(dump(content).decode())
+        print_json(dump(content).decode())
         return
     if markdown == _THERE:
-        say_text(text.render(content).rstrip("\n"))
+        print_text(text.render(content).rstrip("\n"))
         return
     _show(content)
     for path in written:
-        say(path)
+        print_lines(path)
 
 
 def _show(content: Report | Comparison) -> None:
@@ -197,7 +197,7 @@ def _show(content: Report | Comparison) -> None:
         print_report(content, console)
     else:
         print_comparison(content, console)
-    say()
+    print_lines()
 
 
 def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) -> Found:

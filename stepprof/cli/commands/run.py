@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from stepprof.cli.common import OUTPUT_DIR
-from stepprof.cli.output import say
+from stepprof.cli.output import print_lines
 from stepprof.config.config import load
 from stepprof.errors import ConfigError
 from stepprof.integrations import bootstrap
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         status = wait(job, environ)
     except FileNotFoundError:
-        say(f"stepprof run: {job[0]}: command not found", file=sys.stderr)
+        print_lines(f"stepprof run: {job[0]}: command not found", file=sys.stderr)
         return 127
     except OSError as error:
-        say(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
+        print_lines(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
         return 126
     for line in outcome(folder, before):
-        say(line, file=sys.stderr)
+        print_lines(line, file=sys.stderr)
     return status if status >= 0 else end_like(-status)
 
 

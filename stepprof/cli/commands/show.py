@@ -24,7 +24,7 @@ from stepprof.cli.common import (
 )
 from stepprof.cli.engine_table import clocks_table, engine_notes, engines_table
 from stepprof.cli.memory_tables import describe_memory, memory_tables
-from stepprof.cli.output import say_text
+from stepprof.cli.output import print_text
 from stepprof.cli.row_grouping import FULL_ROWS, bounded
 from stepprof.cli.window_table import artifacts_table, window_notes, windows_table
 from stepprof.formats import npu_folder
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(describe_step(path, step, snapshots=args.snapshots, occurrence=args.occurrence))
     else:
-        say_text(
+        print_text(
             render_step(path, step, snapshots=args.snapshots, show_all=args.all, occurrence=args.occurrence)
         )
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.analysis.span_stats import SpanTable, SpanTime, Wanted, span_times
 from stepprof.cli.common import add_json, add_occurrence, add_run, chosen_run, print_json
-from stepprof.cli.output import say, say_text
+from stepprof.cli.output import print_lines, print_text
 from stepprof.cli.trace_options import require_extra
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        say_text(_rendered(path, found))
+        print_text(_rendered(path, found))
         if read is not None and read.notes:
-            say(*read.notes)
+            print_lines(*read.notes)
         if written is not None:
-            say(size(written.stat().st_size), written)
+            print_lines(size(written.stat().st_size), written)
     return 0 if found.times else 1
 
 

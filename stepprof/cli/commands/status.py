@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.cli.common import add_all, add_json, add_run, chosen_run, print_json, seconds
-from stepprof.cli.output import console, say_text
+from stepprof.cli.output import console, print_text
 from stepprof.cli.process_table import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
 from stepprof.formatting import printable, table
 from stepprof.run.status import LIVE, read_statuses
@@ -121,7 +121,7 @@ def _print(content: Mapping[str, Any], *, show_all: bool) -> None:
     if sys.stdout.isatty() and _HAS_RICH:
         console().print(_coloured(content, show_all=show_all), soft_wrap=True)
     else:
-        say_text(render(content, show_all=show_all))
+        print_text(render(content, show_all=show_all))
 
 
 def _coloured(content: Mapping[str, Any], lines: int | None = None, *, show_all: bool = False) -> Text:
@@ -166,7 +166,7 @@ def _watch(
         if as_json:
             print_json(content)
         else:
-            say_text(render(content, show_all=show_all))
+            print_text(render(content, show_all=show_all))
         sys.stdout.flush()
         if not _goes_on(content):
             return content

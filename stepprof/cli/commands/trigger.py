@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepprof.cli.common import add_json, add_run, chosen_run, print_json, seconds
-from stepprof.cli.output import say, say_text
+from stepprof.cli.output import print_lines, print_text
 from stepprof.errors import ConfigError
 from stepprof.formatting import printable
 from stepprof.run.requests import Request, withdraw_request
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.withdraw is not None:
             fresh = withdraw_request(path, args.withdraw)
-            say(f"request {args.withdraw}: {'withdrawn' if fresh else 'was withdrawn before'}")
+            print_lines(f"request {args.withdraw}: {'withdrawn' if fresh else 'was withdrawn before'}")
             return 0
         step = int(args.step[:20]) if args.step.isdecimal() else args.step  # 20 digits are too large already
         backend = args.backend.split(",") if args.backend else None
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: the request cannot be written: {error.strerror or error}") from error
     if not args.json:
-        say_text(_render_request(request, path.name))
+        print_text(_render_request(request, path.name))
     found = wait_for_answers(path, request.name, args.wait)
     if args.json:
         print_json({"path": str(path), "request": request.to_dict(), "answers": found})
     else:
-        say_text(_render_answers(found))
+        print_text(_render_answers(found))
     return 1 if {"missed", "refused"} & set(found) or not found or set(found) == {"unseen"} else 0
 
 

@@ -185,7 +185,7 @@ class AutoCaptures:
             return
         self._asked = None
         self._selector.withdraw(asked.name)
-        if self._selector.has_come(asked.step):
+        if self._selector.was_entered(asked.step):
             return
         if self._tries >= TRIES:
             logger.warning(

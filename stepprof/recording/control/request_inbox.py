@@ -249,7 +249,12 @@ class Control:
                     return _Seen("missed", reason, request, missed)
                 self._selector.request(left)
                 past = self._last_step()
-                if past is None or past < left.step or not policies or left.step in self._selector.came():
+                if (
+                    past is None
+                    or past < left.step
+                    or not policies
+                    or left.step in self._selector.entered_steps()
+                ):
                     self._unprepared += [p for p in policies if self._selector.selects_rank(p)]
                     return _Seen("accepted", None, request, missed, early=past is None)
                 # the step was entered meanwhile: only a part of it would be recorded
@@ -282,7 +287,7 @@ class Control:
                 self._selector.withdraw(request.name)
 
     def _outcome(self, seen: _Seen, request: Request) -> _Seen:
-        missing = request.steps.without(self._selector.came(request.role))
+        missing = request.steps.without(self._selector.entered_steps(request.role))
         if missing.is_none:
             return replace(seen, outcome="reached")
         if not self._selector.asked_of(request):

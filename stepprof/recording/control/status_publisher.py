@@ -63,7 +63,7 @@ class Publisher:
         self._started_ns = time.time_ns()
         self._path: Path | None = None
         self._of: int | str | None = None
-        self._told: object = None
+        self._published: object = None
         self._progress: object = None
         self._written = -BEAT_SECONDS
         self._failed = False
@@ -74,17 +74,17 @@ class Publisher:
         age = now - self._written
         if age < LEAST_SECONDS or (self._failed and age < BEAT_SECONDS):
             return
-        told, progress = self._look(), self._look_on()
+        condition, progress = self._look(), self._look_on()
         waits = progress_seconds(self._origin.world_size)
-        if told == self._told and age < (BEAT_SECONDS if progress == self._progress else waits):
+        if condition == self._published and age < (BEAT_SECONDS if progress == self._progress else waits):
             return
-        self._write(told, progress, ended=False)
+        self._write(condition, progress, ended=False)
 
     def close(self) -> None:
         """Publish the final version: the session has ended normally."""
         self._write(self._look(), self._look_on(), ended=True)
 
-    def _write(self, told: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
+    def _write(self, condition: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
         origin = self._origin
         content = ProcessStatus(
             run_id=origin.run.run_id,
@@ -97,7 +97,7 @@ class Publisher:
             published_unix_ns=time.time_ns(),
             beat_seconds=BEAT_SECONDS,
             ended=ended,
-            **told,
+            **condition,
             **progress,
         )
         self._written = time.monotonic()
@@ -115,7 +115,7 @@ class Publisher:
             self._path = None
             return
         self._failed = False
-        self._told, self._progress = told, progress
+        self._published, self._progress = condition, progress
 
     def _claim(self, data: bytes) -> Path:
         """Create a file of our own: the rank's, unless another process that may be alive has it."""

@@ -68,8 +68,8 @@ class Peers:
 
     def look(self) -> None:
         """Read the status files again."""
-        told = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
-        self._statuses = [each for each in told if not self._is_foreign(each)]
+        reported = [each for each in read_statuses(self._run) if each["condition"] != "damaged"]
+        self._statuses = [each for each in reported if not self._is_foreign(each)]
         self._by_writer = {}
         for each in self._statuses:
             self._by_writer.setdefault(_named(each["writer"]), []).append(each)
@@ -178,10 +178,10 @@ def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
         for artifact in _tables(entry.get("artifacts"))
         if _is_below(artifact.get("path")) and isinstance(artifact.get("bytes"), int)
     }
-    told = {each.get("path"): each.get("status") for each in _tables(content.get("uploads"))}
+    reported = {each.get("path"): each.get("status") for each in _tables(content.get("uploads"))}
     if uploads:
-        awaited = awaited or any(path not in told for path in artifacts)
-        step.not_uploaded += sum(told.get(path) != "uploaded" for path in artifacts)
+        awaited = awaited or any(path not in reported for path in artifacts)
+        step.not_uploaded += sum(reported.get(path) != "uploaded" for path in artifacts)
     if awaited and not peers.gone(content.get("writer")):
         step.pending = True
     step.windows += len(entries)

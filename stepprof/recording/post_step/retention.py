@@ -68,8 +68,8 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> P
     )
 
     def content() -> bytes:
-        told = {**header, "step": step.number, "pruned": [entry.to_dict()]}
-        return json.dumps(told, indent=1).encode()
+        reported = {**header, "step": step.number, "pruned": [entry.to_dict()]}
+        return json.dumps(reported, indent=1).encode()
 
     if not write_exclusively(note, content()):
         write_atomically(note, content())

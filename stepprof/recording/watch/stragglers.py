@@ -31,7 +31,7 @@ EVERY_SECONDS = 10.0
 LEAST_RANKS = 3
 """With two ranks, neither is the usual one."""
 
-LOOKERS = (0, "driver")
+OBSERVERS = (0, "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class LagFinder:
     def look(self) -> None:
         """Look at the other ranks from time to time, in one process."""
         now = time.monotonic()
-        if now - self._looked < EVERY_SECONDS or self._rank() not in LOOKERS:
+        if now - self._looked < EVERY_SECONDS or self._rank() not in OBSERVERS:
             return
         self._looked = now
         statuses = read_statuses(self._run)

@@ -213,17 +213,17 @@ class Watcher:
         if found:
             self._rest_until = self._steps + self._options.window
             first = found[0][0].step
-            self._tell(*min((each for each in found if each[0].step == first), key=_narrowest))
+            self._report(*min((each for each in found if each[0].step == first), key=_narrowest))
         for what, floor in self._floors.items():
             reading = resident_bytes() if what == HOST else device_bytes()
             unusual = None if reading is None else floor.add(reading, self._steps)
             if unusual is not None:
-                self._tell(Finding(what, self._last[1], None, None, unusual), window)
+                self._report(Finding(what, self._last[1], None, None, unusual), window)
 
     def close(self, timeout: float) -> None:
         """Do nothing: there is no rest."""
 
-    def _tell(self, finding: Finding, span: Span) -> None:
+    def _report(self, finding: Finding, span: Span) -> None:
         """Log a finding, mark the end of its window, and request a capture."""
         facts, role = finding.facts, finding.role
         outcome = self._captures.record(finding.what, facts, role, lambda: self._next_step(role))

@@ -41,7 +41,7 @@ class Announcer:
     def __init__(self) -> None:
         self.listeners: list[tuple[Engine, EngineDriver]] = []
         """The sessions in other processes that receive every window."""
-        self._told: dict[EngineDriver, tuple[Key, ...]] = {}
+        self._announced: dict[EngineDriver, tuple[Key, ...]] = {}
         self._number = 0
         self._later: dict[EngineDriver, tuple[int, tuple[Key, ...]]] = {}
         self._sending: concurrent.futures.Future[None] | None = None
@@ -58,7 +58,9 @@ class Announcer:
                 if target.driver.listens
             ]
             there = {driver for _, driver in self.listeners}
-            self._told = {driver: told for driver, told in self._told.items() if driver in there}
+            self._announced = {
+                driver: reported for driver, reported in self._announced.items() if driver in there
+            }
         self.announce(None)
 
     def announce(
@@ -82,9 +84,9 @@ class Announcer:
             for engine, driver in self.listeners:
                 # two steps may overlap in different roles: each is announced to the engines of its role
                 mine = tuple(key for key in windows if key[1] is None or engine.plays(key[1]))
-                if self._told.get(driver) == mine:
+                if self._announced.get(driver) == mine:
                     continue
-                self._told[driver] = mine
+                self._announced[driver] = mine
                 if many or not driver.announce_now(self._number, mine):
                     self._later[driver] = self._number, mine
             if self._later and self._sending is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.core.engine_target import EngineTarget
 
-__all__ = ["HINT", "NOT_STARTED", "STOPPED_LATE", "OwnLoop", "lives_on"]
+__all__ = ["HINT", "NOT_STARTED", "STOPPED_LATE", "OwnLoop", "runs_on"]
 
 NOT_STARTED = (
     "nothing was sent: the engine lives on the event loop that this synchronous window blocks, and could not answer; "
@@ -40,7 +40,7 @@ class OwnLoop:
     """The two warnings about such engines, each logged once per session, not at every recorded step."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def warn_not_started(self, target: EngineTarget) -> None:
         """Log that an engine was not started."""
@@ -54,11 +54,11 @@ class OwnLoop:
             logger.warning("engine.stop_not_awaited", target=labels, reason=STOPPED_LATE)
 
     def _is_new(self, reason: str) -> bool:
-        is_new = reason not in self._told
-        self._told.add(reason)
+        is_new = reason not in self._logged
+        self._logged.add(reason)
         return is_new
 
 
-def lives_on(target: EngineTarget, loop: asyncio.AbstractEventLoop | None) -> bool:
+def runs_on(target: EngineTarget, loop: asyncio.AbstractEventLoop | None) -> bool:
     """Return whether an engine lives on this event loop; False without a loop."""
     return loop is not None and target.driver.loop is loop

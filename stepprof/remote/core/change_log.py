@@ -18,7 +18,7 @@ __all__ = ["ChangeLog", "HealthChange"]
 
 GATHER_SECONDS = 0.01
 
-TOLD = 8
+MOST_LOGGED = 8
 """Up to this many engines with the same change of health get a log line each; more share one line."""
 
 
@@ -88,8 +88,8 @@ def _log_transitions(lines: list[dict[str, object]]) -> None:
 def _log_health(changes: list[HealthChange]) -> None:
     """Log one line for each of a few engines, one line for many."""
     first = changes[0]
-    if len(changes) > TOLD:
-        labels = ", ".join(change.label for change in changes[:TOLD])
+    if len(changes) > MOST_LOGGED:
+        labels = ", ".join(change.label for change in changes[:MOST_LOGGED])
         lines = [
             {"count": len(changes), "target": f"{labels}, …", "health": first.after, "reason": first.reason}
         ]

@@ -180,14 +180,14 @@ class Recording:
         late = f"start acknowledged after more than {seconds:.3g} s; the beginning of the window is missing"
         self.late = self.late or late
 
-    def tell_unanswered(self) -> None:
+    def note_unanswered(self) -> None:
         """Note for how long the stop has not been answered; a capture that has an outcome keeps it."""
         end = self.entry.end_unix_ns
         if end is None or not self.entry.pending:
             return
         waited = (time.time_ns() - end) / 1e9
         what = "its window has closed, and its stop has not been answered"
-        self.tell(
+        self.record_outcome(
             "lost",
             f"{what} within {waited:.3g} s; files that arrive later are kept",
             ReasonCode.STOP_UNANSWERED,
@@ -211,16 +211,16 @@ class Recording:
                 stop_seconds=self.entry.stop_seconds,
             )
             save()
-        self.tell(status, error, code)
+        self.record_outcome(status, error, code)
 
     def keep(self, artifacts: list[dict[str, object]], lacking: str | None) -> None:
         """Note the files of the window, and what they lack."""
         if lacking:
-            self.tell("partial", lacking, ReasonCode.INCOMPLETE, artifacts=artifacts)
+            self.record_outcome("partial", lacking, ReasonCode.INCOMPLETE, artifacts=artifacts)
         else:
-            self.tell("complete", artifacts=artifacts)
+            self.record_outcome("complete", artifacts=artifacts)
 
-    def tell(
+    def record_outcome(
         self,
         status: Outcome,
         error: str | None = None,

@@ -146,7 +146,7 @@ class EngineTarget(EngineState):
         if recording.stop.is_set():
             self.disarm("the window ended before the engine was ready")
             if recording.entry.status != "failed":
-                recording.tell(
+                recording.record_outcome(
                     "skipped",
                     "the window ended before the engine was ready; nothing was sent to it",
                     ReasonCode.NOT_READY,
@@ -168,7 +168,7 @@ class EngineTarget(EngineState):
             start_unix_ns=recording.begun_ns or time.time_ns(),
         )
         if recording.late is None:
-            recording.tell("lost", f"{LOST}{self._where()}", ReasonCode.RECORDING, pending=True)
+            recording.record_outcome("lost", f"{LOST}{self._where()}", ReasonCode.RECORDING, pending=True)
         self.note_health(None)
         recording.started.open()
         await recording.stop.wait()
@@ -208,7 +208,7 @@ class EngineTarget(EngineState):
         elif stopped.joined is not None:
             step, stem = stopped.joined
             code = ReasonCode.INCOMPLETE if partial else None
-            recording.tell("joined", partial, code, capture={"step": step, "stem": stem})
+            recording.record_outcome("joined", partial, code, capture={"step": step, "stem": stem})
         else:
             recording.keep(as_entries(stopped.artifacts), partial)
         self.note_health(None)
@@ -237,7 +237,7 @@ class EngineTarget(EngineState):
                 reason=describe_error(error),
             )
 
-    def give_up_start(self, recording: Recording, seconds: float, hint: str | None = None) -> None:
+    def abandon_start(self, recording: Recording, seconds: float, hint: str | None = None) -> None:
         """Stop waiting for a start. A late start is stopped at once and kept as partial. `hint`: what else the user can do."""
         if recording.started.is_open or recording.late is not None:
             return
@@ -248,23 +248,23 @@ class EngineTarget(EngineState):
             cure = "a late start is stopped at once, and its files are kept"
         else:
             what = f"was not ready within {seconds:.3g} s"
-            cure = "nothing was sent to it; raise engine_start_timeout_seconds, or find out what keeps it from answering"
+            cure = "nothing was sent to it; raise engine_start_timeout_seconds, or find out why it does not answer"
         if self.driver.waiting:
             what = f"{what}: {self.driver.waiting}"
         recording.begin_late(seconds)
         error = "; ".join(filter(None, [f"the engine {what}", cure, hint]))
-        recording.tell("failed", error, ReasonCode.START_UNANSWERED, health=self.health)
+        recording.record_outcome("failed", error, ReasonCode.START_UNANSWERED, health=self.health)
         recording.stop.set()
 
-    def give_up_stop(self, recording: Recording, seconds: float) -> None:
+    def abandon_stop(self, recording: Recording, seconds: float) -> None:
         """Stop waiting for the stop; its files are kept when they arrive."""
         if recording.finished.is_open or recording.entry.status in ("failed", "skipped"):
             return
         recording.timed_out = True
         logger.warning("engine.stop_unanswered", target=self.label, name=self.driver.name, seconds=seconds)
-        recording.tell_unanswered()
+        recording.note_unanswered()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Take part in no further window, and disarm. A running capture ends with its window."""
         self.detached = True
         arming, self._arming = self._arming, []
@@ -283,7 +283,7 @@ class EngineTarget(EngineState):
         """
         began = time.monotonic()
         recording = self.recording
-        self.let_go()
+        self.detach()
         if recording is not None:
             if not recording.stop.is_set():  # otherwise its window has ended, and only the answer is missing
                 recording.late = reason
@@ -292,7 +292,7 @@ class EngineTarget(EngineState):
             if (recording.sent or not recording.timed_out) and not await passed(
                 [recording.finished], answer_seconds
             ):
-                recording.tell_unanswered()
+                recording.note_unanswered()
         await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
         await close(self.driver, self.label, answer_seconds=answer_seconds - spent, timeout=timeout - spent)

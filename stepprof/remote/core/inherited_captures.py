@@ -38,7 +38,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
         reason: why it is incomplete.
         owner: the process whose window it is, as in its fragment.
     """
-    told = {
+    reported = {
         "status": "partial" if stopped.artifacts else "lost",
         "pending": False,
         "reason_code": ReasonCode.RECOVERED,
@@ -48,9 +48,9 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
     }
     try:
         for path in sorted((window.folder / MANIFEST).glob("*engines-rank-*.json")):
-            if _restate(path, window, told, owner):
+            if _restate(path, window, reported, owner):
                 return
-        _write_new(window, told, owner)
+        _write_new(window, reported, owner)
     except (OSError, ValueError) as error:
         logger.warning("manifest.not_written", folder=str(window.folder), files=[a.path for a in stopped.artifacts], reason=str(error))  # fmt: skip
 
@@ -86,7 +86,9 @@ async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -
     return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
 
 
-def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> bool:
+def _restate(
+    path: Path, window: EngineWindow, reported: Mapping[str, Any], owner: Mapping[str, object]
+) -> bool:
     """Correct the entry of a window in a fragment; return whether it exists."""
     content = read_table(path)
     if not _is_same(content.get("writer") or {}, owner):
@@ -99,10 +101,10 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
     entry = next((each for each in entries if _is_of(each, window)), None)
     if entry is None:
         return False
-    if not told["artifacts"] and entry.status != "lost":
+    if not reported["artifacts"] and entry.status != "lost":
         return True  # only the entry's own statement is known
     end = entry.end_unix_ns or time.time_ns()
-    entry.update(**{**told, "end_unix_ns": end, "artifacts": [*entry.artifacts, *told["artifacts"]]})
+    entry.update(**{**reported, "end_unix_ns": end, "artifacts": [*entry.artifacts, *reported["artifacts"]]})
     if fragment is None:
         content["engines"] = [each.to_dict() for each in entries]
         write_atomically(path, json.dumps(content, indent=1).encode())
@@ -111,7 +113,7 @@ def _restate(path: Path, window: EngineWindow, told: Mapping[str, Any], owner: M
     return True
 
 
-def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str, object]) -> None:
+def _write_new(window: EngineWindow, reported: Mapping[str, Any], owner: Mapping[str, object]) -> None:
     """Write a fragment for a process that died before it wrote its own."""
     what = window.window
     entry = EngineEntry(
@@ -120,7 +122,7 @@ def _write_new(window: EngineWindow, told: Mapping[str, Any], owner: Mapping[str
         visit=what.visit,
         replica=window.replica,
         kind=cast("str | None", window.metadata.get("engine")),
-        **told,
+        **reported,
     )
     content = {
         "schema_version": 1,

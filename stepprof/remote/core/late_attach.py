@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
     from stepprof.remote.engine import Engine
 
-__all__ = ["tell_if_inside"]
+__all__ = ["warn_if_inside"]
 
 
-def tell_if_inside(engine: Engine, selector: Selector) -> None:
+def warn_if_inside(engine: Engine, selector: Selector) -> None:
     """Log one line if a window that the engine would have followed is being recorded."""
     for window in _recorded():
         step, role = window.number, window.role

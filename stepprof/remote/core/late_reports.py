@@ -49,7 +49,7 @@ class Awaiting:
 
     def begin(self, recording: Recording, later: Later, partial: str | None) -> None:
         """Wait for the report of a window; `partial` is what it lacks even if everything arrives."""
-        recording.tell("lost", AWAITED, ReasonCode.REPORT_PENDING, pending=True)
+        recording.record_outcome("lost", AWAITED, ReasonCode.REPORT_PENDING, pending=True)
         task = asyncio.get_running_loop().create_task(self._take(recording, later, partial))
         self._pending[task] = (f"{self._label} of step {recording.step}", later)
         task.add_done_callback(self._forget)

@@ -90,7 +90,7 @@ class Entries:
         self.fragment.engines.append(entry)
         return entry
 
-    def tell_body_error(self, text: str) -> None:
+    def note_body_error(self, text: str) -> None:
         """Note in each entry that the window's body raised."""
         for entry in self.fragment.engines:
             entry.body_error = text

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
-from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
+from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
 from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
@@ -183,7 +183,7 @@ class Members:
         """Return whether a target can record. It joins a running capture and waits for a pending
         start or stop; else it is skipped, with a reason in the manifest.
         """
-        blocked = lives_on(target, self._blocked)
+        blocked = runs_on(target, self._blocked)
         if not blocked:
             await self._settled(target, deadline)
         recording = target.recording

@@ -29,7 +29,7 @@ from stepprof.run.model import Window
 if TYPE_CHECKING:
     from stepprof.remote.base import Stopped
 
-__all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "beside_runs", "digest"]
+__all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "digest", "shared_slot"]
 
 SILENT_SECONDS = 120.0
 """Seconds without a sign of life after which a holder on another host counts as dead. File systems
@@ -106,16 +106,16 @@ class Held:
     def load(cls, data: bytes) -> Held:
         """Read what `dump` returned. Raises ValueError, TypeError or KeyError: it is something else."""
         content = json.loads(data)
-        told = content["window"]
+        reported = content["window"]
         window = EngineWindow(
-            window=Window(**told["window"]),
-            replica=told["replica"],
-            folder=Path(told["folder"]),
-            stem=told["stem"],
-            options=EngineOptions(**told["options"]),
-            metadata=told["metadata"],
-            workers=None if told["workers"] is None else frozenset(told["workers"]),
-            trace_dir=None if told["trace_dir"] is None else Path(told["trace_dir"]),
+            window=Window(**reported["window"]),
+            replica=reported["replica"],
+            folder=Path(reported["folder"]),
+            stem=reported["stem"],
+            options=EngineOptions(**reported["options"]),
+            metadata=reported["metadata"],
+            workers=None if reported["workers"] is None else frozenset(reported["workers"]),
+            trace_dir=None if reported["trace_dir"] is None else Path(reported["trace_dir"]),
             owner=content["owner"],
         )
         return cls(content["token"], content["holder"], content["owner"], window, content["state"])
@@ -139,7 +139,7 @@ class Slot(Protocol):
     def silent_seconds(self) -> float:
         """Return the age of the holder's last sign of life."""
 
-    def seize(self, held: Held) -> Callable[[], object] | None:
+    def claim_end(self, held: Held) -> Callable[[], object] | None:
         """Claim the exclusive right to end this holder's capture. Return a callable that ends the
         claim; None: another process has it.
         """
@@ -177,13 +177,13 @@ class MemorySlot:
         """Return 0: this process can be checked."""
         return 0.0
 
-    def seize(self, held: Held) -> Callable[[], object] | None:
+    def claim_end(self, held: Held) -> Callable[[], object] | None:
         """Claim the exclusive right in this process to end this holder's capture."""
         with _changing:
-            if held.token in _seized or self.read() is not held:
+            if held.token in _ending or self.read() is not held:
                 return None
-            _seized.add(held.token)
-        return lambda: _seized.discard(held.token)
+            _ending.add(held.token)
+        return lambda: _ending.discard(held.token)
 
 
 class FileSlot:
@@ -245,7 +245,7 @@ class FileSlot:
         except OSError:
             return 0.0
 
-    def seize(self, held: Held) -> Callable[[], object] | None:
+    def claim_end(self, held: Held) -> Callable[[], object] | None:
         """Claim the exclusive right to end this holder's capture. Raises OSError."""
         number = 1
         while True:
@@ -263,7 +263,7 @@ class FileSlot:
         return lambda: _remove_marks(mark)
 
 
-def beside_runs(window: EngineWindow, key: str) -> FileSlot:
+def shared_slot(window: EngineWindow, key: str) -> FileSlot:
     """Return the slot of a server whose own folder is not visible here: jobs with the same ``output_dir`` find it."""
     return FileSlot(window.folder.parents[1] / ".engines" / f"{digest(key)}.json")
 
@@ -281,5 +281,5 @@ def _remove_marks(mark: Path) -> None:
 
 
 _in_memory: dict[str, Held] = {}
-_seized: set[str] = set()
+_ending: set[str] = set()
 _changing = threading.Lock()

@@ -111,11 +111,11 @@ class Hold:
         """End this driver's open capture within this many seconds, and leave. Raises nothing."""
         if self.held is not None:
             ending = asyncio.ensure_future(self.settle(revive))
-            ending.add_done_callback(self._tell_left)
+            ending.add_done_callback(self._log_failed_end)
             await asyncio.wait({ending}, timeout=timeout)
         self.retire()
 
-    def _tell_left(self, ending: asyncio.Future[None]) -> None:
+    def _log_failed_end(self, ending: asyncio.Future[None]) -> None:
         """Log why an end has failed, even if the wait for it was over."""
         if not ending.cancelled() and ending.exception() is not None:
             logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
@@ -178,7 +178,7 @@ class Hold:
         held = await _do(self.slot, self._left)
         if held is None:
             return
-        release = await _do(self.slot, self.slot.seize, held)
+        release = await _do(self.slot, self.slot.claim_end, held)
         if release is None:
             return
         reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stepprof.errors import StateError
 from stepprof.log import logger
 from stepprof.remote.core.announcer import Announcer
-from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, lives_on
+from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
 from stepprof.remote.core.change_log import ChangeLog
 from stepprof.remote.core.manifest_entries import remove_folder
 from stepprof.remote.core.window_group import Bracket
@@ -37,7 +37,7 @@ TELL_SECONDS = 0.5
 SLACK_SECONDS = 0.2
 """How much longer the end of the run waits than the timeouts on stepprof's loop."""
 
-TOLD = 8
+MOST_LOGGED = 8
 """Number of engines that are named in the log line about a shutdown that waits."""
 
 
@@ -256,7 +256,7 @@ class Fleet:
         for engine in self.engines:
             for target in engine.targets if engine.follows(role) else ():
                 recording = target.recording
-                if lives_on(target, loop) and (recording is None or not recording.running):
+                if runs_on(target, loop) and (recording is None or not recording.running):
                     raise StateError(f"{target.label}: {NOT_STARTED}")
 
     def begin(
@@ -296,11 +296,11 @@ class Fleet:
         """
         ending = remote_loop().submit(self._end(reason, timeout, loop))
         if not concurrent.futures.wait([ending], timeout=min(TELL_SECONDS, timeout)).done:
-            self._tell_waiting(timeout)
+            self._log_waiting(timeout)
             left = max(timeout - TELL_SECONDS, 0.0)
             concurrent.futures.wait([ending], timeout=left + SLACK_SECONDS)
 
-    def _tell_waiting(self, timeout: float) -> None:
+    def _log_waiting(self, timeout: float) -> None:
         targets = [target for engine in self.engines for target in engine.targets]
         silent = [target.label for target in targets if target.recording is not None] or [
             target.label for target in targets
@@ -308,7 +308,7 @@ class Fleet:
         bound = max((engine.stop_seconds for engine in self.engines), default=timeout)
         logger.warning(
             "shutdown.waiting",
-            targets=", ".join(silent[:TOLD]) + (", …" if len(silent) > TOLD else ""),
+            targets=", ".join(silent[:MOST_LOGGED]) + (", …" if len(silent) > MOST_LOGGED else ""),
             answer_seconds=round(min(bound, timeout), 3),
             export_seconds=round(timeout, 3),
         )
@@ -328,7 +328,7 @@ class Fleet:
         leaving = [
             asyncio.wrap_future(each)
             for each, engine in list(self._leaving.items())
-            if not any(lives_on(target, loop) for target in engine.targets)
+            if not any(runs_on(target, loop) for target in engine.targets)
         ]
         if leaving:
             await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
@@ -353,7 +353,7 @@ async def _leave(
 ) -> None:
     """Have engines leave. `spent`: seconds of their answer time that are used up. Engines on `blocked` cannot answer."""
     leaving = [
-        (target, 0.0 if lives_on(target, blocked) else engine.stop_seconds)
+        (target, 0.0 if runs_on(target, blocked) else engine.stop_seconds)
         for engine in engines
         for target in engine.targets
     ]

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
-from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, lives_on
+from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, runs_on
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.membership import Members
 from stepprof.remote.core.role_window import entered, exit_all
@@ -123,7 +123,7 @@ class Bracket:
         """
         bound = min(timeout, self._policy.engine_stop_timeout_seconds)
         recordings = self._members.recordings
-        others = [recording.finished for target, recording in recordings if not lives_on(target, blocked)]
+        others = [recording.finished for target, recording in recordings if not runs_on(target, blocked)]
         if len(others) == len(recordings):
             await awaited(self._stopped, bound)
         else:
@@ -166,7 +166,7 @@ class Bracket:
                 target.release(recording)
             raise
         if self._body_began:
-            self._give_up_starts()
+            self._abandon_starts()
         for (target, recording), window in zip(claimed, windows, strict=True):
             recording.window = window
             recording.finished.then(self._answered)
@@ -178,7 +178,7 @@ class Bracket:
             self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
         waiting = [recording.started for _, recording in self._members.recordings]
         if not await passed(waiting, deadline - time.monotonic()):
-            self._give_up_starts()
+            self._abandon_starts()
         await entered(self._members.inner, deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
@@ -187,11 +187,11 @@ class Bracket:
         for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:
                 recording.begin_late(self._policy.engine_start_timeout_seconds)
-        self._give_up_starts()
+        self._abandon_starts()
 
-    def _give_up_starts(self) -> None:
+    def _abandon_starts(self) -> None:
         for target, recording in self._members.recordings:
-            target.give_up_start(recording, self._policy.engine_start_timeout_seconds, self._hint)
+            target.abandon_start(recording, self._policy.engine_start_timeout_seconds, self._hint)
 
     async def _stop(
         self,
@@ -205,7 +205,7 @@ class Bracket:
         if self._started is not None:
             await asyncio.wrap_future(self._started)
         if body_error is not None:
-            self._members.entries.tell_body_error(describe_error(body_error))
+            self._members.entries.note_body_error(describe_error(body_error))
         bound = self._policy.engine_stop_timeout_seconds
         deadline = time.monotonic() + bound
         await exit_all(self._members.inner, bound)  # before the outer window's stop is sent
@@ -227,13 +227,13 @@ class Bracket:
             recording.late = recording.late or partial
             recording.leave()
         stopping = [each for each in ending if each[1].stop.is_set() and each[1].answered]
-        unable = [each for each in stopping if lives_on(each[0], blocked)]
+        unable = [each for each in stopping if runs_on(each[0], blocked)]
         self._stop_later(unable)
         waiting = [each[1].finished for each in stopping if each not in unable]
         await passed(waiting, deadline - time.monotonic())
         for target, recording in self._members.recordings:
             if recording.stop.is_set() and (target, recording) not in unable:
-                target.give_up_stop(recording, bound)
+                target.abandon_stop(recording, bound)
         self._members.entries.write_soon(target for target, _ in self._members.recordings)
         self._forget_if_over()
 
@@ -242,7 +242,7 @@ class Bracket:
         bound = self._policy.engine_stop_timeout_seconds
         for target, recording in unable:
             recording.late = recording.late or STOPPED_LATE
-            asyncio.get_running_loop().call_later(bound, target.give_up_stop, recording, bound)
+            asyncio.get_running_loop().call_later(bound, target.abandon_stop, recording, bound)
         self._fleet.own_loop.warn_stopped_late([target for target, _ in unable])
 
     def _look_at_caps(self) -> None:

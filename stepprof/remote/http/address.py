@@ -48,9 +48,7 @@ class Address:
             )
         shown = joined(parts.scheme, host, port or PORTS[parts.scheme], parts.path.rstrip("/"))
         if _UNFIT.search(parts.path):
-            raise ConfigError(
-                f"the URL of {host} has a space or another character in its path that no URL may have"
-            )
+            raise ConfigError(f"the path of the URL of {host} contains a space or another invalid character")
         if parts.query or parts.fragment:
             raise ConfigError(
                 f"the URL {shown} has something behind a ? or a #: attach the server's address alone, and its key as api_key"

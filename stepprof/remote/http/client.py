@@ -180,7 +180,7 @@ class Client:
     def _exchange(self, asked: _Asked, sock: socket.socket) -> Reply:
         same_host = sock.getsockname()[0] == sock.getpeername()[0]
         wire = Wire(sock, asked.deadline)
-        connection = self._spoken(wire)
+        connection = self._connected(wire)
         sent = time.time_ns()
         body = None if asked.content is None else json.dumps(asked.content).encode()
         headers = self._headers(asked, has_body=body is not None)
@@ -192,7 +192,7 @@ class Client:
         said = {name.lower(): value for name, value in response.getheaders()}
         return Reply(response.status, data, said, sent, received, same_host)
 
-    def _spoken(self, wire: Wire) -> http.client.HTTPConnection:
+    def _connected(self, wire: Wire) -> http.client.HTTPConnection:
         """Return an HTTP connection over an open socket."""
         address = self.address
         connection = http.client.HTTPConnection(address.host, address.port)

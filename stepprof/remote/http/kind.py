@@ -38,7 +38,7 @@ KINDS = (*SERVERS, ROUTER)
 OWN_OPTIONS = ("api_key", "admin_key", "ca_file", "workers")
 PROBE_SECONDS = 3.0
 EXPAND_SECONDS = 1.0
-TOLD = 8
+MOST_LOGGED = 8
 """Number of refused workers of one router that are logged one by one."""
 
 _ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
@@ -97,7 +97,7 @@ class HttpServer(EngineDriver):
         self._hosts = hosts
         self._workers: dict[str, HttpServer] = {}
         self._refused: Mapping[str, str] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._asking: asyncio.Future[None] | None = None
         self._doubted = False
         self.name = name or client.name
@@ -146,7 +146,7 @@ class HttpServer(EngineDriver):
             return
         before = self._workers
         self._workers = {url: before.get(url) or HttpServer(self._client.beside(url)) for url in choice.urls}
-        self._tell_refused(choice.refused)
+        self._log_refused(choice.refused)
         new = [worker for worker in self._workers.values() if worker.kind == "http"]
         await asyncio.gather(*(worker._look_itself() for worker in new))
 
@@ -162,11 +162,11 @@ class HttpServer(EngineDriver):
         except EngineFailure as error:
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
 
-    def _tell_refused(self, refused: Mapping[str, str]) -> None:
+    def _log_refused(self, refused: Mapping[str, str]) -> None:
         """Log each worker that is not followed once, up to a limit."""
         self._refused = refused
-        new = [url for url in refused if url not in self._told][: TOLD - len(self._told)]
-        self._told.update(new)
+        new = [url for url in refused if url not in self._logged][: MOST_LOGGED - len(self._logged)]
+        self._logged.update(new)
         for url in new:
             logger.warning(
                 "worker.refused", name=self.name, worker=url, reason=refused[url], refused=len(refused)
@@ -242,7 +242,7 @@ async def identify(client: Client) -> str:
         EngineFailure: it cannot be reached, needs a key, or is of another kind.
     """
     seen = []
-    for path, tell in (
+    for path, kind_of in (
         ("/version", _as_vllm),
         ("/workers", _as_router),
         ("/list_workers", _as_router),
@@ -253,7 +253,7 @@ async def identify(client: Client) -> str:
         if reply.status in (401, 403):
             raise client.failure(reply, f"GET {path}")
         content = reply.json() if reply.ok else None
-        kind = tell(content) if isinstance(content, dict) else None
+        kind = kind_of(content) if isinstance(content, dict) else None
         if kind is not None:
             return kind
         seen.append(f"{path} {reply.status}")

@@ -120,7 +120,7 @@ class NsysPart:
             launch,
             self._number,
             window.nsys,
-            hopeless=launch.without_report(self._number) if self._started.under else NOT_STARTED,
+            impossible=launch.without_report(self._number) if self._started.under else NOT_STARTED,
             count=self._started.count,
             began=self._began,
             pid=self._started.pid,

@@ -98,7 +98,7 @@ class ActorDriver(EngineDriver):
         self._fragment: str | None = None
         self._bringing: set[asyncio.Task[None]] = set()
         self.listens = kind != "engine"
-        self._listening = Listening(self.name, self._join, self._hear, is_recorded=kind == "rank")
+        self._listening = Listening(self.name, self._join, self._announce_windows, is_recorded=kind == "rank")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._as} {self.name}>"
@@ -165,18 +165,18 @@ class ActorDriver(EngineDriver):
 
     async def announce(self, number: int, windows: Sequence[tuple[int, str | None]]) -> None:
         """Announce the open windows to the session in the actor; make the session if there is none."""
-        await self._listening.tell(number, windows)
+        await self._listening.announce(number, windows)
 
     def announce_now(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
         """Announce by one call that is sent at once, if the session is known to exist."""
-        return self._listening.tell_now(number, windows)
+        return self._listening.announce_now(number, windows)
 
-    def _hear(
+    def _announce_windows(
         self, number: int, windows: Sequence[tuple[int, str | None]]
     ) -> concurrent.futures.Future[Answer]:
         """Send an announcement on the calling thread."""
         calls.library()
-        sent = self._handle.__ray_call__.remote(inside.serve, self._token, "hear", number, windows)
+        sent = self._handle.__ray_call__.remote(inside.serve, self._token, "announce", number, windows)
         answer: concurrent.futures.Future[Answer] = sent.future()
         return answer
 

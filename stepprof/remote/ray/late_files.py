@@ -37,7 +37,7 @@ class ActorsLater:
         self._ask = ask
         self._bring = bring
         self._until: float | None = None
-        self._told = False
+        self._logged = False
         self._hurried = asyncio.Event()
 
     async def wait(self) -> Stopped:
@@ -70,9 +70,9 @@ class ActorsLater:
         because its answer has to travel back.
         """
         left = self._left()
-        if left is None or self._told:
+        if left is None or self._logged:
             return None
-        self._told = True
+        self._logged = True
         return _SHARE * left
 
     def _left(self) -> float | None:

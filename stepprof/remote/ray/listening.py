@@ -36,7 +36,7 @@ class Listening:
     Args:
         name: the name of the actor in the log.
         join: makes the session there.
-        hear: sends the open windows; returns the future of the actor's `Answer`.
+        announce_windows: sends the open windows; returns the future of the actor's `Answer`.
         is_recorded: the actor is a rank, so that a recorded step reports why it cannot take part.
     """
 
@@ -44,14 +44,14 @@ class Listening:
         self,
         name: str,
         join: Callable[[], Awaitable[None]],
-        hear: Callable[[int, Windows], concurrent.futures.Future[Any]],
+        announce_windows: Callable[[int, Windows], concurrent.futures.Future[Any]],
         *,
         is_recorded: bool = False,
     ) -> None:
         self._name = name
         self._is_recorded = is_recorded
         self._join = join
-        self._hear = hear
+        self._announce_windows = announce_windows
         self._joined = False
         self._joining = asyncio.Lock()
         self._latest: tuple[int, Windows] = 0, ()
@@ -62,7 +62,7 @@ class Listening:
         self._wait_seconds = RETRY_SECONDS
         self._again_at = 0.0
 
-    def tell_now(self, number: int, windows: Windows) -> bool:
+    def announce_now(self, number: int, windows: Windows) -> bool:
         """Send an announcement on the calling thread; return whether nothing else has to be done."""
         self._latest = number, windows
         if not self._joined:
@@ -71,7 +71,7 @@ class Listening:
             self._send(number, windows)
         return True
 
-    async def tell(self, number: int, windows: Windows) -> None:
+    async def announce(self, number: int, windows: Windows) -> None:
         """Send an announcement from stepprof's loop; make the session first if there is none. Raises nothing."""
         self._latest = max(self._latest, (number, windows), key=lambda each: each[0])
         async with self._joining:
@@ -109,7 +109,7 @@ class Listening:
         self._sent = number
         self._count(1)
         try:
-            self._hear(number, windows).add_done_callback(self._answered)
+            self._announce_windows(number, windows).add_done_callback(self._answered)
         except Exception:  # noqa: BLE001 - Ray has ended, or refuses the call: the next one makes the session again
             self._count(-1)
             self._joined = False

@@ -55,16 +55,16 @@ class ServerLink(Link):
 
     async def facts(self, window: EngineWindow) -> Facts:
         """Ask for its properties; refuse a folder that it may not have."""
-        told = await self._told()
-        version = str(told.get("version", ""))
-        self._limit = _most_requests(told)
+        reported = await self._settings()
+        version = str(reported.get("version", ""))
+        self._limit = _most_requests(reported)
         if self._fields is None or version != self._version:  # it may have been restarted
             self._fields, self._version = await self._takes(), version
         if window.trace_dir is None:
-            await self._require_same_files(told)
+            await self._require_same_files(reported)
         return Facts.of(
             self.name,
-            told,
+            reported,
             version,
             self._fields,
             answers="with_stack" in self._fields,
@@ -103,7 +103,7 @@ class ServerLink(Link):
             raise self._refused(reply, "stop")
         return True
 
-    async def _told(self) -> Mapping[str, Any]:
+    async def _settings(self) -> Mapping[str, Any]:
         """Return its own description; it asks its scheduler for that, so that a dead one is noticed."""
         for path in ("/server_info", "/get_server_info"):
             reply = await self._client.request("GET", path)
@@ -111,10 +111,10 @@ class ServerLink(Link):
                 break
         if not reply.ok:
             raise self._client.failure(reply, f"GET {path}", "unreachable")
-        told = reply.json()
-        if not isinstance(told, dict):
+        reported = reply.json()
+        if not isinstance(reported, dict):
             raise EngineFailure(f"{self.name} is no SGLang server: {reply.text}", "unreachable")
-        return told
+        return reported
 
     async def _takes(self) -> frozenset[str]:
         """Return the fields of the body of its start: it ignores others without a message."""
@@ -128,9 +128,9 @@ class ServerLink(Link):
             "unconfigured",
         )
 
-    async def _require_same_files(self, told: Mapping[str, Any]) -> None:
+    async def _require_same_files(self, reported: Mapping[str, Any]) -> None:
         """Refuse a server that may not see the run's folder: it could not write there."""
-        model = str(told.get("model_path") or "")
+        model = str(reported.get("model_path") or "")
         if not self._server.same_host:
             reason = "runs on another host"
         elif model.startswith("/") and not await in_thread(_exists, model):
@@ -155,9 +155,9 @@ class ServerLink(Link):
         return self._client.failure(reply, f"POST /{verb}_profile")
 
 
-def _most_requests(told: Mapping[str, Any]) -> int | None:
+def _most_requests(reported: Mapping[str, Any]) -> int | None:
     """Return the sum of what its schedulers run at a time: its arguments may allow more than its memory."""
-    states = told.get("internal_states")
+    states = reported.get("internal_states")
     if not isinstance(states, list) or not states:
         return None
     each = [

@@ -63,10 +63,10 @@ def differences(window: EngineWindow, settings: Settings, known: Container[str])
     for name in ("with_stack", "record_shapes"):
         built = getattr(settings, name)
         if getattr(options, name) and built is False:
-            lines.append(f"{name} = true was asked for, and it was built without; {cure}")
+            lines.append(f"{name} = true was requested, but the engine was built without it; {cure}")
     if settings.with_stack and not options.with_stack:
         lines.append(
-            "it was built with stacks (torch_profiler_with_stack): its stop takes minutes and gigabytes where generation is long; engine_args "
+            "it was built with stacks (torch_profiler_with_stack): its stop takes minutes and gigabytes for long generations; engine_args "
             "leaves them out"
         )
     bound = options.bound or 0
@@ -75,11 +75,11 @@ def differences(window: EngineWindow, settings: Settings, known: Container[str])
         lines.append(f"max_iterations: {asked}, and {_was(settings.max_iterations, settings)}; {cure}")
     if options.activities and settings.activities and set(options.activities) != set(settings.activities):
         lines.append(
-            f"activities = {list(options.activities)} was asked for, and it was built with {list(settings.activities)}; {cure}"
+            f"activities = {list(options.activities)} was requested, but the engine was built with {list(settings.activities)}; {cure}"
         )
     if options.by_stage:
         lines.append(
-            "by_stage = true was asked for, which vLLM does not know: prefill and decode are in one file"
+            "by_stage = true was requested, but vLLM does not support it: prefill and decode are in one file"
         )
     return lines
 
@@ -114,7 +114,7 @@ def outcome(
             reason = f"it made fewer than the {options.delay_iterations} forward steps of delay_iterations, so that its capture never began"
             return Stopped(partial=reason)
         raise EngineFailure(
-            f"the vLLM engine ({name}) stopped and left no trace: its workers swallow what their profiler raises, and report it in their own log",
+            f"the vLLM engine ({name}) stopped and left no trace. Its workers only log the errors of their profiler; see the log of the engine",
             "ok",
         )
     if brought.problems and not brought.artifacts:

@@ -46,7 +46,7 @@ class Link(ABC):
         self.key = key
         self.called = called
         self.process = process
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def elsewhere(self) -> str:
@@ -108,6 +108,6 @@ class Link(ABC):
 
     def warn(self, reason: str) -> None:
         """Log a limitation once."""
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             logger.warning("engine.limited", name=self.name, reason=reason)

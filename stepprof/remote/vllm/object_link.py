@@ -38,7 +38,7 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.5
 """How often the engine is checked while a call is unanswered."""
 
-DYING_LOOKS = 6
+DEATH_CHECKS = 6
 """Checks after a failed call: a killed worker fails the call first, and vLLM notices the death a little later."""
 
 FRONT_END = (
@@ -159,7 +159,7 @@ class ObjectLink(Link):
 
     def _died(self) -> EngineFailure:
         return EngineFailure(
-            f"{self.called} is dead: one of its processes has ended, and its capture is lost. Its own log says why; build it anew",
+            f"{self.called} is dead: one of its processes has ended, and its capture is lost. See its log for the cause, and create a new engine",
             "dead",
         )
 
@@ -223,7 +223,7 @@ class ObjectLink(Link):
 
     async def _dies(self) -> bool:
         """Return whether the engine is found dead within some seconds."""
-        for _ in range(DYING_LOOKS):
+        for _ in range(DEATH_CHECKS):
             if self.dead:
                 return True
             await asyncio.sleep(LOOK_SECONDS)

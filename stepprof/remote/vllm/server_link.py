@@ -50,7 +50,7 @@ _TYPES = {
     "max_iterations": int,
 }
 
-_NOT_TOLD = Settings(folder=None, profiler=None)
+_UNKNOWN_SETTINGS = Settings(folder=None, profiler=None)
 
 _FRONT_END = (
     "a server started without --profiler-config.ignore_frontend=true can crash when it is recorded, and this one does not report its arguments; "
@@ -154,7 +154,7 @@ class ServerLink(Link):
         reply = await self._client.request("GET", "/server_info?config_format=json")
         profiler = reply.table("vllm_config", "profiler_config")
         if not profiler:
-            return _NOT_TOLD
+            return _UNKNOWN_SETTINGS
         if profiler.get("profiler") == "torch" and profiler.get("ignore_frontend") is False:
             raise EngineFailure(
                 f"{self.called} was started without ignore_frontend: vLLM's front-end profiler can crash it. Start it with "
@@ -192,10 +192,10 @@ class ServerLink(Link):
         )
 
 
-def _believed(told: Mapping[str, Any]) -> dict[str, Any]:
+def _believed(reported: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a profiler that have the right type."""
     kept: dict[str, Any] = {
-        key: value for key, kind in _TYPES.items() if isinstance(value := told.get(key), kind)
+        key: value for key, kind in _TYPES.items() if isinstance(value := reported.get(key), kind)
     }
     activities = kept.get("torch_profiler_activities", ())
     if not all(isinstance(name, str) for name in activities) or len(activities) > 8:

@@ -38,12 +38,12 @@ def test_every_table_is_written(run, tmp_path, capsys):
 def test_one_step(run, tmp_path, capsys):
     assert export(run, "--parquet", tmp_path / "out", "--step", 2, "--json") == 0
     assert set(pq.read_table(tmp_path / "out" / "slices.parquet")["step"].to_pylist()) == {2}
-    told = json.loads(capsys.readouterr().out)
-    assert [(file["path"], file["rows"]) for file in told["files"]][1] == (
+    reported = json.loads(capsys.readouterr().out)
+    assert [(file["path"], file["rows"]) for file in reported["files"]][1] == (
         str(tmp_path / "out" / "spans.parquet"),
         2,
     )
-    assert (told["run_id"], told["problems"]) == ("r", [])
+    assert (reported["run_id"], reported["problems"]) == ("r", [])
 
 
 def test_a_second_export_replaces_the_first(run, tmp_path):

@@ -56,8 +56,8 @@ def test_the_path_has_each_moment_of_the_step_once():
             trace(number, ("thread", "user_annotation", "gloo:all_reduce", 10 + late, 80 - late), world=2),
         ]
 
-    told = manifest(*(window(number, end=100) for number in range(2)))
-    made = report(*rank(0, 30), *rank(1, 70), manifests=[told])
+    reported = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 30), *rank(1, 70), manifests=[reported])
     assert made.path[0].start == 0
     assert all(
         round(one.start + one.seconds, 9) == round(other.start, 9) for one, other in pairwise(made.path)
@@ -344,8 +344,8 @@ def test_steps_around_show_nothing_of_a_region_with_a_collective():
             trace(number, ("thread", "user_annotation", "gloo:all_reduce", length, 100 - length), world=2),
         ]
 
-    told = manifest(*(window(number, end=100) for number in range(2)))
-    made = report(*rank(0, 20), *rank(1, 90), manifests=[told], neighbours=Same(0.1, 0.1))
+    reported = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 20), *rank(1, 90), manifests=[reported], neighbours=Same(0.1, 0.1))
     (found,) = [each for each in made.findings if each.topic == "straggler"]
     assert "steps around it" not in found.why
 
@@ -389,8 +389,8 @@ def test_a_region_around_a_collective_is_no_wait_of_its_own():
             trace(number, ("thread", "user_annotation", "gloo:all_reduce", 20 + late, 80 - late), world=2),
         ]  # fmt: skip
 
-    told = manifest(*(window(number, end=100) for number in range(2)))
-    made = report(*rank(0, 10), *rank(1, 50), manifests=[told])
+    reported = manifest(*(window(number, end=100) for number in range(2)))
+    made = report(*rank(0, 10), *rank(1, 50), manifests=[reported])
     assert {each.process: round(1e3 * each.seconds) for each in made.slack} == {
         "actor rank 0": 40,
         "actor rank 1": 0,

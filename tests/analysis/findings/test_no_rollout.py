@@ -90,7 +90,7 @@ class TestNoRollout:
 def test_the_report_says_it(write):
     """After how long the step took, without seconds."""
     run = write(*steps(1, 2, 3, rollouts=(1, 3)))
-    told = spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 60, "actor"))
-    made = combine([digest(told)], step=2, manifests=[manifest(window(0))], runs=[run])
+    reported = spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 60, "actor"))
+    made = combine([digest(reported)], step=2, manifests=[manifest(window(0))], runs=[run])
     assert [finding.topic for finding in made.findings][:2] == ["step", "no_rollout"]
     assert made.findings[1].seconds is None

@@ -11,7 +11,7 @@ from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.combine import combine
 
 
-def told(*paths):
+def manifest_of(*paths):
     """Return a manifest of a rank with a window for each summary."""
     artifacts = [{"path": path, "kind": "memory-summary", "bytes": 9, "events": None} for path in paths]
     return manifest(*(window(backend="memory", artifacts=[each]) for each in artifacts))
@@ -27,7 +27,7 @@ def test_the_finding_has_the_counts_of_the_last_summary(tmp_path):
     """Counters go on through the life of a process."""
     summary(tmp_path, "a.json", (0, 3, 0), (1, 0, 0))
     summary(tmp_path, "b.json", (0, 5, 1), (1, 0, 0))
-    manifests = [told("a.json", "b.json")]
+    manifests = [manifest_of("a.json", "b.json")]
     made = combine([], step=2, manifests=manifests, counts=read_counts(tmp_path, manifests))
     assert [(each.label, each.device, each.retries, each.failed) for each in made.allocators] == [
         ("actor rank 0", 0, 5, 1)
@@ -43,5 +43,5 @@ def test_the_finding_has_the_counts_of_the_last_summary(tmp_path):
 )
 def test_a_damaged_summary_is_left_out(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    manifests = [told("a.json", "missing.json")]
+    manifests = [manifest_of("a.json", "missing.json")]
     assert combine([], step=2, manifests=manifests, counts=read_counts(tmp_path, manifests)).allocators == []

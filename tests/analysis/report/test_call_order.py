@@ -95,9 +95,9 @@ class TestIssued:
         first = data.draw(st.integers(0, len(program) - 1))
         last = data.draw(st.integers(first, len(program)))
         made = run(np.random.default_rng(seed), program, (first, last), loaded=loaded)
-        told = [issued(source, bounds) for source, bounds, _ in made]
+        reported = [issued(source, bounds) for source, bounds, _ in made]
         counts = [len(seen) for _, _, seen in made]
-        sure = None not in told and counts[0] == counts[1]
+        sure = None not in reported and counts[0] == counts[1]
         event(f"sure: {sure}")
         if sure:
             assert set(made[0][2]) == set(made[1][2])

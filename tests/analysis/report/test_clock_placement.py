@@ -108,8 +108,8 @@ class TestGloo:
         output = tmp_path / "timeline.json.gz"
         for option in ([], ["--ranks", "1"]):
             assert main(["merge", *map(str, job), "--output", str(output), "--json", *option]) == 0
-            told = json.loads(capsys.readouterr().out)
-            there = [each for each in told["sources"] if each["alignment"] == "collectives"]
+            reported = json.loads(capsys.readouterr().out)
+            there = [each for each in reported["sources"] if each["alignment"] == "collectives"]
             assert len(there) == 2
             for source in there:
                 assert abs(source["offset_ns"] - 5 * HOUR) <= source["error_ns"]
@@ -157,10 +157,10 @@ class TestGloo:
                 key=lambda each: each["ts"],
             )
             for file in run.glob("step-*/manifest/*.json"):
-                told = json.loads(file.read_text())
+                reported = json.loads(file.read_text())
                 end = content["baseTimeNanoseconds"] + int(1000 * (last["ts"] + last["dur"] / 2))
-                told["windows"][0]["end_unix_ns"] = end
-                file.write_text(json.dumps(told))
+                reported["windows"][0]["end_unix_ns"] = end
+                file.write_text(json.dumps(reported))
         found = find(job, output_dir=job[0].parent)
         for source in analyse(found, workers=1).sources:
             assert source.alignment == ("reference" if source.host == "node-0" else "collectives")

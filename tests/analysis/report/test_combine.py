@@ -263,7 +263,7 @@ class TestSkew:
 
     def test_captures_of_different_roles_may_hold_the_calls_of_one_group(self):
         """Rank 1's capture began in another role and goes over this one as well: both members of the group were recorded."""
-        told = [
+        reported = [
             window(0, end=40),
             window(1, role="ref", end=10),
             window(1, start=10, end=40, status="joined", artifacts=[], capture={"stem": "ref/rank-1"}),
@@ -271,7 +271,7 @@ class TestSkew:
         made = report(
             trace(0, ("thread", "user_annotation", "gloo:all_reduce", 12, 28), world=2),
             trace(1, ("thread", "user_annotation", "gloo:all_reduce", 30, 10), world=2, role="ref"),
-            manifests=[manifest(*told)],
+            manifests=[manifest(*reported)],
         )
         assert made.unmatched == []
         (row,) = [row for row in made.skew if row.basis == "collectives"]
@@ -389,9 +389,9 @@ class TestSkew:
             trace(rank, ("thread", "user_annotation", "gloo:all_reduce", 20 * rank, 30 - 20 * rank))
             for rank in range(2)
         ]
-        told = [window(rank, end=30, world_size=2) for rank in range(2)]
+        reported = [window(rank, end=30, world_size=2) for rank in range(2)]
         (row,) = [
-            row for row in report(*calls, manifests=[manifest(*told)]).skew if row.basis == "collectives"
+            row for row in report(*calls, manifests=[manifest(*reported)]).skew if row.basis == "collectives"
         ]
         assert (row.straggler, seconds(row.waited)) == ("actor rank 1", {"actor rank 0": 0.02})
         assert report(*calls).skew == []
@@ -884,8 +884,11 @@ class TestRollout:
         ]
         assert [sample.sample for sample in rows[-1].samples] == ["1/1", "1/0", "0/1", "0/0"]
         assert rows[-1].tail == 0.001
-        told = rows[-1].sample_seconds
-        assert (told.count, told.longest) == (4, max(each.end - each.start for each in rows[-1].samples))
+        reported = rows[-1].sample_seconds
+        assert (reported.count, reported.longest) == (
+            4,
+            max(each.end - each.start for each in rows[-1].samples),
+        )
 
 
 class TestRecordingItself:

@@ -18,8 +18,14 @@ class TestSecondsOf:
         """As many as count, also where only quantiles of them travel."""
         one = distribution_of([3, 10, 1, 2, None])
         many = Distribution(400, packed(np.array([5_000_000_000])))
-        told = seconds_of([one])
-        assert (told.count, told.mean, told.median, told.p95, told.longest) == (4, 4e-9, 2e-9, 10e-9, 10e-9)
+        reported = seconds_of([one])
+        assert (reported.count, reported.mean, reported.median, reported.p95, reported.longest) == (
+            4,
+            4e-9,
+            2e-9,
+            10e-9,
+            10e-9,
+        )
         assert seconds_of([one, many]).median == 5.0
         assert seconds_of([one, many]).count == 404
 
@@ -37,6 +43,6 @@ class TestSecondsOf:
 class TestPacked:
     def test_more_values_are_as_many_quantiles(self):
         many = np.arange(10 * MOST_VALUES)[::-1]
-        told = seconds_of([Distribution(len(many), packed(many))])
+        reported = seconds_of([Distribution(len(many), packed(many))])
         assert len(packed(many)) == 8 * MOST_VALUES
-        assert abs(told.median * 1e9 - len(many) / 2) <= 10
+        assert abs(reported.median * 1e9 - len(many) / 2) <= 10

@@ -35,11 +35,11 @@ def kernel(ts, dur, ranks=None, name="1", seq=None):
 def report(tmp_path, *ranks):
     """Of traces of ranks of one host."""
     for rank, events in enumerate(ranks):
-        told = {
+        reported = {
             "baseTimeNanoseconds": BASE,
             "stepprof": {"rank": rank, "role": "actor", "host": "h", "pid": rank + 1},
         }
-        (tmp_path / f"rank-{rank}.trace.json").write_text(json.dumps({**told, "traceEvents": events}))
+        (tmp_path / f"rank-{rank}.trace.json").write_text(json.dumps({**reported, "traceEvents": events}))
     return analyse(find([tmp_path], output_dir=tmp_path), workers=1)
 
 

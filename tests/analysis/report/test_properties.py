@@ -56,7 +56,7 @@ CAUSES = ("unknown", "not_recorded", "rollout", "peers", "other_role")
 @given(ranks_of, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=2))
 def test_idleness(ranks, generating):
     """Work where an operator ran; else by the first that holds: a window of its own that a capture covers, one that none covers, the rollout, other ranks of its role, another role."""
-    sources, told = [], []
+    sources, reported = [], []
     for rank, (mine, ops) in enumerate(ranks):
         slices = [("thread", "cpu_op", "mm", start, length) for start, length in ops]
         # the captures of its roles, of which the first has all operators
@@ -66,10 +66,10 @@ def test_idleness(ranks, generating):
             )
         for start, length, role, captured in mine:
             status = {"status": "complete"} if captured else {"status": "lost", "error": "export: killed"}
-            told.append(window(rank, role, start, start + length, **status))
+            reported.append(window(rank, role, start, start + length, **status))
     if generating:
         sources.append(engine(0, *((start, length, 4) for start, length in generating)))
-    made = report(*sources, manifests=[manifest(*told)])
+    made = report(*sources, manifests=[manifest(*reported)])
     everything = {
         (at, role)
         for mine, _ in ranks

@@ -29,8 +29,8 @@ def processes(*workers, replica=0):
 class TestEstimate:
     def test_in_proportion_to_the_forward_steps(self):
         """Of the worker that has most: all of them are waited for."""
-        told = engine_entry(write_seconds=2.0)
-        assert stop_costs(processes(10, 40), [told]) == [
+        reported = engine_entry(write_seconds=2.0)
+        assert stop_costs(processes(10, 40), [reported]) == [
             StopCost("rollout/0", 40, 2.0, "write", [(32, 1.6), (128, 6.4), (512, 25.6)])
         ]
 

@@ -59,11 +59,11 @@ class TestReport:
         report = make_report(4, 1, straggler=2)
         lines = text_of(report).splitlines()
         assert lines[0].startswith("run grpo-7b-math  step 12  version 11  56.9 s")
-        told = report.findings[2].text
-        assert next(line for line in lines if told in line).split() == [
+        reported = report.findings[2].text
+        assert next(line for line in lines if reported in line).split() == [
             f"{report.findings[2].seconds:.2f}",
             "s",
-            *told.split(),
+            *reported.split(),
         ]
         order = [
             next(i for i, line in enumerate(lines) if each.text[:40] in line) for each in report.findings

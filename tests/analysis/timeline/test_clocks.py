@@ -13,7 +13,7 @@ from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.errors import ConfigError
 
 
-def told(host, *clocks, boot=None, fragment=None):
+def compared(host, *clocks, boot=None, fragment=None):
     keys = ("host", "offset_ns", "error_ns", "method", "boot_id")
     entries = [dict(zip(keys, (*clock, None)[:5], strict=True)) for clock in clocks]
     return {"fragment": fragment or f"of-{host}", "host": host, "boot_id": boot, "clocks": entries}
@@ -31,7 +31,7 @@ class TestClocks:
     def test_reference_is_who_compared(self):
         """Offsets are against the process that compared others with itself, wherever the sources are."""
         clocks = Clocks.of(
-            [told("b"), told("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
+            [compared("b"), compared("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
             [of("b"), of("b"), of("c")],
         )
         assert clocks.alignment(of("driver")) == Alignment("reference", 0, 0)
@@ -40,7 +40,7 @@ class TestClocks:
 
     def test_never_compared(self):
         """Without a comparison the clock of most sources is the common one, and another host's error is not known."""
-        clocks = Clocks.of([told("a"), told("b")], [of("a"), of("b"), of("b"), of(None)])
+        clocks = Clocks.of([compared("a"), compared("b")], [of("a"), of("b"), of("b"), of(None)])
         assert clocks.alignment(of("b")) == Alignment("reference", 0, 0)
         assert clocks.alignment(of("a")) == unmeasured("host a")
         assert clocks.alignment(of("elsewhere")) == unmeasured("of elsewhere")
@@ -50,9 +50,11 @@ class TestClocks:
         """Offsets and errors add up along the way with the smallest error, in either direction."""
         clocks = Clocks.of(
             [
-                told("a", ("b", 100, 5, "ping-pong"), ("c", 300, 500, "http-date"), ("e", 1, 1, "ping-pong")),
-                told("b", ("c", 50, 7, "ping-pong")),
-                told("d", ("c", 3, 1, "ping-pong")),
+                compared(
+                    "a", ("b", 100, 5, "ping-pong"), ("c", 300, 500, "http-date"), ("e", 1, 1, "ping-pong")
+                ),
+                compared("b", ("c", 50, 7, "ping-pong")),
+                compared("d", ("c", 3, 1, "ping-pong")),
             ]
         )
         assert clocks.alignment(of("c")) == Alignment("ping-pong", 150, 12)
@@ -61,7 +63,7 @@ class TestClocks:
     def test_one_machine_under_two_names(self):
         """Containers of one machine have one boot, and its clock."""
         clocks = Clocks.of(
-            [told("pod-1", boot="x"), told("pod-2", boot="x"), told("pod-3", boot="y")],
+            [compared("pod-1", boot="x"), compared("pod-2", boot="x"), compared("pod-3", boot="y")],
             [of(f"pod-{n}") for n in (1, 1, 2, 3)],
         )
         assert clocks.alignment(of("pod-1")) == Alignment("reference", 0, 0)
@@ -70,7 +72,7 @@ class TestClocks:
 
     def test_same_host_by_another_name(self):
         clocks = Clocks.of(
-            [told("a", ("localhost", 0, 0, "same-host"), ("b", 9, 1, "ping-pong"))], [of("localhost")]
+            [compared("a", ("localhost", 0, 0, "same-host"), ("b", 9, 1, "ping-pong"))], [of("localhost")]
         )
         assert clocks.alignment(of("localhost")) == Alignment("same-host", 0, 0)
 
@@ -78,8 +80,8 @@ class TestClocks:
         """A name that two machines have places only what its own fragment places."""
         clocks = Clocks.of(
             [
-                told("box", ("far", 5, 1, "ping-pong"), boot="x", fragment="1"),
-                told("box", boot="y", fragment="2"),
+                compared("box", ("far", 5, 1, "ping-pong"), boot="x", fragment="1"),
+                compared("box", boot="y", fragment="2"),
             ]
         )
         assert clocks.alignment(of("box"), "1") == Alignment("reference", 0, 0)
@@ -98,7 +100,7 @@ class TestClocks:
         """Whatever was compared: a host that is placed is right within the error that is stated."""
         hosts = [f"h{n}" for n in range(len(true))]
         entries = [
-            told(
+            compared(
                 hosts[a % len(true)],
                 (
                     hosts[b % len(true)],
@@ -137,7 +139,7 @@ class TestClocks:
             there = (here + 1) % count
             error = data.draw(st.integers(0, 1000))
             offset = true[there] - true[here] + data.draw(st.integers(-error, error)) + (here == bad) * wrong
-            entries.append(told(f"h{here}", (f"h{there}", offset, error, "ping-pong")))
+            entries.append(compared(f"h{here}", (f"h{there}", offset, error, "ping-pong")))
         clocks = Clocks.of(entries)
         placed = [clocks.alignment(of(f"h{host}")) for host in range(count)]
         if abs(wrong) > 3_000 * count:
@@ -151,8 +153,8 @@ class TestClocks:
         """Two comparisons of one host that cannot both be right: a finding with the host and both values, and an error that covers both."""
         clocks = Clocks.of(
             [
-                told("a", ("b", 3_500_000_000, 60_000, "ping-pong"), fragment="1"),
-                told("a", ("b", 1_000_000_000, 50_000, "ping-pong"), fragment="2"),
+                compared("a", ("b", 3_500_000_000, 60_000, "ping-pong"), fragment="1"),
+                compared("a", ("b", 1_000_000_000, 50_000, "ping-pong"), fragment="2"),
             ]
         )
         placed = clocks.alignment(of("b"))
@@ -165,7 +167,9 @@ class TestClocks:
 
     def test_two_that_agree(self):
         """Of two comparisons that agree within their errors, from either side, the better one counts."""
-        clocks = Clocks.of([told("a", ("b", 100, 60, "ping-pong")), told("b", ("a", -130, 5, "ping-pong"))])
+        clocks = Clocks.of(
+            [compared("a", ("b", 100, 60, "ping-pong")), compared("b", ("a", -130, 5, "ping-pong"))]
+        )
         assert clocks.findings == []
         assert clocks.alignment(of("b")) == Alignment("ping-pong", 130, 5)
 
@@ -173,10 +177,10 @@ class TestClocks:
         """Hosts that were compared with each other but not with the common clock share a clock of their own, and so do sources of one machine."""
         clocks = Clocks.of(
             [
-                told("a", ("b", 5, 1, "ping-pong"), ("c", 7, 1, "ping-pong")),
-                told("d", ("e", 40, 2, "ping-pong")),
-                told("f", boot="x"),
-                told("g", boot="x"),
+                compared("a", ("b", 5, 1, "ping-pong"), ("c", 7, 1, "ping-pong")),
+                compared("d", ("e", 40, 2, "ping-pong")),
+                compared("f", boot="x"),
+                compared("g", boot="x"),
             ]
         )
         placed = {host: clocks.alignment(of(host)) for host in "abcdefg"}
@@ -192,11 +196,14 @@ class TestClocks:
     def test_an_engine_on_a_machine_with_the_driver_s_name(self):
         """A comparison with another machine of one's own name is one: by its boot where that is known, else since a machine is not compared with itself."""
         known = Clocks.of(
-            [told("box", ("box", 9_000, 3, "ping-pong", "y"), boot="x"), told("box", boot="y", fragment="2")]
+            [
+                compared("box", ("box", 9_000, 3, "ping-pong", "y"), boot="x"),
+                compared("box", boot="y", fragment="2"),
+            ]
         )
         assert known.alignment(of("box", "x")) == Alignment("reference")
         assert known.alignment(of("box", "y")) == Alignment("ping-pong", 9_000, 3)
-        unknown = Clocks.of([told("box", ("box", 9_000, 3, "http-date"), boot="x")])
+        unknown = Clocks.of([compared("box", ("box", 9_000, 3, "http-date"), boot="x")])
         assert unknown.alignment(of("box"), "of-box") == Alignment("http-date", 9_000, 3)
         assert unknown.alignment(of("box", "x")) == Alignment("reference")
 
@@ -204,9 +211,9 @@ class TestClocks:
         """It is left out, and a finding says so."""
         clocks = Clocks.of(
             [
-                told("a", ("box", 9_000, 3, "http-date")),
-                told("box", boot="x", fragment="1"),
-                told("box", boot="y", fragment="2"),
+                compared("a", ("box", 9_000, 3, "http-date")),
+                compared("box", boot="x", fragment="1"),
+                compared("box", boot="y", fragment="2"),
             ]
         )
         assert clocks.alignment(of("box", "x")).island == "boot x"

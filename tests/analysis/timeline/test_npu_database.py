@@ -28,7 +28,7 @@ def read(path, **options):
     return load(found, args=True, **options)
 
 
-def told(source):
+def slice_times(source):
     """Return what is where, and how long [us]."""
     slices = source.slices
     return {
@@ -49,7 +49,7 @@ class TestRead:
         """Host, CANN, device, communication, ranges and marks, as the JSON of the same recording has them."""
         source = read(database)
         assert source.findings == []
-        assert told(source) == {
+        assert slice_times(source) == {
             "aten::mm": ("thread", "cpu_op", 0, 10),
             "Enqueue@mm": ("thread", "enqueue", 2, 1),
             "train.py(7): step": ("thread", "python_function", 0, 90),
@@ -176,7 +176,7 @@ class TestDamaged:
         connection.close()
         source = read(file)
         assert source.findings == []
-        assert {"aten::mm", "launch", "update"} <= set(told(source))
+        assert {"aten::mm", "launch", "update"} <= set(slice_times(source))
 
     def test_a_column_that_is_not_there(self, tmp_path):
         """It costs its table."""
@@ -185,7 +185,7 @@ class TestDamaged:
         )  # fmt: skip
         source = read(file)
         assert any("its table MSTX_EVENTS cannot be read" in finding for finding in source.findings)
-        assert "MatMulV2" in told(source)
+        assert "MatMulV2" in slice_times(source)
 
     def test_values_of_other_types(self, database):
         """A column of SQLite's holds anything: what has no time is passed over, a name that is none is shown as it can be."""
@@ -202,9 +202,9 @@ class TestDamaged:
             "its stepprof entry in META_DATA is not JSON and was ignored",
             "1 byte is not UTF-8: replaced by U+FFFD",
         ]
-        assert "EVENT_RECORD" in told(source)
-        assert "Notify_Wait" not in told(source)
-        assert "\ufffdb" in told(source)
+        assert "EVENT_RECORD" in slice_times(source)
+        assert "Notify_Wait" not in slice_times(source)
+        assert "\ufffdb" in slice_times(source)
 
     def test_more_than_is_read(self, database):
         """What a source may take in memory bounds what is read of a database as well."""

@@ -53,7 +53,7 @@ def sources(traces):
     return {each.origin.path: load(each, args=True) for each in found.inputs}
 
 
-def told(folder, name):
+def read_json(folder, name):
     data = (folder / name).read_bytes()
     return json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
 
@@ -62,7 +62,7 @@ def test_every_event(traces):
     """By phase as many as Python's own parser finds, with the same names; nothing is passed over."""
     assert len(sources(traces)) >= 3
     for name, source in sources(traces).items():
-        events = told(traces[0], name)["traceEvents"]
+        events = read_json(traces[0], name)["traceEvents"]
         slices = Counter(event["name"] for event in events if event["ph"] == "X")
         assert Counter(source.names[number] for number in source.slices.name) == slices
         starts = [event["id"] for event in events if event["ph"] == "s"]
@@ -98,7 +98,9 @@ def test_what_memory_was_allocated(traces):
 def test_arguments_are_as_they_stand(traces):
     """Raw JSON of the file, for a later writer."""
     source = sources(traces)["cpp.trace.json.gz"]
-    events = [event for event in told(traces[0], "cpp.trace.json.gz")["traceEvents"] if event["ph"] == "X"]
+    events = [
+        event for event in read_json(traces[0], "cpp.trace.json.gz")["traceEvents"] if event["ph"] == "X"
+    ]
     read = [None if raw is None else json.loads(raw) for raw in source.slices.args]
     assert read == [event.get("args") for event in events]
 

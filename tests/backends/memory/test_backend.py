@@ -112,7 +112,7 @@ class TestWithoutCuda:
         )
 
     @pytest.mark.parametrize(
-        ("told", "file", "there"),
+        ("reported", "file", "there"),
         [(2, None, True), (0, "nvidia0", False), (-1, "nvidia0", True), (-1, None, False)],
     )
     def test_devices_are_not_counted_by_cuda(
@@ -120,14 +120,14 @@ class TestWithoutCuda:
         cuda: Allocator,
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
-        told: int,
+        reported: int,
         file: str | None,
         there: bool,
     ) -> None:
         """As long as the process does not use it: NVML is asked, and if that fails (MIG), whether a driver exists."""
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
-        monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: told)
+        monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: reported)
         monkeypatch.setattr(api, "_DEVICES", tmp_path)
         if file:
             (tmp_path / file).touch()
@@ -357,14 +357,14 @@ class TestOutOfMemory:
         (window,) = windows(run)
         assert (window["step"], window["role"], window["status"]) == (7, "actor", "complete")
         assert window["error"].startswith(
-            f"out of memory on CUDA device 0: {100 * MIB:,} bytes asked for, {24 * MIB:,} of {1024 * MIB:,} free"
+            f"out of memory on CUDA device 0: {100 * MIB:,} bytes requested, {24 * MIB:,} of {1024 * MIB:,} free"
         )
         snapshot, summary = window["artifacts"]
         table = pickle.loads((run.path / "step-000007" / snapshot["path"]).read_bytes())
         assert table["stepprof"]["out_of_memory"]["asked_bytes"] == 100 * MIB
         assert [segment["requested_size"] for segment in table["segments"]] == [1000 * MIB]
-        told = json.loads((run.path / "step-000007" / summary["path"]).read_text())
-        assert told["devices"][0]["num_ooms"] == 1
+        reported = json.loads((run.path / "step-000007" / summary["path"]).read_text())
+        assert reported["devices"][0]["num_ooms"] == 1
         (line,) = (line for line in log if line["event"] == "memory.exhausted")
         assert (line["step"], line["role"], line["snapshot"]) == (7, "actor", snapshot["path"])
         assert cuda.calls == ["snapshot"], "no history runs outside a window"

@@ -24,7 +24,7 @@ def now(monkeypatch):
     return clocks
 
 
-def told(folder, **end):
+def corrected(folder, **end):
     file = folder / "profiler_info_3.json"
     file.write_text(json.dumps({"config": {"é": 1}, "end_info": end}))
     correct_end(folder)
@@ -34,7 +34,7 @@ def told(folder, **end):
 def test_put_right(tmp_path, now):
     """Two seconds after the end."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["plain"] - 2 * 10**9}
-    after = told(tmp_path, **end)
+    after = corrected(tmp_path, **end)
     assert after["end_info"] == {**end, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
     assert after["config"] == {"é": 1}
 
@@ -42,7 +42,7 @@ def test_put_right(tmp_path, now):
 def test_right_already(tmp_path, now):
     """By a torch_npu that means the clock that it reads."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
-    assert told(tmp_path, **end)["end_info"] == end
+    assert corrected(tmp_path, **end)["end_info"] == end
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"end_info": {"collectionTimeEnd": "x"}}', "\xff"])
@@ -55,4 +55,4 @@ def test_not_as_expected(tmp_path, text):
 
 def test_a_system_without_that_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "_RAW", None)
-    assert told(tmp_path, collectionTimeEnd=1, MonotonicTimeEnd=2)["end_info"]["MonotonicTimeEnd"] == 2
+    assert corrected(tmp_path, collectionTimeEnd=1, MonotonicTimeEnd=2)["end_info"]["MonotonicTimeEnd"] == 2

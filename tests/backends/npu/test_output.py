@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from stepprof.backends.npu.output import overhear
+from stepprof.backends.npu.output import capture_output
 from stepprof.formats.npu_folder import missing_parts, profile_folders
 
 ERROR = "[2026-01-01 12:00:00] [ERROR] [4711] profiler.py: Call start failed. Exception: no such folder"
@@ -19,7 +19,7 @@ WARNING = "[2026-01-01 12:00:00] [WARNING] [4711] profiler.py: Profiler won't be
 class TestOverhear:
     def test_lines_of_torch_npu(self):
         with redirect_stdout(io.StringIO()) as out:
-            with overhear() as heard:
+            with capture_output() as heard:
                 print(ERROR, flush=True)
                 print(WARNING)
                 print("[ERROR] 2026-01-01-12:00:00 (PID:1) ERR00010 PTA system call failed")
@@ -41,7 +41,7 @@ class TestOverhear:
     def test_lines_of_the_job(self):
         """Also unfinished ones, and those of other threads, whatever they look like."""
         with redirect_stdout(io.StringIO()) as out:
-            with overhear() as heard:
+            with capture_output() as heard:
                 print("loss 0.3")
                 sys.stdout.writelines(["a\n", "b\n"])
                 thread = threading.Thread(target=lambda: print(ERROR))
@@ -54,7 +54,7 @@ class TestOverhear:
     def test_who_keeps_the_stream(self):
         """It is the job's stream from then on."""
         with redirect_stdout(io.StringIO()) as out:
-            with overhear() as heard:
+            with capture_output() as heard:
                 kept = sys.stdout
                 assert not kept.isatty()
             assert sys.stdout is out
@@ -65,19 +65,19 @@ class TestOverhear:
         """Somebody else's is left where it is."""
         with redirect_stdout(io.StringIO()):
             other = io.StringIO()
-            with overhear():
+            with capture_output():
                 sys.stdout = other
             assert sys.stdout is other
 
     def test_without_a_stream(self, monkeypatch):
         monkeypatch.setattr(sys, "stdout", None)
-        with overhear() as heard:
+        with capture_output() as heard:
             pass
         assert (heard.errors, sys.stdout) == ([], None)
 
     def test_an_exception(self):
         with redirect_stdout(io.StringIO()) as out:
-            with pytest.raises(ValueError, match="mine"), overhear():
+            with pytest.raises(ValueError, match="mine"), capture_output():
                 raise ValueError("mine")
             assert sys.stdout is out
 

@@ -108,7 +108,7 @@ class Job:
         process = self.start(**options)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err
-        self.told = out + err
+        self.output = out + err
         return self.windows()
 
     def windows(self):
@@ -161,13 +161,13 @@ class TestWholeJob:
         job.config["spans"] = False
         job.record()
         run = str(job.run)
-        told = {}
+        output = {}
         for command in ("show", "report", "merge"):
             assert main([command, run, "--step", "2"]) == (2 if command == "merge" else 0), command
             printed = capsys.readouterr()
-            told[command] = " ".join((printed.out + printed.err).split())
-        assert "actor/rank-0.nsys-rep nsys" in told["show"]
-        for text in told.values():
+            output[command] = " ".join((printed.out + printed.err).split())
+        assert "actor/rank-0.nsys-rep nsys" in output["show"]
+        for text in output.values():
             assert "nsys-ui" in text
         assert main(["ls", "--output-dir", str(job.run.parent)]) == 0
 
@@ -208,8 +208,8 @@ class TestWholeJob:
         (called,) = map(json.loads, (job.folder / "nsys.jsonl").read_text().splitlines())
         assert called["options"]["capture-range-end"] == "repeat:4"
         assert "discard-environment" not in called["options"]
-        assert "HF_TOKEN" in job.told
-        assert "hf_secret" not in job.told
+        assert "HF_TOKEN" in job.output
+        assert "hf_secret" not in job.output
 
     def test_an_nsys_that_pauses(self, job):
         """A report that grows no more for a while is not whole as long as nsys has it open."""
@@ -288,10 +288,10 @@ class TestWholeJob:
         says so while the job still runs.
         """
         windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
-        assert "meanwhile {'lost'}" in job.told
+        assert "meanwhile {'lost'}" in job.output
         assert job.statuses(windows) == {"lost": 4}
         assert "was not started under nsys" in windows[0]["error"]
-        assert job.told.count("this process does not run under nsys") == 1
+        assert job.output.count("this process does not run under nsys") == 1
 
     @pytest.mark.parametrize(
         ("call", "status", "reason"),
@@ -346,14 +346,14 @@ def variable(folder, **more):
     return {VARIABLE: ";".join(f"{key}={value}" for key, value in settled.items())}
 
 
-def report(place, number=1, *, environ=None, hopeless=None, seconds=5.0, folder=None):
+def report(place, number=1, *, environ=None, impossible=None, seconds=5.0, folder=None):
     options = NsysOptions(report_timeout_seconds=seconds)
     launch = launch_of(options, environ or variable(folder or place / "nsys"))
     capture = Capture(Window(2, "actor"), place / "step", "actor/rank-0", {})
     for _ in range(number):
         ranges.begin((2, "actor/rank-0"), own=True)
         ranges.end()
-    return Report(capture, launch, number, options, hopeless=hopeless)
+    return Report(capture, launch, number, options, impossible=impossible)
 
 
 def written(place, name="r_{pid}.1.nsys-rep", content=b"report", after=0.0):

@@ -62,9 +62,9 @@ def test_an_archive(folder, capsys):
     """The traces themselves; the viewer here is too old for it, and both commands say so."""
     assert main(["merge", str(folder), "--format", "archive"]) == 0
     output = folder / "step-000002" / "timeline.zip"
-    told = capsys.readouterr().out
-    assert "timeline.zip is for Perfetto 58 or newer" in told
-    assert told.splitlines()[-1] == str(output)
+    reported = capsys.readouterr().out
+    assert "timeline.zip is for Perfetto 58 or newer" in reported
+    assert reported.splitlines()[-1] == str(output)
     with zipfile.ZipFile(output) as archive:
         assert len(archive.namelist()) == 4
     assert main(["merge", str(folder), "--format", "archive", "--json", "--roles", "ref"]) == 0
@@ -119,13 +119,18 @@ def test_as_json(folder, tmp_path, capsys):
         main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
         == 1
     )
-    told = json.loads(capsys.readouterr().out)
-    assert (told["schema_version"], told["format"], told["step"], told["run_id"]) == (1, "json", 2, "r")
-    assert told["bytes"] == (tmp_path / "t.json.gz").stat().st_size
-    assert [(source["name"], source["slices"]) for source in told["sources"]] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["schema_version"], reported["format"], reported["step"], reported["run_id"]) == (
+        1,
+        "json",
+        2,
+        "r",
+    )
+    assert reported["bytes"] == (tmp_path / "t.json.gz").stat().st_size
+    assert [(source["name"], source["slices"]) for source in reported["sources"]] == [
         ("actor rank 0 · h", 2), ("actor rank 1 · h", 2), ("ref rank 0 · h", 1), ("ref rank 1 · h", 0),
     ]  # fmt: skip
-    assert "is not a trace" in told["findings"][0]["problem"]
+    assert "is not a trace" in reported["findings"][0]["problem"]
 
 
 def test_a_source_that_brings_nothing_is_told(folder, capsys):
@@ -189,18 +194,18 @@ class TestPerReplica:
     def test_one_file_for_each(self, run, capsys, format_):
         """The workers of one replica and nothing else; what reads the run afterwards takes it for no source."""
         assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)["timelines"]
+        reported = json.loads(capsys.readouterr().out)["timelines"]
         place = run.path / "step-000002" / "rollout"
         name = "timeline.pftrace" if format_ == "perfetto" else "timeline.json.gz"
-        assert [each["path"] for each in told] == [
+        assert [each["path"] for each in reported] == [
             str(place / f"replica-{replica}" / name) for replica in (0, 1)
         ]
-        for replica, each in enumerate(told):
+        for replica, each in enumerate(reported):
             assert [(source["name"], source["slices"]) for source in each["sources"]] == [
                 (f"rollout/{replica} worker 0 · h", 1), (f"rollout/{replica} worker 1 · h", 1),
             ]  # fmt: skip
         if format_ == "perfetto":
-            assert [sorted(names(Path(each["path"]))) for each in told] == [["e0"], ["e1"]]
+            assert [sorted(names(Path(each["path"]))) for each in reported] == [["e0"], ["e1"]]
         assert main(["check", str(run.path)]) == 0
         capsys.readouterr()
         assert main(["merge", str(run.path), "--json"]) == 0

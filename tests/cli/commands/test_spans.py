@@ -169,12 +169,12 @@ class TestPerfetto:
     def test_only_what_is_meant(self, run, tmp_path, capsys) -> None:
         """By name, step and rank."""
         file = tmp_path / "spans.pftrace"
-        told = json.loads(
+        reported = json.loads(
             shown(
                 capsys, run, "--region", "update", "--step", 3, "--ranks", "1", "--perfetto", file, "--json"
             )
         )
-        assert told["timeline"] == str(file)
+        assert reported["timeline"] == str(file)
         assert self.slices(file) == [("update", 4.5 * S)] * 2
 
     @staticmethod

@@ -166,8 +166,8 @@ class TestLate:
         command = [sys.executable, "-W", "ignore", str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
-        told = f"{done.stdout}{done.stderr}".count("torch's profiler starts CUDA in this process")
-        assert told == (gpu.DEVICE.name == "cuda")
+        reported = f"{done.stdout}{done.stderr}".count("torch's profiler starts CUDA in this process")
+        assert reported == (gpu.DEVICE.name == "cuda")
         (path,) = (tmp_path / "runs/run/step-000003").rglob("*.trace.json.gz")
         assert kernels(json.loads(gzip.decompress(path.read_bytes())))
 
@@ -265,9 +265,9 @@ class TestNsys:
         command = nsys_command(config, command=[sys.executable, str(script)], roles=["actor"], rank=0, **how)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
         assert done.returncode == 0, done.stderr
-        told = f"{done.stdout}\n{done.stderr}"
-        assert list((folder / "runs/run/step-000002/actor").glob("*.nsys-rep")), told
-        return told
+        reported = f"{done.stdout}\n{done.stderr}"
+        assert list((folder / "runs/run/step-000002/actor").glob("*.nsys-rep")), reported
+        return reported
 
     def test_one_window_under_nsys(self, torch: Any, tmp_path: Path) -> None:
         """The window is a range of nsys's, and its report is in the step's folder."""

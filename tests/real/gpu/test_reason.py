@@ -38,7 +38,7 @@ def test_the_benchmark_says_so_too() -> None:
 
     if torch.cuda.is_available():
         return
-    assert benchmark._told("null", quick=True) == {"absent": "no CUDA device"}
+    assert benchmark._measured("null", quick=True) == {"absent": "no CUDA device"}
     assert benchmark.measure_gpu(quick=True) == ([], {"gpu": "no CUDA device"})
     for backend in ("memory", "torch+memory"):
         assert "has no CUDA" in str(devices._measured(backend, quick=True)["absent"])
@@ -48,9 +48,9 @@ def test_the_benchmark_says_so_too() -> None:
 def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason, in the place of its rows."""
     monkeypatch.setitem(benchmark.CASES, "broken", {"backend": "nothing"})
-    told = benchmark._told("broken", quick=True)
-    assert told.keys() == {"absent"}
-    assert re.match(r"\w+Error: \w", str(told["absent"]))
+    reported = benchmark._measured("broken", quick=True)
+    assert reported.keys() == {"absent"}
+    assert re.match(r"\w+Error: \w", str(reported["absent"]))
     assert ask_a_card("benchmarks.gpu", "null", "1", timeout=0.01) == ([], "no end after 0.01 s")
     rows, reason = ask_a_card("benchmarks.gpu", "no such case", timeout=60)
     assert rows == []
@@ -89,7 +89,7 @@ def test_the_driver(tmp_path: Path, text: str | None, version: str) -> None:
 @pytest.mark.parametrize("backend", ["null", "memory", "torch+memory"])
 def test_a_region_of_each_mode(rehearsed: Allocator, backend: str) -> None:
     """Off, armed and recording, each in the state that it says."""
-    told = devices._measured(backend, quick=True)
-    groups = {row["group"] for row in told["rows"]}  # type: ignore[attr-defined]
+    reported = devices._measured(backend, quick=True)
+    groups = {row["group"] for row in reported["rows"]}  # type: ignore[attr-defined]
     assert groups == {f"region, backend {backend}, {mode}" for mode in devices.MODES.values()}
     assert not rehearsed.on

@@ -44,7 +44,7 @@ def ran(npu, script: str) -> list[str]:
     return npu.run(BRIDGE + textwrap.dedent(script)).check().stdout.splitlines()
 
 
-def told(npu, window: dict, step: int = 2) -> MemorySnapshot:
+def snapshot_of(npu, window: dict, step: int = 2) -> MemorySnapshot:
     found = read_snapshot(npu.run_path / f"step-{step:06d}" / window["artifacts"][0]["path"], top=50)
     assert found.finding is None
     return found
@@ -85,7 +85,7 @@ class TestWindow:
         assert done == [HISTORY_OFF, HISTORY_OFF, HISTORY_ON, HISTORY_OFF]
         window = npu.window()
         assert (window["status"], window["error"]) == ("complete", None)
-        found = told(npu, window)
+        found = snapshot_of(npu, window)
         (device,) = found.devices
         assert device.peak_bytes == 69 * MIB
         assert device.active_bytes == 12 * MIB
@@ -111,7 +111,7 @@ class TestWindow:
         )
         window = npu.window()
         assert (window["status"], window["artifacts"][0]["events"]) == ("complete", 10)
-        found = told(npu, window)
+        found = snapshot_of(npu, window)
         assert found.devices[0].peak_bytes == 40 * MIB
         assert by_place(found) == {"early": 32, "late": 8}
 
@@ -179,7 +179,7 @@ class TestWindow:
             """,
         )
         window = npu.window()
-        assert (window["status"], told(npu, window).devices[0].allocations) == ("complete", 1)
+        assert (window["status"], snapshot_of(npu, window).devices[0].allocations) == ("complete", 1)
 
 
 class TestOutOfMemory:
@@ -213,7 +213,7 @@ class TestOutOfMemory:
         assert done == [HISTORY_ON if entries else HISTORY_OFF, *ran_out, HISTORY_OFF]
         windows = npu.windows(7)
         assert [(window["role"], window["status"]) for window in windows] == [("actor", "complete")] * 2
-        found = told(npu, windows[0], 7)
+        found = snapshot_of(npu, windows[0], 7)
         assert found.out_of_memory is not None
         assert found.out_of_memory["asked_bytes"] >= 1 << 45
         assert by_place(found) == who
@@ -239,4 +239,4 @@ class TestOutOfMemory:
         window, moment = npu.windows()
         assert window["body_error"].startswith("OutOfMemoryError: NPU out of memory")
         assert [window["status"], moment["status"]] == ["complete", "complete"]
-        assert told(npu, window).devices[0].ooms == told(npu, moment).devices[0].ooms == 1
+        assert snapshot_of(npu, window).devices[0].ooms == snapshot_of(npu, moment).devices[0].ooms == 1

@@ -35,8 +35,8 @@ class TestWindow:
         assert (
             artifact["bytes"] == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) > 0
         )
-        told = json.loads((folder / "profiler_metadata.json").read_text())["stepprof"]
-        assert (told["step"], told["role"], told["rank"]) == (2, "actor", 0)
+        reported = json.loads((folder / "profiler_metadata.json").read_text())["stepprof"]
+        assert (reported["step"], reported["role"], reported["rank"]) == (2, "actor", 0)
         assert npu.names() == SESSION
         assert npu.ranges() == ["(step 2 actor", "(update", "update)", "step 2 actor)"]
         assert not npu.left_over()

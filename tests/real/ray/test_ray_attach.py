@@ -446,9 +446,9 @@ class TestTrigger:
         stepprof.shutdown(20)
         (entry,) = engines(session, asked.step)
         assert (entry["status"], entry["kind"]) == ("complete", "simulated")
-        told = fragments(session.path / f"step-{asked.step:06d}")
+        reported = fragments(session.path / f"step-{asked.step:06d}")
         for rank in (0, 1):
-            (window,) = told[f"actor-rank-{rank}.json"]["windows"]
+            (window,) = reported[f"actor-rank-{rank}.json"]["windows"]
             assert (window["status"], window["backend"]) == ("complete", "null")
         by_rank = {status["rank"]: status for status in read_statuses(session.path)}
         assert by_rank["driver"]["requests"][asked.name]["outcome"] == "reached"

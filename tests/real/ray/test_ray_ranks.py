@@ -206,8 +206,8 @@ class TestRanks:
             ("rollout", "joined"),
         ]
         found = fragments(session.path / "step-000002")
-        told = [entry for each in found.values() for entry in each["engines"]]
-        assert sorted(entry["status"] for entry in told) == ["complete", "joined"]
+        reported = [entry for each in found.values() for entry in each["engines"]]
+        assert sorted(entry["status"] for entry in reported) == ["complete", "joined"]
         assert verify_run(session.path).problems == []
 
     @pytest.mark.parametrize("kind", ["plain", "async"])

@@ -81,17 +81,17 @@ def test_the_report_is_the_same(ray_here, run) -> None:
 def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> None:
     """Both nodes do some of it, this process does none, and progress is reported."""
     found = find([run], output_dir=run.parent)
-    told = []
+    reported = []
     with Cluster() as cluster:
         results = cluster.each(
             where,
             [(wanted,) for wanted in found.inputs],
             sizes=[wanted.bytes for wanted in found.inputs],
-            progress=lambda *counts: told.append(counts),
+            progress=lambda *counts: reported.append(counts),
         )
     assert {node for node, _ in results} == {node["NodeID"] for node in ray_here.nodes() if node["Alive"]}
     assert os.getpid() not in {pid for _, pid in results}
-    assert told == [(number, 12) for number in range(1, 13)]
+    assert reported == [(number, 12) for number in range(1, 13)]
     assert ray_here.is_initialized()
 
 

@@ -108,10 +108,12 @@ def steps_of(path, steps, engines, ranks):
     found = {}
     for step in steps:
         folder = path / f"step-{step:06d}"
-        told = fragments(folder)
-        by_engine = next(told[name]["engines"] for name in told if name.startswith("rollout-engines-"))
-        windows = [told[f"actor-rank-{rank}.json"]["windows"][0] for rank in range(ranks)]
-        asked = next(told[name]["engines"] for name in told if name.startswith("actor-engines-"))
+        reported = fragments(folder)
+        by_engine = next(
+            reported[name]["engines"] for name in reported if name.startswith("rollout-engines-")
+        )
+        windows = [reported[f"actor-rank-{rank}.json"]["windows"][0] for rank in range(ranks)]
+        asked = next(reported[name]["engines"] for name in reported if name.startswith("actor-engines-"))
         assert [entry["status"] for entry in asked] == ["complete"] * ranks, asked
         assert len(by_engine) == engines
         found[step] = (
@@ -229,8 +231,8 @@ class TestHealth:
 
 def error_of(session):
     """Return the error of the only engine of step 2."""
-    told = fragments(session.path / "step-000002").get("rollout-engines-rank-driver.json")
-    return "" if told is None else str(told["engines"][0]["error"])
+    reported = fragments(session.path / "step-000002").get("rollout-engines-rank-driver.json")
+    return "" if reported is None else str(reported["engines"][0]["error"])
 
 
 def alive(ray, handle):

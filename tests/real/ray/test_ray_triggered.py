@@ -103,10 +103,10 @@ class TestTriggered:
         manifest = read_step(session.path, 20)
         recorded = sorted((entry["role"], entry["replica"], entry["status"]) for entry in manifest["engines"])
         assert recorded == [("actor", 0, "complete"), ("actor", 1, "complete"), ("rollout", 0, "complete"), ("rollout", 1, "complete")]  # fmt: skip
-        told = {status["rank"]: status for status in read_statuses(session.path)}
-        assert told["driver"]["condition"] == "ended"
+        reported = {status["rank"]: status for status in read_statuses(session.path)}
+        assert reported["driver"]["condition"] == "ended"
         for rank in (0, 1):
-            said = told[rank]["requests"]
+            said = reported[rank]["requests"]
             assert said[made["actor"].name]["outcome"] == "reached"
             assert said[made["rollout"].name]["outcome"] == "not here"
 
@@ -125,11 +125,11 @@ class TestTriggered:
         stepprof.shutdown(20)
 
         assert outcomes(session) == {made[0].name: "reached"}
-        told = {
+        reported = {
             (entry["role"], entry["replica"]): entry["status"]
             for entry in read_step(session.path, 14)["engines"]
         }
-        assert (told["rollout", 0], told["actor", 0]) == ("complete", "complete")
-        assert told["actor", 1] != "complete"
+        assert (reported["rollout", 0], reported["actor", 0]) == ("complete", "complete")
+        assert reported["actor", 1] != "complete"
         (window,) = fragments(session.path / "step-000014")["actor-rank-0.json"]["windows"]
         assert window["status"] == "complete"

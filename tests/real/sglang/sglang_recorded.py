@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from driven import begin, outlive_a_driver, told, told_as
+from driven import begin, outlive_a_driver, read_entries, wait_for_entry
 from sglang_scenarios import generate
 
 import stepprof
@@ -120,7 +120,7 @@ def hangs_on_another_loop(engine: Any, folder: Path) -> Plain:
             began = time.monotonic()
             with stepprof.profile_step(2, role="rollout"):
                 pass
-            return time.monotonic() - began, told_as(folder, "failed")
+            return time.monotonic() - began, wait_for_entry(folder, "failed")
         finally:
             signal_scheduler(signal.SIGCONT)
 
@@ -165,7 +165,7 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
     place = folder / "run" / "step-000002"
     deadline = time.monotonic() + 60
     while True:  # the trace is named a moment after the failure, and in the manifest after a later stop
-        (entry,) = told(folder)
+        (entry,) = read_entries(folder)
         left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
         named = entry["status"] == "failed" and any(path in entry["error"] for path in left)
         if named or entry["status"] == "partial" or time.monotonic() > deadline:

@@ -75,11 +75,11 @@ def failure_of(engine: Any, folder: Path, tokens: int, options: Plain) -> Plain:
     """What a window fails with; the engine works on, and so does the driver."""
     driver = SglangDriver.of_engine(engine)
     window = make_window(folder, **options)
-    told = _failure(lambda: record(driver, window, lambda: generate(engine, tokens) if tokens else None))
+    reported = _failure(lambda: record(driver, window, lambda: generate(engine, tokens) if tokens else None))
     generate(engine, 4)
     left = _names(window.output)
     next_one = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
-    return {**told, "left": left, "next": described(make_window(folder, 3), next_one)}
+    return {**reported, "left": left, "next": described(make_window(folder, 3), next_one)}
 
 
 def second_start(engine: Any, folder: Path) -> Plain:
@@ -88,11 +88,11 @@ def second_start(engine: Any, folder: Path) -> Plain:
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
-    told = _failure(lambda: on_remote(driver.start(make_window(folder, 3))))
+    reported = _failure(lambda: on_remote(driver.start(make_window(folder, 3))))
     armed = _failure(lambda: on_remote(driver.arm(make_window(folder, 3))))
     generate(engine, 2)
     return {
-        **told,
+        **reported,
         "armed": armed,
         "first": described(window, on_remote(driver.stop(window))),
         "second_left": _names(make_window(folder, 3).output),
@@ -102,9 +102,9 @@ def second_start(engine: Any, folder: Path) -> Plain:
 def stop_without_start(engine: Any, folder: Path) -> Plain:
     """Send stops without a start, by the driver and by SGLang itself; and an abort without a capture."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
-    told = _failure(lambda: on_remote(driver.stop(window)))
+    reported = _failure(lambda: on_remote(driver.stop(window)))
     on_remote(driver.abort())
-    return {**told, "raw": _refusal(engine.stop_profile)}
+    return {**reported, "raw": _refusal(engine.stop_profile)}
 
 
 def stopped_by_another(engine: Any, folder: Path) -> Plain:
@@ -126,7 +126,7 @@ def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
     generate(engine, 3)
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
-    told = _failure(lambda: on_remote(driver.start(window)))
+    reported = _failure(lambda: on_remote(driver.start(window)))
     on_remote(driver.abort())
     generate(engine, 2)
     engine.stop_profile()
@@ -135,7 +135,7 @@ def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
         names = [event["name"] for event in json.load(file)["traceEvents"]]
     after = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
     steps = sum(name.startswith("step[") for name in names)
-    return {**told, "users_steps": steps, "next": described(make_window(folder, 3), after)}
+    return {**reported, "users_steps": steps, "next": described(make_window(folder, 3), after)}
 
 
 def two_drivers(engine: Any, folder: Path) -> Plain:
@@ -146,7 +146,7 @@ def two_drivers(engine: Any, folder: Path) -> Plain:
     generate(engine, 3)
     second, after = SglangDriver.of_engine(engine.tokenizer_manager), make_window(folder, 3)
     on_remote(second.arm(after))
-    told = _failure(lambda: on_remote(second.start(after)))
+    reported = _failure(lambda: on_remote(second.start(after)))
     generate(engine, 2)
     first.retire()
     stopped = record(second, after, lambda: generate(engine, 4))
@@ -154,7 +154,7 @@ def two_drivers(engine: Any, folder: Path) -> Plain:
     (entry,) = json.loads(fragment.read_text())["engines"]
     (artifact,) = entry["artifacts"]
     return {
-        **told,
+        **reported,
         "first": (entry["status"], Trace.read(window.folder / artifact["path"]).forward),
         "left": _names(window.output),
         "second": described(after, stopped),
@@ -167,8 +167,8 @@ def armed_by_another(engine: Any, folder: Path) -> Plain:
 
     def leave_armed(where: Path) -> None:
         engine.start_profile(output_dir=str(where), profile_id="by-itself", **plain)
-        told = _refusal(engine.stop_profile)
-        assert "not in progress" in told
+        reported = _refusal(engine.stop_profile)
+        assert "not in progress" in reported
 
     leave_armed(folder / "trap")
     generate(engine, 2)
@@ -190,9 +190,9 @@ def unwritable(engine: Any, folder: Path) -> Plain:
     (folder / "file").write_text("in the way")
     driver = SglangDriver.of_engine(engine)
     window = dataclasses.replace(make_window(folder), folder=folder / "file")
-    told = _failure(lambda: on_remote(driver.arm(window)))
+    reported = _failure(lambda: on_remote(driver.arm(window)))
     stopped = record(driver, make_window(folder, 3), lambda: generate(engine, 2))
-    return {**told, "next": described(make_window(folder, 3), stopped)}
+    return {**reported, "next": described(make_window(folder, 3), stopped)}
 
 
 def other_worker(engine: Any, folder: Path) -> str:
@@ -227,12 +227,12 @@ def folder_lost_while_recording(engine: Any, folder: Path) -> Plain:
     generate(engine, 3)
     window.output.rmdir()
     window.output.write_text("in the way")
-    told = _failure(lambda: on_remote(driver.stop(window)))
+    reported = _failure(lambda: on_remote(driver.stop(window)))
     still = _failure(lambda: on_remote(driver.arm(make_window(folder, 3))))
     window.output.unlink()
     generate(engine, 3)
     stopped = record(driver, make_window(folder, 4), lambda: generate(engine, 2))
-    return {**told, "still": still, "next": described(make_window(folder, 4), stopped)}
+    return {**reported, "still": still, "next": described(make_window(folder, 4), stopped)}
 
 
 def with_environment(engine: Any, folder: Path, name: str, value: str) -> Plain:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import sglang_tiny
-from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, record, running, told
+from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, read_entries, record, running
 from holding import check_late, holding, reported, working_on
 from serving import serving
 from sglang_driven import Trace, described, forward_steps
@@ -164,11 +164,11 @@ class TestServer:
             with stepprof.profile_step(2):
                 with stepprof.profile_step(2, role="rollout"):
                     server.generate(3)
-                (pending,) = told(tmp_path)
+                (pending,) = read_entries(tmp_path)
             is_there = (tmp_path / "run" / "step-000002" / "rollout/replica-0/rank-0.trace.json.gz").is_file()
         finally:
             stepprof.shutdown()
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert (pending["pending"], is_there) == (True, True)
         assert (entry["status"], entry["error"], entry["pending"]) == ("complete", None, False)
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == STEPS
@@ -343,7 +343,7 @@ class TestEndOfTheJob:
             server.generate(3)
             job.communicate("\n", timeout=90)
         assert job.returncode == status
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         if how == "SIGKILL":
             assert (entry["status"], entry["artifacts"]) == ("lost", [])
             window = make_window(tmp_path / "next")
@@ -352,7 +352,7 @@ class TestEndOfTheJob:
             assert (
                 brought["traces"][FILE]["forward"] == STEPS
             )  # all of the next job's, and none of this one's
-            (entry,) = told(tmp_path)
+            (entry,) = read_entries(tmp_path)
         assert (entry["status"], entry["health"]) == ("partial", "ok")
         (artifact,) = entry["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
@@ -368,7 +368,7 @@ class TestEndOfTheJob:
         window = make_window(tmp_path / "next")
         brought = described(window, record(driver, window, lambda: server.generate(3)))
         assert brought["traces"][FILE]["forward"] == STEPS
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert entry["status"] == "partial"
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == STEPS
 
@@ -387,7 +387,9 @@ class TestOthers:
         with stepprof.profile_step(3, role="rollout"):
             server.generate(3)
         stepprof.shutdown()
-        statuses = [(entry["status"], entry["health"]) for step in (2, 3) for entry in told(tmp_path, step)]
+        statuses = [
+            (entry["status"], entry["health"]) for step in (2, 3) for entry in read_entries(tmp_path, step)
+        ]
         assert statuses == [("failed", "busy"), ("complete", "ok")]
         (path,) = (tmp_path / "user").iterdir()
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -407,7 +409,7 @@ class TestOthers:
             assert f"run run, step 2, rollout (process {job.pid} on" in str(refused)
             server.generate(3)
             job.communicate("\n", timeout=90)
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert Trace.read(tmp_path / "run" / "step-000002" / entry["artifacts"][0]["path"]).forward == STEPS
 
 
@@ -423,7 +425,7 @@ class TestRecorded:
                     server.generate(3)
             stepprof.shutdown()
             assert all(each.method == "GET" for each in router.asked)
-        alive, dead = told(tmp_path)
+        alive, dead = read_entries(tmp_path)
         assert (alive["status"], alive["kind"], alive["name"]) == ("complete", "sglang", server.url)
         (artifact,) = alive["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
@@ -443,7 +445,7 @@ class TestRecorded:
                     window.stop()
             finally:
                 stepprof.shutdown()
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         trace = Trace.named(tmp_path, entry["artifacts"][0])
         begins = [trace.since_epoch(span, span)[0] for span in trace.spans]
         check_late(entry, reported(tmp_path / "run", capsys), begins, 0.5)
@@ -463,8 +465,8 @@ class TestRecorded:
             done.append(3)
         stepprof.shutdown()
         assert done == [3]
-        (entry,) = told(tmp_path, 2)
+        (entry,) = read_entries(tmp_path, 2)
         assert (entry["status"], entry["health"]) == ("lost", "dead")
         assert "died while it was recording" in entry["error"]
-        (entry,) = told(tmp_path, 3)
+        (entry,) = read_entries(tmp_path, 3)
         assert (entry["status"], entry["health"]) == ("failed", "unreachable")

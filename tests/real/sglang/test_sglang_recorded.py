@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sglang_recorded
-from driven import MATRIX, name_of, told, told_as
+from driven import MATRIX, name_of, read_entries, wait_for_entry
 from holding import check_only_step, reported
 from sglang_driven import Trace, forward_steps
 from sglang_host import Host, HostDiedError
@@ -30,7 +30,7 @@ class TestSessions:
         seen = host.run(sglang_recorded.synchronous, tmp_path, {})
         assert seen[1:3] == ["recording", "recording"]
         for step in (2, 3):
-            (entry,) = told(tmp_path, step)
+            (entry,) = read_entries(tmp_path, step)
             assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
             assert (entry["kind"], entry["name"], entry["replica"]) == ("sglang", "Engine", 0)
             (artifact,) = entry["artifacts"]
@@ -44,11 +44,11 @@ class TestSessions:
     def test_coroutines_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
         """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead, and one warning for all steps."""
         brought = host.run(sglang_recorded.in_coroutines, tmp_path)
-        (entry,) = told(tmp_path, 2)
+        (entry,) = read_entries(tmp_path, 2)
         assert entry["status"] == "complete"
         assert ("DECODE", 2) in Trace.named(tmp_path, entry["artifacts"][0]).forward
         for step in (3, 4):
-            (entry,) = told(tmp_path, step)
+            (entry,) = read_entries(tmp_path, step)
             assert entry["status"] == "skipped"
             assert "async with stepprof.profile_step" in entry["error"]
         assert brought["seconds"] < 30
@@ -59,7 +59,7 @@ class TestSessions:
         """They block a loop that the engine does not need: each trace has its window's forward steps, and none of what is around it."""
         host.run(sglang_recorded.on_another_loop, tmp_path)
         for step in (2, 3):
-            (entry,) = told(tmp_path, step)
+            (entry,) = read_entries(tmp_path, step)
             assert (entry["status"], entry["error"]) == ("complete", None)
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(step + 2)
 
@@ -69,9 +69,9 @@ class TestSessions:
         assert brought["seconds"] < 20  # the stop has 60 s
         assert brought["entry"]["health"] == "unknown"
         assert "async with" in brought["entry"]["error"]
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert (entry["status"], len(entry["artifacts"])) == ("partial", 1)
-        (entry,) = told(tmp_path, 3)
+        (entry,) = read_entries(tmp_path, 3)
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert Trace.named(tmp_path, entry["artifacts"][0], 3).forward == forward_steps(3)
 
@@ -89,7 +89,7 @@ class TestSessions:
             assert entry["status"] == "failed"
             (path,) = left
             assert path in entry["error"]
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert entry["status"] == "partial"
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(3)
         assert not list((tmp_path / "run").rglob("*TP-0*"))
@@ -100,17 +100,17 @@ class TestSessions:
         assert brought["seconds"] < 40  # the bound is 60
         (line,) = [line for line in brought["lines"] if line["event"] == "engine.stop_not_awaited"]
         assert "async with" in line["reason"]
-        (entry,) = told(tmp_path, 2)
+        (entry,) = read_entries(tmp_path, 2)
         assert entry["status"] == "partial"
         assert "astop" in entry["error"]
         assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) >= len(forward_steps(4))
-        (entry,) = told(tmp_path, 3)
+        (entry,) = read_entries(tmp_path, 3)
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
         """The exception reaches the caller unchanged; the engine is stopped, and the manifest has both."""
         assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert entry["status"] == "complete"
         assert "a bad sample" in entry["body_error"]
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(2)
@@ -119,7 +119,7 @@ class TestSessions:
         """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
         host.run(sglang_recorded.synchronous, tmp_path, {"rollout": {"engine": {"max_iterations": 2}}})
         for step in (2, 3):
-            (entry,) = told(tmp_path, step)
+            (entry,) = read_entries(tmp_path, step)
             assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
 
@@ -127,7 +127,7 @@ class TestSessions:
         """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
         host.run(sglang_recorded.of_lengths, tmp_path, {2: 40, 3: 5})
         for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
-            (entry,) = told(tmp_path, step)
+            (entry,) = read_entries(tmp_path, step)
             assert (entry["status"], entry["capped_by"]) == ("complete", capped)
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(forward)
         report = reported(tmp_path / "run", capsys)
@@ -141,7 +141,7 @@ class TestSessions:
     def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
         """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
         brought = host.run(sglang_recorded.stop_that_takes_too_long, tmp_path)
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert entry["status"] == "complete"
         assert entry["stop_seconds"] > 0.05
         assert brought["waited"] < entry["stop_seconds"] + 5
@@ -154,10 +154,10 @@ class TestSessions:
         """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
         host.run(sglang_recorded.unwritable, tmp_path)
         folder = tmp_path / "run-of-two"
-        (entry,) = told(folder, 2)
+        (entry,) = read_entries(folder, 2)
         assert (entry["status"], entry["health"]) == ("failed", "unconfigured")
         assert "cannot be written" in entry["error"]
-        (entry,) = told(folder, 3)
+        (entry,) = read_entries(folder, 3)
         assert entry["status"] == "complete"
         assert Trace.named(folder, entry["artifacts"][0], 3).forward == forward_steps(2)
 
@@ -187,7 +187,7 @@ class TestTriggered:
             (tmp_path / "writing").rename(last)
             host.answer()
         assert recorded_steps(run) == [step]
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
         (artifact,) = entry["artifacts"]
         trace = Trace.named(tmp_path, artifact, step)
@@ -234,7 +234,7 @@ class TestTwoReplicasInOneEngine:
             2,
             2,
         )
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert (entry["status"], entry["error"]) == ("complete", None)
         workers = [1] if ranks == "1" else [0, 1]
         assert [artifact["path"] for artifact in entry["artifacts"]] == [
@@ -268,7 +268,7 @@ class TestStopped:
         (line,) = [line for line in brought["lines"] if line["event"] == "shutdown.waiting"]
         assert (line["targets"], line["answer_seconds"]) == ("rollout/0", 2)
         assert brought["status"] == {"rollout/0": "idle, ok"}
-        entry = told_as(tmp_path, "complete")
+        entry = wait_for_entry(tmp_path, "complete")
         assert entry["error"] is None
         assert entry["stop_seconds"] > 2
         forward = Trace.named(tmp_path, entry["artifacts"][0]).forward
@@ -283,11 +283,11 @@ class TestDeath:
             brought = host.run(sglang_recorded.scheduler_killed, tmp_path)
         except HostDiedError:
             brought = None
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert (entry["status"], entry["artifacts"]) == ("lost", [])
         if brought is not None:
             assert brought["seconds"] < 30
             assert entry["health"] == "dead"
             assert "has died" in entry["error"]
-            (entry,) = told(tmp_path, 3)
+            (entry,) = read_entries(tmp_path, 3)
             assert (entry["status"], entry["health"]) == ("failed", "dead")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sglang_recorded
 import sglang_statistics
-from driven import told
+from driven import read_entries
 from holding import reported
 from sglang_driven import Trace
 from sglang_host import Host
@@ -39,7 +39,7 @@ def counted(host: Host, folder: Path, steps: dict[int, tuple[int, int]]) -> tupl
         made = folder / str(attempt)
         made.mkdir()
         truth: Counts = host.run(sglang_statistics.counted, made, steps)
-        if all(entry.get("statistics") for step in (2, 3) for entry in told(made, step)):
+        if all(entry.get("statistics") for step in (2, 3) for entry in read_entries(made, step)):
             return made, truth
     raise AssertionError(f"no counts in time in {ATTEMPTS} runs")
 
@@ -54,7 +54,7 @@ def test_tokens_and_retractions_are_the_engines_own(
     assert truth[3][2] == 0
     for step, requests in ((2, 2), (3, 1)):
         prompt, generated, retractions = truth[step]
-        (entry,) = told(folder, step)
+        (entry,) = read_entries(folder, step)
         assert entry["statistics"]["idle"] is True
         (work,) = reported(folder / "run", capsys, step)["engines"]
         assert (work["prompt_tokens"], work["generated_tokens"], work["preemptions"]) == (

@@ -105,7 +105,7 @@ class TestRecordedJob:
         command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         assert "the step took" in done.stdout
-        for told in (
+        for reported in (
             "rank 0",
             "rank 1",
             "rollout/0",
@@ -115,7 +115,7 @@ class TestRecordedJob:
             "first token",
             "per token",
         ):
-            assert told in done.stdout
+            assert reported in done.stdout
 
     def test_versions_are_noted(self, run) -> None:
         """`run.json` says which adapters attached."""

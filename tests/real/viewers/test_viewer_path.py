@@ -39,10 +39,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("format_", ["perfetto", "json"])
 def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: Path, format_: str) -> None:
     """Its segments follow each other, and the tracks of roles have the windows."""
-    timeline, told = tmp_path / "timeline", tmp_path / "report.json"
+    timeline, reported = tmp_path / "timeline", tmp_path / "report.json"
     assert main(["merge", str(run), "--critical-path", "--format", format_, "--output", str(timeline)]) == 0
-    assert main(["report", str(run), "--json", str(told)]) == 0
-    report = json.loads(told.read_bytes())
+    assert main(["report", str(run), "--json", str(reported)]) == 0
+    report = json.loads(reported.read_bytes())
     answers = ask(timeline, slices=TRACKS[format_])
     assert answers["errors"] == []
     path = [row for row in answers["slices"] if row["track"] == "critical path"]
@@ -58,9 +58,9 @@ def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: P
 
 def test_a_timeline_in_json_gives_the_same_report(run: Path, tmp_path: Path) -> None:
     """The added tracks are none of its sources."""
-    timeline, told = tmp_path / "timeline.json.gz", tmp_path / "report.json"
+    timeline, reported = tmp_path / "timeline.json.gz", tmp_path / "report.json"
     assert main(["merge", str(run), "--critical-path", "--format", "json", "--output", str(timeline)]) == 0
-    assert main(["report", str(timeline), "--json", str(told)]) == 0
-    report = json.loads(told.read_bytes())
+    assert main(["report", str(timeline), "--json", str(reported)]) == 0
+    report = json.loads(reported.read_bytes())
     assert [source["kind"] for source in report["sources"]] == ["spans"]
     assert [row["label"] for row in report["gantt"]] == ["rank 0"]

@@ -167,9 +167,9 @@ class TestPage:
         report = Report("r", 1, 0, 4.0, "one clock", 0, gantt=[GanttRow("rank 0", "node-7", "rank", bars)])
         show(page, tmp_path, report)
         move(page, ".gantt canvas", 600, 85)
-        told = tip(page)
-        assert told.splitlines()[0] == "update_actor"
-        assert {"4.00 s", "actor", "rank 0", "node-7"} <= set(told.split("\n"))
+        reported = tip(page)
+        assert reported.splitlines()[0] == "update_actor"
+        assert {"4.00 s", "actor", "rank 0", "node-7"} <= set(reported.split("\n"))
         move(page, ".gantt canvas", 30, 65)
         assert "node-7" in tip(page)
         move(page, "h1", 5, 5)

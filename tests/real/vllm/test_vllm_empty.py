@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driven import begin, told
+from driven import begin, read_entries
 from holding import check_only_step
 from vllm_driven import Trace
 
@@ -39,7 +39,7 @@ def test_a_forward_step_without_a_request_is_not_counted(live: Live, run: Any, t
         live.generate(3)
     path = run.path
     stepprof.shutdown()
-    (entry,) = told(tmp_path, 2)
+    (entry,) = read_entries(tmp_path, 2)
     trace = Trace.named(tmp_path, entry["artifacts"][0], 2)
     assert any(span["name"] == EMPTY for span in trace.spans)
     (row,) = analyse(find([path], output_dir=tmp_path, step=2), workers=1).rollout

@@ -355,12 +355,12 @@ class TestOrder:
             with pytest.raises(EngineFailure) as caught:
                 on_remote(VllmDriver.of_engine(live.engine, "policy").arm(make_window(tmp_path)))
         assert caught.value.health == "unconfigured"
-        told = str(caught.value)
+        reported = str(caught.value)
         assert (
             "the vLLM engine (policy) was built without a profiler that can be recorded: its profiler_config.profiler is None"
-            in told
+            in reported
         )
-        assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in told
+        assert "AsyncEngineArgs(…, **args), where args = stepprof.remote.vllm.engine_args(folder)" in reported
         window = make_window(tmp_path, 3)
         assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
 
@@ -386,9 +386,11 @@ class TestSelection:
                 tmp_path, step, with_stack=True, record_shapes=True, by_stage=True, max_iterations=9
             )
             on_remote(driver.arm(window))
-        told = [record.getMessage() for record in caplog.records if "engine.limited" in record.getMessage()]
-        assert len(told) == 3
-        assert "with_stack = true was asked for, and it was built without" in told[0]
+        reported = [
+            record.getMessage() for record in caplog.records if "engine.limited" in record.getMessage()
+        ]
+        assert len(reported) == 3
+        assert "with_stack = true was requested, but the engine was built without it" in reported[0]
 
 
 class TestFolders:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from conftest import environment
-from driven import begin, told
+from driven import begin, read_entries
 from test_vllm_server import Serving
 from vllm_driven import Trace
 
@@ -75,12 +75,12 @@ class TestPlugin:
             with stepprof.profile_step(2):
                 with stepprof.profile_step(2, role="rollout"):
                     server.generate(3)
-                (pending,) = told(tmp_path)
+                (pending,) = read_entries(tmp_path)
             is_there = (tmp_path / "run" / "step-000002" / "rollout/replica-0/rank-0.trace.json.gz").is_file()
         finally:
             stepprof.shutdown()
             server.close()
-        (entry,) = told(tmp_path)
+        (entry,) = read_entries(tmp_path)
         assert (pending["pending"], is_there) == (True, True)
         assert (entry["status"], entry["error"], entry["pending"]) == ("complete", None, False)
         assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driven import told
+from driven import read_entries
 from vllm_driven import Trace
 
 Run = Callable[..., Any]
@@ -196,7 +196,7 @@ def main():
     found = [_look(path, None) for path in idle.glob("*.pt.trace.json.gz")]
     assert {_engine_of(each, {}): {each.pid} for each in found} == dict(enumerate(pids[0]))
     close(live)
-    print("told apart")
+    print("read_entries apart")
 
 if __name__ == "__main__":
     main()
@@ -266,7 +266,7 @@ def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run
     """Two profilers in one process end it; its forward steps are in this process's own capture."""
     ran = run_vllm(HEAD + IN_PROCESS, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}).check()
     assert "joined" in ran.stdout
-    (entry,) = told(tmp_path / "runs")
+    (entry,) = read_entries(tmp_path / "runs")
     assert (entry["status"], entry["kind"], entry["artifacts"]) == ("joined", "vllm", [])
     with gzip.open(tmp_path / "runs" / "run" / "step-000002" / "rollout" / "rank-0.trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
@@ -285,7 +285,7 @@ def test_a_job_that_ends_while_its_engine_records(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert ran.returncode == status, ran.stderr[-4000:]
-    (entry,) = told(tmp_path / "runs")
+    (entry,) = read_entries(tmp_path / "runs")
     assert (entry["status"], entry["health"]) == ("partial", "ok")
     assert entry["error"] == ("SIGTERM" if how == "SIGTERM" else "the run ended while it was recording")
     assert Trace.named(tmp_path / "runs", entry["artifacts"][0]).forward == [(3, 0), *[(0, 1)] * 3]

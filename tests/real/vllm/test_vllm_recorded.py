@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driven import MATRIX, begin, make_window, name_of, outlive_a_driver, told, told_as
+from driven import MATRIX, begin, make_window, name_of, outlive_a_driver, read_entries, wait_for_entry
 from holding import check_late, reported
 from vllm_driven import Trace
 
@@ -65,7 +65,7 @@ def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
     live.run(loop())
     stepprof.shutdown()
     for step in (2, 3):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert (entry["status"], entry["health"], entry["error"]) == ("complete", "ok", None)
         assert (entry["kind"], entry["name"], entry["replica"]) == ("vllm", "AsyncLLM", 0)
         (artifact,) = entry["artifacts"]
@@ -88,7 +88,7 @@ def test_a_synchronous_block_beside_the_engines_loop(
         assert stepprof.state().engines == {"rollout/0": "recording"}
         live.generate(3)
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "complete"
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
 
@@ -111,7 +111,7 @@ def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
     assert not live.engine._profile_session_active
     stepprof.shutdown()
     for step in (2, 3):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert entry["status"] == "skipped"
         assert "async with stepprof.profile_step" in entry["error"]
     (line,) = [line for line in log if line["event"] == "engine.not_started"]
@@ -136,7 +136,7 @@ def test_a_body_that_raises_stops_the_engine(
     assert caught.value is error
     assert not live.engine._profile_session_active
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "complete"
     assert "a bad sample" in entry["body_error"]
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 2
@@ -164,7 +164,7 @@ def test_a_cancelled_coroutine_leaves_no_capture(
         live.generate(4)
     stepprof.shutdown()
     assert not live.engine._profile_session_active
-    (entry,) = told(tmp_path, 3)
+    (entry,) = read_entries(tmp_path, 3)
     assert entry["status"] == "complete"
     assert len(Trace.named(tmp_path, entry["artifacts"][0], 3).forward) == 4
 
@@ -181,10 +181,10 @@ def test_a_stop_that_takes_too_long_still_brings_its_files(
     window.stop()
     waited = time.monotonic() - began
     deadline = time.monotonic() + 60
-    while told(tmp_path)[0]["status"] == "lost" and time.monotonic() < deadline:
+    while read_entries(tmp_path)[0]["status"] == "lost" and time.monotonic() < deadline:
         session.background.round()
         time.sleep(0.05)
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "complete"
     assert entry["stop_seconds"] > 0.05
     assert waited < entry["stop_seconds"] + 5
@@ -211,12 +211,12 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
         os.kill(core.pid, signal.SIGCONT)
     (line,) = [line for line in log if line["event"] == "shutdown.waiting"]
     assert (line["targets"], line["answer_seconds"]) == ("rollout/0", 2)
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert (entry["status"], entry["stop_seconds"]) == ("lost", None)
     assert "its window has closed" in entry["error"]
     assert entry["start_unix_ns"] < entry["end_unix_ns"]
     live.generate(2)
-    entry = told_as(tmp_path, "complete")
+    entry = wait_for_entry(tmp_path, "complete")
     assert entry["error"] is None
     assert attached.status == {"rollout/0": "idle, ok"}
     assert Trace.named(tmp_path, entry["artifacts"][0]).forward[:2] == [(3, 0), (0, 1)]
@@ -244,7 +244,7 @@ def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(
         monkeypatch.setattr(live.engine, "stop_profile", stop_and_raise)
     monkeypatch.undo()
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "partial"
     assert "the answer is lost" in entry["error"]
     assert "capture.lost" not in [line["event"] for line in log]
@@ -269,7 +269,7 @@ def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp
             live.generate(7)
     stepprof.shutdown()
     for step in (2, 3):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert (entry["status"], entry["capped_by"]) == ("complete", "engine")
         assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == 2
 
@@ -287,7 +287,7 @@ def test_a_stop_that_comes_late_leaves_the_steps_that_follow_out(
     window.stop()
     following.result(100)
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     trace = Trace.named(tmp_path, entry["artifacts"][0])
     busy = [span for span in trace.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
     begins = [trace.since_epoch(span, span)[0] for span in busy]
@@ -305,7 +305,7 @@ def test_the_default_bound_and_none(
             live.generate(tokens)
     stepprof.shutdown()
     for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert (entry["status"], entry["capped_by"]) == ("complete", capped)
         assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == forward
     report = reported(tmp_path / "run", capsys)
@@ -358,7 +358,7 @@ def test_step_2_of_an_engine_of_two_workers(
             f"not run: no {device} device on the machines that run these tests, whose vLLM is the CPU's build"
         )
     run_vllm(TWO_WORKERS, json.dumps(options), ranks).check()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert (entry["status"], entry["error"]) == ("complete", None)
     workers = [1] if ranks == "1" else [0, 1]
     assert [placed(artifact) for artifact in entry["artifacts"]] == [

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, record, running, told
+from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, read_entries, record, running
 from engineserver import EngineServer
 from vllm_driven import Trace
 
@@ -115,7 +115,7 @@ def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> 
     asyncio.run(loop())
     stepprof.shutdown()
     for step in (2, 3):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert (entry["status"], entry["error"]) == ("complete", None)
         trace = Trace.named(tmp_path, entry["artifacts"][0], step)
         assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
@@ -232,7 +232,7 @@ def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
     finally:
         stepprof.shutdown()
     for step in (2, 3):
-        entries = told(tmp_path, step)
+        entries = read_entries(tmp_path, step)
         assert [entry["status"] for entry in entries] == ["complete", "failed", "failed"]
         assert [entry["health"] for entry in entries] == ["ok", "unconfigured", "unreachable"]
         assert KEY not in json.dumps(entries)
@@ -282,14 +282,14 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
                     server.generate(4)
         finally:
             stepprof.shutdown()
-    (refused,) = told(ours, 2)
+    (refused,) = read_entries(ours, 2)
     assert (refused["status"], refused["health"], refused["artifacts"]) == ("failed", "busy", [])
     assert f"run run, step 2, rollout (process {job.pid} on" in refused["error"]
-    (entry,) = told(theirs)
+    (entry,) = read_entries(theirs)
     assert entry["status"] == ("partial" if killed else "complete")
     assert len(Trace.named(theirs, entry["artifacts"][0]).forward) == 5
     for step in (3, 4):
-        (entry,) = told(ours, step)
+        (entry,) = read_entries(ours, step)
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert len(Trace.named(ours, entry["artifacts"][0], step).forward) == 4
     assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
@@ -306,7 +306,7 @@ def test_a_job_that_ends_beside_a_stopped_engine(server: Serving, traces: Path, 
     window = make_window(tmp_path / "after", trace_dir=folder)
     (artifact,) = record(after, window, lambda: server.generate(4)).artifacts
     assert len(Trace.of(window, artifact).forward) == 4
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "partial"
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
     assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
@@ -325,7 +325,9 @@ def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_
             server.generate(2)
     finally:
         stepprof.shutdown()
-    statuses = [(entry["status"], entry["health"]) for step in (2, 3) for entry in told(tmp_path, step)]
+    statuses = [
+        (entry["status"], entry["health"]) for step in (2, 3) for entry in read_entries(tmp_path, step)
+    ]
     assert statuses == [("failed", "busy"), ("complete", "ok")]
     (left,) = (traces / "engine-1" / "idle").glob("*.pt.trace.json.gz")
     events = json.loads(gzip.decompress(left.read_bytes()))["traceEvents"]

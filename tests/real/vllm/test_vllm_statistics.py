@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driven import begin, told
+from driven import begin, read_entries
 from holding import reported
 from vllm_driven import Trace
 
@@ -142,7 +142,7 @@ def test_tokens_and_preemptions_are_the_engines_own(
     assert truth[2][2] > 0
     assert truth[3][2] == 0
     for step, requests in ((2, 8), (3, 3)):
-        (entry,) = told(tmp_path, step)
+        (entry,) = read_entries(tmp_path, step)
         assert entry["statistics"]["idle"] is True
         (work,) = reported(tmp_path / "run", capsys, step)["engines"]
         assert (work["prompt_tokens"], work["generated_tokens"], work["preemptions"]) == truth[step]
@@ -156,7 +156,9 @@ def test_tokens_and_preemptions_are_the_engines_own(
         assert 0 < work["per_token"] < work["per_request"]
         assert 0 < work["first_token"] < work["per_request"]
     (work,) = reported(tmp_path / "run", capsys, 2)["engines"]
-    scheduled = sum(sum(step) for step in Trace.named(tmp_path, told(tmp_path)[0]["artifacts"][0]).forward)
+    scheduled = sum(
+        sum(step) for step in Trace.named(tmp_path, read_entries(tmp_path)[0]["artifacts"][0]).forward
+    )
     assert work["recomputed_tokens"] == scheduled - truth[2][0] - (truth[2][1] - 8) > 0
     assert reported(tmp_path / "run", capsys, 3)["engines"][0]["recomputed_tokens"] == 0
 

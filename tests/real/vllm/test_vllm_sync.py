@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from driven import begin, told, told_as
+from driven import begin, read_entries, wait_for_entry
 from vllm_driven import Trace
 
 import stepprof
@@ -30,7 +30,7 @@ def recording(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def forward(folder: Path, step: int, count: int = 1) -> list[tuple[int, int]]:
     """Return the forward steps of a step with `count` entries of its engine, the first one complete."""
-    entries = told(folder, step)
+    entries = read_entries(folder, step)
     assert len(entries) == count
     assert (entries[0]["status"], entries[0]["error"]) == ("complete", None)
     (artifact,) = entries[0]["artifacts"]
@@ -70,7 +70,7 @@ def test_an_engine_that_hangs_costs_the_bounds(
             began = time.monotonic()
             with stepprof.profile_step(2, role="rollout"):
                 pass
-            return time.monotonic() - began, told_as(tmp_path, "failed")
+            return time.monotonic() - began, wait_for_entry(tmp_path, "failed")
         finally:
             os.kill(core.pid, signal.SIGCONT)
 
@@ -84,7 +84,7 @@ def test_an_engine_that_hangs_costs_the_bounds(
     with stepprof.profile_step(3, role="rollout"):
         live.generate(3)
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert (entry["status"], len(entry["artifacts"])) == ("partial", 1)
     assert len(forward(tmp_path, 3)) == 3
 
@@ -109,7 +109,7 @@ def test_a_synchronous_exit_on_the_engines_loop(
 
     assert live.run(loop()) < 40  # the bound is 60
     stepprof.shutdown()
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "partial"
     assert "astop" in entry["error"]
     (line,) = [line for line in log if line["event"] == "engine.stop_not_awaited"]
@@ -130,14 +130,14 @@ def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any
         stepprof.shutdown()
         seconds = time.monotonic() - began
         deadline = time.monotonic() + 60
-        while not told(tmp_path)[0]["artifacts"] and time.monotonic() < deadline:
+        while not read_entries(tmp_path)[0]["artifacts"] and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             session.background.round()
         return seconds
 
     assert live.run(loop()) < 40
     assert not live.engine._profile_session_active
-    (entry,) = told(tmp_path)
+    (entry,) = read_entries(tmp_path)
     assert entry["status"] == "partial", entry
     assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 4
 
@@ -164,7 +164,7 @@ def test_a_start_that_fails_at_once(
         live.generate(3)
     stepprof.shutdown()
     assert min(seconds) < 2.5  # three of the looks at a dying engine take 3 s
-    (entry,) = told(tmp_path, 2)
+    (entry,) = read_entries(tmp_path, 2)
     assert (entry["status"], entry["health"]) == ("failed", "unknown")
     assert "a worker said no" in entry["error"]
     assert len(forward(tmp_path, 5)) == 3

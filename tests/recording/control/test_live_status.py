@@ -182,14 +182,14 @@ class TestTrigger:
         job.wait_for(3)
         job.ranks[3].kill()
         job.ranks[3].wait()
-        told = job.run / "status" / "rank-3.json"
-        content = json.loads(told.read_text())
+        path = job.run / "status" / "rank-3.json"
+        content = json.loads(path.read_text())
         content["writer"]["host"] = "gone"
-        told.write_text(
+        path.write_text(
             json.dumps({**content, "published_unix_ns": content["published_unix_ns"] - 20 * 10**9})
         )
         long_ago = time.time() - 20
-        os.utime(told, (long_ago, long_ago))
+        os.utime(path, (long_ago, long_ago))
         assert main(["status", str(job.run)]) == 1
         assert "1 stale" in capsys.readouterr().out
         job.start(0, 0.02, first=4000)
@@ -544,7 +544,9 @@ class TestReachableStep:
 
 
 class TestWhatWasTold:
-    def told(self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any) -> Path:
+    def write_status(
+        self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any
+    ) -> Path:
         """Return a status file of a process of another host, of this age."""
         now = time.time()
         content = {
@@ -567,17 +569,17 @@ class TestWhatWasTold:
     def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
         """The file system knows when a file was written: it is neither stale nor from the future."""
         for rank, hours in ((0, -1), (1, 1)):
-            path = self.told(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
+            path = self.write_status(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
             os.utime(path, (time.time() - 4, time.time() - 4))
         assert self.conditions(tmp_path) == ["live", "live"]
         assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
 
     def test_of_a_job_that_was_started_anew(self, tmp_path: Path) -> None:
         """With another process of the rank, or all anew with fewer ranks: what is left of it is replaced."""
-        self.told(tmp_path, 0, started=500.0, ago=60.0)
-        self.told(tmp_path, 1, started=500.0, ago=60.0)
+        self.write_status(tmp_path, 0, started=500.0, ago=60.0)
+        self.write_status(tmp_path, 1, started=500.0, ago=60.0)
         assert self.conditions(tmp_path) == ["stale", "stale"]
-        self.told(tmp_path, 0, started=50.0, number=".2")
+        self.write_status(tmp_path, 0, started=50.0, number=".2")
         assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
 
     def test_each_further_rank_of_such_a_job_costs_the_same(self, tmp_path: Path) -> None:
@@ -585,16 +587,16 @@ class TestWhatWasTold:
         costs = []
         for first, after in ((0, 20), (20, 40), (40, 80)):
             for rank in range(first, after):
-                self.told(tmp_path, rank, started=500.0, ago=60.0)
-                self.told(tmp_path, rank, started=50.0, number=".2")
+                self.write_status(tmp_path, rank, started=500.0, ago=60.0)
+                self.write_status(tmp_path, rank, started=50.0, number=".2")
             costs.append(instructions_of(read_statuses, tmp_path))
         assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
         """One that hangs stays stale, whichever process comes later."""
-        self.told(tmp_path, 0, started=500.0)
-        self.told(tmp_path, 1, started=500.0, ago=60.0)
-        self.told(tmp_path, 2, started=50.0)
+        self.write_status(tmp_path, 0, started=500.0)
+        self.write_status(tmp_path, 1, started=500.0, ago=60.0)
+        self.write_status(tmp_path, 2, started=50.0)
         assert self.conditions(tmp_path) == ["live", "stale", "live"]
 
 
@@ -625,8 +627,8 @@ def half_written_run(written: Path, folder: Path) -> Path:
     """A copy of it, which this process seems to write: a moment ago."""
     run = Path(shutil.copytree(written, folder / "job"))
     path = run / "status" / "rank-0.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, "published_unix_ns": time.time_ns()}))
+    status = json.loads(path.read_text())
+    path.write_text(json.dumps({**status, "published_unix_ns": time.time_ns()}))
     return run
 
 

@@ -21,7 +21,7 @@ from stepprof.run.manifest_writer import Origin
 from stepprof.run.status import read_statuses
 
 
-class Told:
+class TestedPublisher:
     """A publisher whose words are the test's."""
 
     def __init__(self, run: Path, rank: int | str = 0, world_size: int | None = 4) -> None:
@@ -41,47 +41,47 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    made = Told(tmp_path)
+def published(tmp_path: Path) -> TestedPublisher:
+    made = TestedPublisher(tmp_path)
     made.publisher.publish()
     return made
 
 
 class TestWhen:
-    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, told: Told) -> None:
+    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, published: TestedPublisher) -> None:
         """At most one version a second."""
-        told.condition["state"] = "recording"
-        told.publisher.publish()
-        assert told.read()["rank-0.json"]["state"] == "idle"
-        assert told.after(1.0)["rank-0.json"]["state"] == "recording"
-        told.progress["step"] = 2
-        assert told.after(1.0)["rank-0.json"]["step"] == 1
-        assert told.after(1.1)["rank-0.json"]["step"] == 2
-        before = told.read()["rank-0.json"]["published_unix_ns"]
-        assert told.after(3.0)["rank-0.json"]["published_unix_ns"] == before
-        assert told.after(2.1)["rank-0.json"]["published_unix_ns"] > before
+        published.condition["state"] = "recording"
+        published.publisher.publish()
+        assert published.read()["rank-0.json"]["state"] == "idle"
+        assert published.after(1.0)["rank-0.json"]["state"] == "recording"
+        published.progress["step"] = 2
+        assert published.after(1.0)["rank-0.json"]["step"] == 1
+        assert published.after(1.1)["rank-0.json"]["step"] == 2
+        before = published.read()["rank-0.json"]["published_unix_ns"]
+        assert published.after(3.0)["rank-0.json"]["published_unix_ns"] == before
+        assert published.after(2.1)["rank-0.json"]["published_unix_ns"] > before
 
     def test_among_many_ranks_a_step_waits_for_the_beat(self, tmp_path: Path) -> None:
         """A shared file system has other things to do."""
-        told = Told(tmp_path, world_size=1000)
-        told.publisher.publish()
-        told.progress["step"] = 2
-        assert told.after(3.0)["rank-0.json"]["step"] == 1
-        assert told.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
+        published = TestedPublisher(tmp_path, world_size=1000)
+        published.publisher.publish()
+        published.progress["step"] = 2
+        assert published.after(3.0)["rank-0.json"]["step"] == 1
+        assert published.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
 
-    def test_the_last_word(self, told: Told) -> None:
+    def test_the_last_word(self, published: TestedPublisher) -> None:
         """A session that ends in good order says so."""
-        told.publisher.close()
-        assert told.read()["rank-0.json"]["condition"] == "ended"
+        published.publisher.close()
+        assert published.read()["rank-0.json"]["condition"] == "ended"
 
 
 class TestName:
-    def test_the_rank_becomes_known(self, told: Told) -> None:
+    def test_the_rank_becomes_known(self, published: TestedPublisher) -> None:
         """The file moves with it."""
-        told.origin.rank = 3
-        assert list(told.after(6)) == ["rank-3.json"]
+        published.origin.rank = 3
+        assert list(published.after(6)) == ["rank-3.json"]
 
-    def test_another_process_of_the_same_rank(self, told: Told, tmp_path: Path) -> None:
+    def test_another_process_of_the_same_rank(self, published: TestedPublisher, tmp_path: Path) -> None:
         """One that lives keeps its file; one that has ended leaves it."""
         script = (
             "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
@@ -94,11 +94,11 @@ class TestName:
         path = tmp_path / "status" / "rank-0.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "writer": json.loads(other.stdout.readline())}))
-        second = Told(tmp_path)
+        second = TestedPublisher(tmp_path)
         second.publisher.publish()
         assert set(second.read()) == {"rank-0.json", "rank-0.2.json"}
         other.communicate("")
-        third = Told(tmp_path)
+        third = TestedPublisher(tmp_path)
         third.origin.writer = {**third.origin.writer, "pid": 1, "pid_start": 1}
         third.publisher.publish()
         assert json.loads(path.read_text())["writer"]["pid"] == 1
@@ -108,41 +108,41 @@ class TestName:
         """Whatever it is, it stays."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)
-        told = Told(tmp_path)
-        told.publisher.publish()
+        published = TestedPublisher(tmp_path)
+        published.publisher.publish()
         assert (tmp_path / "status" / "rank-0.json").read_text() == damaged
-        assert "rank-0.2.json" in told.read()
+        assert "rank-0.2.json" in published.read()
 
     def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
         """It is not awaited: `init` publishes the first version on the training thread."""
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
-        told = Told(tmp_path)
-        told.publisher.publish()
-        assert [name for name, seen in told.read().items() if seen["condition"] == "live"] == [
+        published = TestedPublisher(tmp_path)
+        published.publisher.publish()
+        assert [name for name, seen in published.read().items() if seen["condition"] == "live"] == [
             "rank-0.2.json"
         ]
 
     def test_a_process_without_a_rank(self, tmp_path: Path) -> None:
         """The driver of a Ray job."""
-        told = Told(tmp_path, "driver")
-        told.publisher.publish()
-        assert told.read()["rank-driver.json"]["rank"] == "driver"
+        published = TestedPublisher(tmp_path, "driver")
+        published.publisher.publish()
+        assert published.read()["rank-driver.json"]["rank"] == "driver"
 
 
 class TestFailing:
-    def test_told_once_and_tried_again(self, told: Told, tmp_path: Path) -> None:
+    def test_told_once_and_tried_again(self, published: TestedPublisher, tmp_path: Path) -> None:
         """The run directory goes, and comes back."""
         moved = tmp_path.with_name(f"{tmp_path.name}-moved")
         tmp_path.rename(moved)
         with capture_logs() as logs:
-            told.after(6)
-            told.after(2)
-            told.after(6)
+            published.after(6)
+            published.after(2)
+            published.after(6)
         assert [entry["event"] for entry in logs] == ["status.not_written"]
         tmp_path.mkdir()
-        told.condition["state"] = "armed"
-        assert told.after(6)["rank-0.json"]["state"] == "armed"
+        published.condition["state"] = "armed"
+        assert published.after(6)["rank-0.json"]["state"] == "armed"
         shutil.rmtree(moved)
 
 

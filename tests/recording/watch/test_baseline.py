@@ -99,8 +99,8 @@ class TestFloor:
     def test_what_stays_is_told_once_per_growth(self) -> None:
         """A leak of 10 MiB a step, by each 100 MiB, and by how much each time."""
         floor = Floor(100 * MIB, steps=10, skip_first=5)
-        told = [floor.add((500 + 10 * number) * MIB, number) for number in range(100)]
-        found = [unusual for unusual in told if unusual is not None]
+        reported = [floor.add((500 + 10 * number) * MIB, number) for number in range(100)]
+        found = [unusual for unusual in reported if unusual is not None]
         assert len(found) == 8
         assert all(100 * MIB <= unusual.excess <= 110 * MIB for unusual in found)
 

@@ -67,9 +67,11 @@ class TestLoop:
         assert claim["capture_step"] > 150
         windows = read_step(run, claim["capture_step"])["windows"]
         assert [(window["role"], window["status"]) for window in windows] == [("actor", "complete")]
-        told = [line for line in ran.stderr.splitlines() if f"capture=step {claim['capture_step']}" in line]
-        assert len(told) == 1
-        assert "slow" in told[0]
+        reported = [
+            line for line in ran.stderr.splitlines() if f"capture=step {claim['capture_step']}" in line
+        ]
+        assert len(reported) == 1
+        assert "slow" in reported[0]
         files = (run / "spans").iterdir()
         lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
         spans = [line for line in lines if line["kind"] != "spans"]
@@ -115,9 +117,9 @@ class TestLoop:
             stepprof.shutdown()
             """
         ).check()
-        told = [line for line in ran.stderr.splitlines() if "memory grows" in line]
-        assert 2 <= len(told) <= 4
-        assert "capture=step" in told[0]
+        reported = [line for line in ran.stderr.splitlines() if "memory grows" in line]
+        assert 2 <= len(reported) <= 4
+        assert "capture=step" in reported[0]
         (claim,) = claims(one_run(tmp_path))
         assert claim["what"] == "memory grows"
         assert claim["bytes"] - claim["bytes_before"] >= 64 << 20
@@ -132,8 +134,8 @@ class TestLoop:
         script = LOOP.replace("        step += 1\n", "        step += 1" + vanish)
         ran = run_script(script + "run(300, {200}, captures=1)").check()
         assert ran.stdout.split() == ["True"]
-        (told,) = [line for line in ran.stderr.splitlines() if "slow region" in line]
-        assert "capture=none: " in told
+        (reported,) = [line for line in ran.stderr.splitlines() if "slow region" in line]
+        assert "capture=none: " in reported
 
 
 def scope(step: int | None, role: str | None = None) -> Scope:
@@ -158,7 +160,7 @@ class Loop:
         self.captures = AutoCaptures(run, self.options, self.selector, lambda policy: self.probe)
         self.recorder = Recorder()
         self.watcher = Watcher(
-            self.options, self.recorder, self.selector.has_come, self.captures, lambda: rank
+            self.options, self.recorder, self.selector.was_entered, self.captures, lambda: rank
         )
         self.now = 0
 
@@ -306,9 +308,9 @@ class TestBudget:
     def slow(self, watched: Loop, step: int) -> str:
         return watched.captures.record("slow step", {"step": step, "role": None}, None, lambda: step + 2)
 
-    def passed(self, watched: Loop, step: int, *, came: bool = True) -> None:
+    def passed(self, watched: Loop, step: int, *, entered_steps: bool = True) -> None:
         """The step that was asked for is over."""
-        if came:
+        if entered_steps:
             watched.selector.window(step, None, None)
         watched.captures.look(step + 1, lambda role: step + 3)
 
@@ -380,7 +382,7 @@ class TestBudget:
             for step in (12, 15, 18, 21):
                 assert watched.selector.policy_at(step, None) is not None
                 watched.captures.look(step, lambda role: 0)  # not over yet
-                self.passed(watched, step, came=False)
+                self.passed(watched, step, entered_steps=False)
         assert [line["reason"] for line in logs] == ["the step had begun already"]
         (claim,) = claims(watched.captures._run)
         assert claim["capture_step"] == 21
@@ -394,7 +396,7 @@ class TestBudget:
             path.unlink()
         (watched.captures._run / "watch").rmdir()
         with capture_logs() as logs:
-            self.passed(watched, 12, came=False)
+            self.passed(watched, 12, entered_steps=False)
         assert [line["event"] for line in logs] == ["window.not_recorded"]
         assert self.slow(watched, 40) == "step 42"
 

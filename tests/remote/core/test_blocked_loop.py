@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from simulated import Driver, Listener, told
+from simulated import Driver, Listener, read_entries
 
 import stepprof
 from stepprof.errors import StateError
@@ -63,7 +63,7 @@ async def settled(session, step=2, count=1, seconds=10.0):
     while True:
         await asyncio.sleep(0.02)
         session.background.round()
-        entries = told(session, step)
+        entries = read_entries(session, step)
         if len(entries) >= count and all(entry.status != "lost" for entry in entries):
             return entries
         assert time.monotonic() < deadline, entries
@@ -247,8 +247,8 @@ class TestOnThisLoop:
         stepprof.attach(one)
         (await stepprof.profile_step(2, role="rollout").astart()).stop()
         deadline = time.monotonic() + 10
-        while not any("not been answered" in str(entry.error) for entry in told(session)):
-            assert time.monotonic() < deadline, told(session)
+        while not any("not been answered" in str(entry.error) for entry in read_entries(session)):
+            assert time.monotonic() < deadline, read_entries(session)
             await asyncio.sleep(0.02)
             session.background.round()
         gate.set()
@@ -288,7 +288,7 @@ class TestOnThisLoop:
         await stepprof.profile_step(2, role="rollout").astart()
         await asyncio.to_thread(stepprof.shutdown)
         assert one.asked("stop") == 1
-        [entry] = told(session)
+        [entry] = read_entries(session)
         assert (entry.status, len(entry.artifacts)) == ("partial", 1)
 
     @pytest.mark.parametrize("then_shutdown", [False, True])

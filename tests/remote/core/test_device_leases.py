@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof import Config
@@ -80,7 +80,7 @@ def settled(session, step=2, count=1):
     deadline = time.monotonic() + 10
     while True:
         session.background.round()
-        entries = told(session, step)
+        entries = read_entries(session, step)
         if len(entries) == count and all(entry.status != "lost" for entry in entries):
             return entries
         assert time.monotonic() < deadline, entries

@@ -8,7 +8,7 @@ import asyncio
 import time
 
 import pytest
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof.backends.base import ExportError
@@ -59,7 +59,7 @@ def until(condition, seconds=10.0):
 
 def entry(session, step=2):
     session.background.round()
-    return next(iter(told(session, step)), None)
+    return next(iter(read_entries(session, step)), None)
 
 
 class TestAwaiting:
@@ -126,7 +126,7 @@ class TestAwaiting:
         read = read_step(session.path, 2)["engines"][0]
         assert (read["status"], read["error"]) == (status, reason)  # though this process lives
         joined = "joined" if status == "partial" else status
-        assert until(lambda: session.background.round() or told(session)[1].status == joined)
+        assert until(lambda: session.background.round() or read_entries(session)[1].status == joined)
 
     def test_the_end_of_the_run(self, recording, engine):
         """It gets a deadline that leaves time for the manifest; a report that never arrives delays nothing longer."""
@@ -140,7 +140,7 @@ class TestAwaiting:
         stepprof.shutdown(2)
         assert time.monotonic() - began < 10
         assert 0 < promise.hurried[0] < 2
-        assert next(iter(told(session))).status == "lost"
+        assert next(iter(read_entries(session))).status == "lost"
 
     def test_a_detached_engine(self, recording, engine):
         """Its pending reports are still taken."""

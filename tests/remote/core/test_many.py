@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 import pytest
-from simulated import dead, told
+from simulated import dead, read_entries
 
 import stepprof
 from stepprof.remote.base import EngineFailure
@@ -34,7 +34,7 @@ def settled(session, step=2, seconds=10.0):
     deadline = time.monotonic() + seconds
     while True:
         session.background.round()
-        entries = told(session, step)
+        entries = read_entries(session, step)
         if time.monotonic() > deadline or (entries and all(e.status != "lost" for e in entries)):
             return entries
         time.sleep(0.01)
@@ -129,7 +129,7 @@ class TestMany:
         for entry in settled(session):
             assert (entry.status, entry.capped_by) == ("complete", "max_seconds")
             assert 0.28 < (entry.end_unix_ns - entry.start_unix_ns) / 1e9 < 3
-        starts = [entry.start_unix_ns for entry in told(session)]
+        starts = [entry.start_unix_ns for entry in read_entries(session)]
         assert (starts[2] - starts[0]) / 1e9 > 0.3
 
     def test_asking_again_looks_for_no_packages(self, recording, engine, mocker):

@@ -21,7 +21,7 @@ from stepprof.host.process_identity import writer_identity
 from stepprof.remote.base import Clock, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core import owner_slots, ownership
 from stepprof.remote.core.inherited_captures import keep, kept_there, left_there
-from stepprof.remote.core.owner_slots import SILENT_SECONDS, FileSlot, Held, MemorySlot, beside_runs
+from stepprof.remote.core.owner_slots import SILENT_SECONDS, FileSlot, Held, MemorySlot, shared_slot
 from stepprof.remote.core.ownership import Hold
 from stepprof.remote.core.trace_times import shortfall
 from stepprof.run.layout import RunDir
@@ -88,19 +88,19 @@ class TestSlots:
         """Of two that find a holder dead one may end its capture. Afterwards the other one sees that there is nothing left to end."""
         left = held(window)
         assert slot.take(left)
-        release = slot.seize(left)
+        release = slot.claim_end(left)
         assert release is not None
-        assert slot.seize(left) is None
+        assert slot.claim_end(left) is None
         slot.give(left.token)
         release()
-        assert slot.seize(left) is None
+        assert slot.claim_end(left) is None
 
     def test_a_process_that_died_while_it_ended_one(self, tmp_path: Path, window: EngineWindow) -> None:
         """The next one goes on, and removes both marks."""
         slot, left = FileSlot(tmp_path / "slot.json"), held(window)
         assert slot.take(left)
         (tmp_path / "slot.json.1.1").write_text(json.dumps(ended_writer()))
-        release = slot.seize(left)
+        release = slot.claim_end(left)
         assert release is not None
         release()
         assert [path.name for path in tmp_path.glob("slot*")] == ["slot.json"]
@@ -108,13 +108,13 @@ class TestSlots:
     def test_what_another_process_reads(self, tmp_path: Path, window: EngineWindow) -> None:
         """The window is the same, and its owner is known; what it cannot have is the driver itself."""
         slot = FileSlot(tmp_path / "slot.json")
-        told = held(window, state={"folder": "step-2.rollout-0.1"}, driver=Finishing(Stopped()))
-        assert slot.take(told)
+        reported = held(window, state={"folder": "step-2.rollout-0.1"}, driver=Finishing(Stopped()))
+        assert slot.take(reported)
         found = slot.read()
         assert found is not None
-        assert found.window == dataclasses.replace(window, owner=told.owner)
-        assert (found.state, found.driver, str(found)) == (told.state, None, str(told))
-        assert str(found) == f"run test, step 2, rollout (process {os.getpid()} on {told.owner['host']})"
+        assert found.window == dataclasses.replace(window, owner=reported.owner)
+        assert (found.state, found.driver, str(found)) == (reported.state, None, str(reported))
+        assert str(found) == f"run test, step 2, rollout (process {os.getpid()} on {reported.owner['host']})"
 
     @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"window": 1}'])
     def test_a_file_that_is_something_else(self, tmp_path: Path, text: str) -> None:
@@ -158,9 +158,9 @@ class TestSlots:
     def test_where_no_folder_is_shared(self, window: EngineWindow, tmp_path: Path) -> None:
         """Jobs with one output_dir find the same file for one engine."""
         other = make_window(tmp_path / "runs" / "other", 7)
-        assert beside_runs(window, "http://a:1").path == beside_runs(other, "http://a:1").path
-        assert beside_runs(window, "http://a:1").path != beside_runs(window, "http://a:2").path
-        assert beside_runs(window, "http://a:1").path.parent == tmp_path / "runs" / ".engines"
+        assert shared_slot(window, "http://a:1").path == shared_slot(other, "http://a:1").path
+        assert shared_slot(window, "http://a:1").path != shared_slot(window, "http://a:2").path
+        assert shared_slot(window, "http://a:1").path.parent == tmp_path / "runs" / ".engines"
 
 
 class TestLiving:
@@ -404,8 +404,8 @@ class TestHold:
 def entries(window: EngineWindow) -> list[dict[str, Any]]:
     """What the manifest says of a window's engines."""
     (path,) = (window.folder / "manifest").iterdir()
-    told: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return told
+    reported: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return reported
 
 
 @pytest.fixture

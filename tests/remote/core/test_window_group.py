@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated import Driver, Listener, Simulated, dead, told
+from simulated import Driver, Listener, Simulated, dead, read_entries
 
 import stepprof
 from stepprof.errors import ConfigError
@@ -35,7 +35,7 @@ def settled(session, step=2, count=1, until=lambda entry: entry.status != "lost"
     deadline = time.monotonic() + seconds
     while True:
         session.background.round()
-        entries = told(session, step)
+        entries = read_entries(session, step)
         if (len(entries) >= count and all(map(until, entries))) or time.monotonic() > deadline:
             return entries
         time.sleep(0.01)
@@ -87,7 +87,7 @@ class TestWindow:
             with stepprof.profile_step(step, role=role):
                 pass
         assert [call for call in one.calls if call != "arm"] == []
-        assert told(session) == []
+        assert read_entries(session) == []
 
     def test_two_steps_in_a_row_go_into_two_folders(self, recording, engine):
         """The engine is armed for the next step when the previous one exits, and asked for each once."""
@@ -311,7 +311,10 @@ class TestTrouble:
             pass
         assert time.monotonic() - began < 1.5
         session.background.round()
-        assert {entry.name: entry.status for entry in told(session)} == {"slow": "lost", "good": "complete"}
+        assert {entry.name: entry.status for entry in read_entries(session)} == {
+            "slow": "lost",
+            "good": "complete",
+        }
         with stepprof.profile_step(3, role="rollout"):
             pass
         assert {entry.name: entry.status for entry in settled(session, 3, 2)} == {
@@ -459,9 +462,11 @@ class TestTrouble:
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
             deadline = time.monotonic() + 5
-            while not told(session) and time.monotonic() < deadline:  # the session's own thread may be at it
+            while (
+                not read_entries(session) and time.monotonic() < deadline
+            ):  # the session's own thread may be at it
                 session.background.round()
-            [entry] = told(session)
+            [entry] = read_entries(session)
             assert entry.status == "lost"
 
     def test_a_folder_that_cannot_be_made_is_told(self, recording, engine, log):
@@ -480,7 +485,7 @@ class TestTrouble:
         stepprof.attach(one)
         window = stepprof.profile_step(2, role="rollout").start()
         stepprof.shutdown()
-        [entry] = told(session)
+        [entry] = read_entries(session)
         assert (entry.status, one.asked("stop")) == ("partial", 1)
         window.stop()
         assert one.asked("stop") == 1
@@ -516,7 +521,7 @@ class TestTrouble:
         stepprof.profile_step(2, role="rollout").start()
         stepprof.detach(attached)
         stepprof.shutdown()
-        assert [entry.status for entry in told(session)] == ["partial"]
+        assert [entry.status for entry in read_entries(session)] == ["partial"]
 
     def test_shutdown_waits_no_longer_than_it_is_told(self, recording, engine):
         """A stop that hangs does not keep the job from ending."""
@@ -526,7 +531,7 @@ class TestTrouble:
         began = time.monotonic()
         stepprof.shutdown(0.5)
         assert time.monotonic() - began < 4
-        assert told(session)[0].status == "lost"
+        assert read_entries(session)[0].status == "lost"
 
     def test_a_stop_that_is_answered_while_the_run_ends_is_complete(self, recording, engine):
         """Its window had closed: nothing of it is missing, however late the answer."""
@@ -550,7 +555,7 @@ class TestTrouble:
             pass
         stepprof.shutdown(0.5)
         session.background.round()
-        [entry] = told(session)
+        [entry] = read_entries(session)
         assert (entry.status, entry.stop_seconds) == ("lost", None)
         assert entry.start_unix_ns < entry.end_unix_ns
         assert "its window has closed, and its stop has not been answered" in entry.error

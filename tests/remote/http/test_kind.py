@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from serving import serving
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof.config.options.engine import EngineOptions
@@ -346,7 +346,7 @@ class TestServer:
             driver = HttpKind().connect(server.url)
             assert len(await driver.expand()) == 3
         refused = [line for line in log if line["event"] == "worker.refused"]
-        assert len(refused) == http.TOLD
+        assert len(refused) == http.MOST_LOGGED
         assert {line["refused"] for line in refused} == {96}
 
     async def test_a_router_that_hangs(self, recorders, monkeypatch):
@@ -497,7 +497,7 @@ class TestSession:
             deadline = time.monotonic() + seconds
             while True:
                 session.background.round()
-                entries = told(session)
+                entries = read_entries(session)
                 if entries and all(entry.status != "lost" for entry in entries):
                     break
                 assert time.monotonic() < deadline

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from serving import serving
-from simulated import told
+from simulated import read_entries
 
 import stepprof
 from stepprof.analysis.verify import verify_run
@@ -138,7 +138,7 @@ def recorded(start):
         deadline = time.monotonic() + seconds
         while True:
             session.background.round()
-            entries = told(session)
+            entries = read_entries(session)
             if entries and all(entry.status in until for entry in entries):
                 break
             assert time.monotonic() < deadline, entries

@@ -106,7 +106,7 @@ class Jobs:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        self.told = done.stdout + done.stderr
+        self.output = done.stdout + done.stderr
         return json.loads(done.stdout.splitlines()[0])
 
     def entries(self, key="engines", run="job"):
@@ -186,9 +186,9 @@ class TestServer:
         """If nsys cannot leave it out, the names are logged once, and never the values."""
         with jobs.server(old=True, secret="hf_secret") as url:
             jobs.record(URL=url)
-        assert jobs.told.count("nsys reports contain the environment") == 1
-        assert "HF_TOKEN" in jobs.told
-        assert "hf_secret" not in jobs.told
+        assert jobs.output.count("nsys reports contain the environment") == 1
+        assert "HF_TOKEN" in jobs.output
+        assert "hf_secret" not in jobs.output
 
     def test_more_windows_than_nsys_was_started_for(self, jobs):
         """Lost, at once, with the number."""

@@ -114,9 +114,9 @@ class TestInTheDriver:
         asked, run = waited([], until=1.0)
         with pytest.raises(ReportLost, match="before the actor returned its report"):
             run()
-        told = [seconds for seconds in asked if seconds is not None]
-        assert len(told) == 1
-        assert 0 < told[0] <= 0.75
+        reported = [seconds for seconds in asked if seconds is not None]
+        assert len(reported) == 1
+        assert 0 < reported[0] <= 0.75
 
     def test_an_actor_that_dies(self):
         """Told by its own reason."""

@@ -51,8 +51,8 @@ def write(path: Path, name: str = DECODE, *, bare: bool = False) -> None:
 def stated(path: Path) -> dict[str, Any]:
     """What an artifact says about itself."""
     with gzip.open(path) as file:
-        told: dict[str, Any] = json.load(file)["stepprof"]
-        return told
+        reported: dict[str, Any] = json.load(file)["stepprof"]
+        return reported
 
 
 class TestNames:

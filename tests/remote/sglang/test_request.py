@@ -404,9 +404,9 @@ class TestBackends:
     )
     def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
         """Nothing is sent; the message says what to keep."""
-        told = refusal(EngineOptions(backend=backend), facts(**asked))
-        assert told.startswith(f'engine: engine.backend = "{backend}": it {why}')
-        assert 'leave it at engine.backend = "torch"' in told
+        reported = refusal(EngineOptions(backend=backend), facts(**asked))
+        assert reported.startswith(f'engine: engine.backend = "{backend}": it {why}')
+        assert 'leave it at engine.backend = "torch"' in reported
 
     def test_by_stage_is_torch_s(self) -> None:
         """SGLang would stop the allocator's history with the first stage."""

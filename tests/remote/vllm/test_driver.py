@@ -328,7 +328,7 @@ class TestWords:
         assert differences(make_window(tmp_path), Settings("/t"), {"max_iterations"}) == []
 
     @pytest.mark.parametrize(
-        ("asked", "built", "told"),
+        ("asked", "built", "reported"),
         [
             ({}, Settings("/t", max_iterations=32), None),
             ({}, Settings("/t"), "32 is the default, and this one was built with 0"),
@@ -338,13 +338,13 @@ class TestWords:
         ],
     )
     def test_a_bound_that_holds_as_the_engine_was_built(
-        self, tmp_path: Path, asked: dict[str, Any], built: Settings, told: str | None
+        self, tmp_path: Path, asked: dict[str, Any], built: Settings, reported: str | None
     ) -> None:
         """Up to 0.31 a default that cannot be kept keeps no engine from being recorded; a warning says so."""
         window = make_window(tmp_path, **asked)
         assert start_arguments(window, built, {"profile_prefix"}, "p") == {"profile_prefix": "p"}
         lines = differences(window, built, {"profile_prefix"})
-        assert [told in line for line in lines] == ([] if told is None else [True])
+        assert [reported in line for line in lines] == ([] if reported is None else [True])
 
     @pytest.mark.parametrize(
         ("asked", "built", "given"),
@@ -613,15 +613,17 @@ class TestNsys:
 
     def test_memory_is_refused(self, tmp_path: Path) -> None:
         """vLLM has nothing of the kind: when it is built, when it is attached, and before anything is sent."""
-        told = r'engine\.backend = "memory": a vLLM engine cannot record with it \(one of: torch, npu, nsys\)'
-        with pytest.raises(ConfigError, match=told):
+        reported = (
+            r'engine\.backend = "memory": a vLLM engine cannot record with it \(one of: torch, npu, nsys\)'
+        )
+        with pytest.raises(ConfigError, match=reported):
             engine_args(tmp_path, {"backend": "memory"})
         engine = engine_class("LLM", start_profile=lambda self: None)()
-        with pytest.raises(EngineFailure, match=told):
+        with pytest.raises(EngineFailure, match=reported):
             _remote(VllmDriver.of_engine(engine).arm(make_window(tmp_path, backend="memory"))).result(10)
         stepprof.init({"backend": "memory", "steps": "2", "output_dir": str(tmp_path)}, rank=0)
         try:
-            with pytest.raises(ConfigError, match="roles.rollout." + told):
+            with pytest.raises(ConfigError, match="roles.rollout." + reported):
                 stepprof.attach(engine, role="rollout")
         finally:
             stepprof.shutdown()

@@ -59,8 +59,8 @@ def refusal(work: Any) -> EngineFailure:
 def entries(window: EngineWindow) -> list[dict[str, Any]]:
     """What the manifest says of a window's engines."""
     (path,) = (window.folder / "manifest").iterdir()
-    told: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return told
+    reported: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
+    return reported
 
 
 def posts(server: SimpleNamespace) -> list[str]:
@@ -124,7 +124,7 @@ class TestArm:
             assert started(server) == {}
 
     @pytest.mark.parametrize(
-        "told",
+        "reported",
         [
             [],
             {"vllm_config": []},
@@ -137,9 +137,9 @@ class TestArm:
             {"vllm_config": {"profiler_config": {"profiler": 7}}},
         ],
     )
-    def test_settings_of_a_wrong_type(self, tmp_path: Path, told: Any) -> None:
+    def test_settings_of_a_wrong_type(self, tmp_path: Path, reported: Any) -> None:
         """What a server says of itself is believed where it is of the right type, and no reason to fail otherwise."""
-        with serving({**READY, "GET /server_info?config_format=json": told}) as server:
+        with serving({**READY, "GET /server_info?config_format=json": reported}) as server:
             run(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
 
     @pytest.mark.parametrize("folder", ["x" * 300, "x/" * 3000])
@@ -177,8 +177,8 @@ class TestArm:
 
     def test_one_that_would_crash_is_not_started(self, window: EngineWindow) -> None:
         """In development mode it reports that its front end is on."""
-        told = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
-        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+        reported = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
+        with vllm(**{"GET_server_info?config_format=json": reported}) as (server, driver):
             error = refusal(driver.arm(window))
             assert error.health == "unconfigured"
             assert "ignore_frontend=true" in str(error)
@@ -191,8 +191,8 @@ class TestArm:
         with vllm() as (_, driver):
             for _ in range(2):
                 run(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "plain")))
-        told = [line for line in caplog.messages if "ignore_frontend=true can crash" in line]
-        assert len(told) == 1
+        reported = [line for line in caplog.messages if "ignore_frontend=true can crash" in line]
+        assert len(reported) == 1
 
 
 class TestStart:
@@ -414,8 +414,8 @@ class TestNsys:
         self, tmp_path: Path, backend: str, started_for: str
     ) -> None:
         """If it reports its arguments, it is refused before the start."""
-        told = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
-        with vllm(**{"GET_server_info?config_format=json": told}) as (server, driver):
+        reported = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
+        with vllm(**{"GET_server_info?config_format=json": reported}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, backend=backend)))
             assert error.health == "unconfigured"
             assert f'was started with profiler "{started_for}"' in str(error)

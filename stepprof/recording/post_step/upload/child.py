@@ -242,9 +242,9 @@ def main() -> int:
         os.nice(5)  # training goes first
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the output of a library must not look like an answer
-    hello = json.loads(sys.stdin.readline())
+    setup = json.loads(sys.stdin.readline())
     try:
-        target = Target(hello["url"], hello["tries"], hello["pause_seconds"])
+        target = Target(setup["url"], setup["tries"], setup["pause_seconds"])
     except Exception as error:  # noqa: BLE001 - no such module, no credentials, no such place: any exception is the answer
         answers.write(json.dumps({"error": _describe(error)}) + "\n")
         answers.flush()

@@ -64,7 +64,7 @@ class _Due:
     """Outcomes by the path of an artifact below the step's folder."""
     sent: bool = False
     """Whether a version of the fragment itself was uploaded."""
-    told: object = None
+    uploaded_word: object = None
     """The content of the last version that was uploaded, or that failed."""
 
     @property
@@ -117,7 +117,7 @@ class Uploader:
             return
         with self._lock:
             due = self._known.setdefault(id(fragment), _Due(fragment))
-            if due.told != fragment.word():
+            if due.uploaded_word != fragment.word():
                 self._queue[id(fragment)] = due
                 self._idle.clear()
         self._wake.set()
@@ -180,7 +180,7 @@ class Uploader:
                 if due is not None:
                     self._upload(program, due)
                     with self._lock:
-                        if due.told == due.fragment.word():
+                        if due.uploaded_word == due.fragment.word():
                             self._queue.pop(id(due.fragment), None)
                         self._forget()
                 elif plain is not None:
@@ -210,14 +210,14 @@ class Uploader:
             known = due.outcomes.get(path)
             if known is None or known.status != "uploaded":
                 outcome = program.upload(folder / path, f"{folder.name}/{path}", deadline)
-                due.outcomes[path] = self._tell(path, f"{folder.name}/{path}", outcome)
+                due.outcomes[path] = self._log_outcome(path, f"{folder.name}/{path}", outcome)
         fragment.uploads = list(due.outcomes.values())
         fragment.write()
         name = fragment.claim.fragment.relative_to(self._run.path).as_posix()
         outcome = program.upload(fragment.claim.fragment, name, deadline, replace=due.sent)
         due.sent = due.sent or outcome["status"] == "uploaded"
-        self._tell(name, name, outcome, is_artifact=False)
-        due.told = word
+        self._log_outcome(name, name, outcome, is_artifact=False)
+        due.uploaded_word = word
 
     def _upload_plain(self, program: Program, path: Path, replace: bool) -> None:
         if not path.is_file():
@@ -226,9 +226,9 @@ class Uploader:
         outcome = program.upload(path, name, self._bound(), replace=replace)
         # nodes that share no disk each have a run.json: the first one stays
         if name != RUN_FILE or outcome["reason_code"] != ReasonCode.NAME_TAKEN:
-            self._tell(name, name, outcome, is_artifact=False)
+            self._log_outcome(name, name, outcome, is_artifact=False)
 
-    def _tell(
+    def _log_outcome(
         self, path: str, name: str, outcome: Mapping[str, Any], *, is_artifact: bool = True
     ) -> UploadEntry:
         """Log an outcome and return its entry. `path` is below the step's folder, `name` below the

@@ -128,10 +128,10 @@ class Guest:
         self._follow(attachment)
         return self._facts()
 
-    def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+    def follow(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
         """Note which windows are open now; return whether there is a session to note it. Waits for no other call."""
         follower = self._follower
-        return follower is not None and not self._closed and follower.hear(number, windows)
+        return follower is not None and not self._closed and follower.follow(number, windows)
 
     def close(self, reason: str = DETACHED) -> None:
         """Take no more windows; end the open ones, if possible on the thread that entered them."""

@@ -30,9 +30,9 @@ def serve(actor: object, token: str, verb: str, *arguments: Any) -> Answer:
         return _answer(*arguments)
     if verb == "leave":
         return _leave(token, *arguments)
-    if verb == "hear":
+    if verb == "announce":
         known = guests.get(token)
-        return Answer(known is not None and known.hear(*arguments))
+        return Answer(known is not None and known.follow(*arguments))
     guest = guests.setdefault(token, Guest(token))
     if verb == "collect":
         return Answer(guest.pending.collect(*arguments))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.backends import make_backend
 from stepprof.errors import ConfigError, StepprofError
-from stepprof.instrument.heard_window import HeardWindows
+from stepprof.instrument.announced_window import AnnouncedWindows
 from stepprof.instrument.step import StepWindow, profile_step
 from stepprof.recording.lifecycle import init
 from stepprof.recording.session import Session, current_session
@@ -50,7 +50,7 @@ class Follower:
         self._spans = attachment.kind == "spans"
         self._session: Session | None = None
         self._open: dict[Key, StepWindow] = {}
-        self._heard = HeardWindows()
+        self._announced = AnnouncedWindows()
 
     @property
     def rank(self) -> int | str | None:
@@ -88,7 +88,7 @@ class Follower:
         key = _key(window)
         if key in self._open:
             raise EngineFailure(f"the window of step {key[0]} is open in the actor already", "busy")
-        heard = self._heard.drop(key[:2])
+        heard = self._announced.drop(key[:2])
         entered = profile_step(window.window.step, window.window.role, version=window.window.version)
         entered.__enter__()
         self._open[key] = entered
@@ -101,7 +101,7 @@ class Follower:
         if problem is not None:
             self._close(key)
             if heard:
-                self._heard.enter(key[:2], session)
+                self._announced.enter(key[:2], session)
             busy = session.local.capturer.health == "busy"
             raise EngineFailure(problem, "busy" if busy else "unconfigured")
         return _fragment_path(ticket)
@@ -111,7 +111,7 @@ class Follower:
         self._here()
         key = _key(window)
         if key not in self._open:
-            self._heard.drop(key[:2])
+            self._announced.drop(key[:2])
             inner = profile_step(window.window.step, window.window.role, version=window.window.version)
             self._open[key] = inner.__enter__()
 
@@ -139,7 +139,7 @@ class Follower:
         for key in list(self._open):
             self._close(key, LeftOpen(reason))
 
-    def hear(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
+    def follow(self, number: int, windows: Sequence[tuple[int, str | None]]) -> bool:
         """Note which windows are open in the other process: regions without a window of their own carry the last one's step and role.
 
         Returns:
@@ -148,7 +148,7 @@ class Follower:
         session = self._session
         if session is None or current_session() is not session:
             return False
-        self._heard.hear(number, windows, {key[:2] for key in list(self._open)}, session)
+        self._announced.follow(number, windows, {key[:2] for key in list(self._open)}, session)
         return True
 
     @property
@@ -160,7 +160,7 @@ class Follower:
         """End every window on this thread, and what the session keeps open, if it ends with this attachment."""
         self.abort(reason)
         session = self._session
-        self._heard.end_all(session)
+        self._announced.end_all(session)
         if session is None or current_session() is not session:
             return
         with _making:

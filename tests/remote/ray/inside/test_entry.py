@@ -259,8 +259,8 @@ class TestSessions:
         assert (report.fragment, report.folder) == (path, None)
         assert ask(None, "leave", 5.0) == []
         assert cell.session is None
-        (told,) = fragment(run / "step-000002" / "manifest" / "actor-rank-3.json")
-        assert (told["status"], told["rank"]) == ("complete", 3)
+        (reported,) = fragment(run / "step-000002" / "manifest" / "actor-rank-3.json")
+        assert (reported["status"], reported["rank"]) == ("complete", 3)
 
     def test_a_disk_of_its_own(self, ask, run, attachment, tmp_path):
         """The run's folder lies there; the files of spans are named at the end."""
@@ -297,8 +297,8 @@ class TestSessions:
         with pytest.raises(EngineFailure, match="cannot be met in the actor: step = -1"):
             guest.arm(None, attachment("rank", requests=({"name": "x", "step": -1},)), here)
         guest.leave(5.0)
-        (told,) = fragment(run / "step-000009" / "manifest" / "actor-rank-0.json")
-        assert told["status"] == "complete"
+        (reported,) = fragment(run / "step-000009" / "manifest" / "actor-rank-0.json")
+        assert reported["status"] == "complete"
 
     def test_abort(self, run, attachment):
         """What is open is closed as partial."""
@@ -308,8 +308,8 @@ class TestSessions:
         path = run / "step-000002" / "manifest" / "actor-rank-0.json"
         guest.start(here)
         guest.abort()
-        (told,) = fragment(path)
-        assert (told["status"], told["error"]) == (
+        (reported,) = fragment(path)
+        assert (reported["status"], reported["error"]) == (
             "partial",
             "the driver process aborted the window",
         )
@@ -351,15 +351,15 @@ class TestSessions:
 
     def test_spans(self, ask, run, attachment):
         """Regions carry the step that was announced, until its end is; nothing is captured."""
-        assert not ask(None, "hear", 0, [(1, None)])
+        assert not ask(None, "announce", 0, [(1, None)])
         ask(None, "join", attachment("spans"))
         for step in (2, 3):
-            assert ask(None, "hear", 2 * step, [(step, "rollout")])
-            assert ask(None, "hear", 1, [(9, None)])  # overtaken
+            assert ask(None, "announce", 2 * step, [(step, "rollout")])
+            assert ask(None, "announce", 1, [(9, None)])  # overtaken
             with stepprof.region("score"):
                 pass
             assert stepprof.current_step() == step
-        ask(None, "hear", 7, [])
+        ask(None, "announce", 7, [])
         assert stepprof.current_step() is None
         with stepprof.profile_step(role="reward"), stepprof.region("own"):
             pass
@@ -424,8 +424,11 @@ class TestLeases:
         deadline = time.monotonic() + 10
         while cell.session is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        [told] = json.loads(Path(fragment).read_text())["windows"]
-        assert (told["status"], told["error"]) == ("partial", "the process that drives this one has ended")
+        [reported] = json.loads(Path(fragment).read_text())["windows"]
+        assert (reported["status"], reported["error"]) == (
+            "partial",
+            "the process that drives this one has ended",
+        )
 
     def test_a_run_after_another_of_one_driver(self, ask, run, attachment, driver):
         """A process has one run at a time: with the next one, what is left of the one before ends."""

@@ -6,7 +6,7 @@ import pytest
 from spanning import spans_of
 
 import stepprof
-from stepprof.instrument.heard_window import HeardWindows
+from stepprof.instrument.announced_window import AnnouncedWindows
 
 
 @pytest.fixture
@@ -17,30 +17,30 @@ def session(start):
 class TestHeardWindows:
     def test_what_is_open(self, session) -> None:
         """The innermost names the step and the role of regions, until it is heard to end; a late announcement changes nothing."""
-        heard = HeardWindows()
+        windows_there = AnnouncedWindows()
         for number, windows in ((1, [(1, None)]), (3, [(1, None), (1, "actor")]), (2, []), (4, [(1, None)])):
-            heard.hear(number, windows, (), session)
+            windows_there.follow(number, windows, (), session)
             with stepprof.region("r"):
                 pass
-        heard.hear(5, [], (), session)
+        windows_there.follow(5, [], (), session)
         assert stepprof.current_step() is None
         roles = [(s["step"], s["role"]) for s in spans_of(session, kind="region")]
         assert roles == [(1, None), (1, "actor"), (1, "actor"), (1, None)]
 
     def test_it_selects_nothing(self, session) -> None:
         """Also where its step is selected here."""
-        heard = HeardWindows()
-        heard.hear(1, [(2, None)], (), session)
-        heard.end_all(session)
+        windows_there = AnnouncedWindows()
+        windows_there.follow(1, [(2, None)], (), session)
+        windows_there.end_all(session)
         assert not (session.path / "step-000002").exists()
         assert [(s["step"], s["kind"]) for s in spans_of(session)] == [(2, "window")]
 
     def test_own_windows_stand_in_its_place(self, session) -> None:
         """One that this process enters by itself is not heard of, and leaves no second span."""
-        heard = HeardWindows()
-        heard.hear(1, [(1, "actor")], (), session)
-        assert heard.drop((1, "actor"))
-        heard.hear(2, [(1, "actor")], {(1, "actor")}, session)
-        assert not heard.drop((1, "actor"))
+        windows_there = AnnouncedWindows()
+        windows_there.follow(1, [(1, "actor")], (), session)
+        assert windows_there.drop((1, "actor"))
+        windows_there.follow(2, [(1, "actor")], {(1, "actor")}, session)
+        assert not windows_there.drop((1, "actor"))
         assert stepprof.current_step() is None
         assert spans_of(session) == []

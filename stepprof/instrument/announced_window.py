@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from stepprof.instrument.ports import Session
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["HeardWindow", "HeardWindows", "Key"]
+__all__ = ["AnnouncedWindow", "AnnouncedWindows", "Key"]
 
 Key = tuple[int, "str | None"]
 """The step and the role of a window."""
 
 
-class HeardWindow(Scope):
+class AnnouncedWindow(Scope):
     """One window of another process, from the moment that this process hears of it."""
 
     __slots__ = ()
@@ -62,15 +62,15 @@ class HeardWindow(Scope):
             hook.exit(None, span)
 
 
-class HeardWindows:
+class AnnouncedWindows:
     """The windows that another process has open, as far as this one has heard."""
 
     def __init__(self) -> None:
-        self._open: list[HeardWindow] = []
+        self._open: list[AnnouncedWindow] = []
         self._number = -1
         self._lock = threading.RLock()  # a signal handler may interrupt
 
-    def hear(
+    def follow(
         self, number: int, windows: Sequence[Key], own: Collection[Key], session: Session[Any, Any]
     ) -> None:
         """Enter and leave windows, so that these are open here.
@@ -108,7 +108,7 @@ class HeardWindows:
     def enter(self, key: Key, session: Session[Any, Any]) -> None:
         """Enter a window as if it had been announced."""
         with self._lock:
-            self._open.append(HeardWindow(*key, session.recorder))
+            self._open.append(AnnouncedWindow(*key, session.recorder))
 
     def end_all(self, session: Session[Any, Any] | None) -> None:
         """Leave all windows, and ignore later announcements."""
