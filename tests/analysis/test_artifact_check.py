@@ -172,7 +172,7 @@ class TestOthers:
         ],
     )
     def test_too_large_to_be_parsed(self, tmp_path, monkeypatch, data, expected):
-        """Looked at from both ends, and a note says so."""
+        """Only the begin and the end of the file are checked, and a note says so."""
         monkeypatch.setattr(artifact_check, "PARSED_BYTES", 50)
         monkeypatch.setattr(artifact_check, "_CHUNK", 40)
         checked = self.check(tmp_path, "a.json", data, kind="report")

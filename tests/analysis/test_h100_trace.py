@@ -64,7 +64,9 @@ def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None
 
 
 def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str, Any]]) -> None:
-    """Where process, thread, GPU and stream are all called 7, as in a container, each launch keeps its arrow, and the rows are what they were."""
+    """In a container the process, thread, GPU and stream may all have the number 7. Each launch keeps its
+    arrow, and the rows are unchanged.
+    """
     whole = json.loads(gzip.decompress(trace.read_bytes()), parse_float=Decimal)
     for event in whole["traceEvents"]:
         if event["pid"] in (417, 0):

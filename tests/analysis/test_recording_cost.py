@@ -40,7 +40,9 @@ def cost(run, step=3):
 
 class TestRecordingCost:
     def test_neighbours(self, run, capsys) -> None:
-        """It is compared with steps around it, but the first of the run and the last; `show` and `report` say what is known of it."""
+        """The step is compared with the steps around it, without the first and the last step of the run.
+        `show` and `report` print the result.
+        """
         write(run, [30, 2.8, 4.7, 2.7, 2.9, 1])
         found = cost(run)
         assert (found.seconds, found.others) == (4.7, [2, 4, 5])
@@ -59,7 +61,7 @@ class TestRecordingCost:
         assert json.loads((run.path / "r.json").read_bytes())["recording"]["seconds"] == 4.7
 
     def test_one_that_is_no_longer(self, run) -> None:
-        """It says so, and invents no difference."""
+        """If the recorded step is not longer, no difference is reported."""
         write(run, [2, 2.8, 2.8, 2.7, 2.9, 1])
         assert "no longer than these" in cost_sentences(cost(run))[0]
 

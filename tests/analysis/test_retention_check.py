@@ -91,7 +91,7 @@ class TestCheck:
 class TestJob:
     @pytest.fixture
     def attacked(self, shared, log):  # noqa: F811
-        """A job in a run directory that everybody can write; returns what was recorded and logged."""
+        """Run a job in a run directory that every user can write. Return its recordings and its log."""
         attacks = []
 
         def attacked(attack, **config):
@@ -138,7 +138,7 @@ class TestJob:
         assert (run / "step-000002/manifest/on-complete.2.json").is_file()
 
     def test_a_rank_that_is_never_through(self, attacked, log, tmp_path, monkeypatch):
-        """Neither is its status waited for nor its window."""
+        """Neither the status nor the window of the rank is waited for."""
         monkeypatch.chdir(tmp_path)
         now = time.time_ns()
         status = {"rank": 9, "published_unix_ns": now, "started_unix_ns": now, "ended": False, "step": 1}

@@ -147,7 +147,7 @@ class TestDefaults:
         assert (backend.thread_bound, backend.waits, backend.marks) == (False, False, True)
 
     def test_no_ranges_and_no_size(self) -> None:
-        """Nothing is marked, no size is known, and the export runs in place."""
+        """The default backend marks no ranges, knows no size, and exports in place."""
         backend = made("whole")
         assert backend.mark("r") is backend.mark_lane("r") is backend.mark_window(Window(1, None)) is None
         assert backend.bytes_so_far() is None

@@ -148,7 +148,9 @@ class TestOrder:
 class TestFailures:
     @pytest.mark.parametrize("call", ["arm", "start"])
     def test_where_one_cannot_begin_none_does(self, place: Capture, call: str) -> None:
-        """What has begun is left again, the last first; the error says whose it is, and stays what it was."""
+        """The backends that have started are stopped again, the last one first. The error names its backend
+        and keeps its type.
+        """
         raising[f"second {call}"] = Busy("somebody records")
         together = both()
         with pytest.raises(Busy, match="second: somebody records"):
@@ -164,7 +166,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("failing", ["first", "second"])
     def test_a_stop_that_fails_does_not_lose_the_other_s(self, place: Capture, failing: str) -> None:
-        """The other's artifact is written, and the error says what is missing."""
+        """The artifact of the other backend is written, and the error names the missing part."""
         raising[f"{failing} stop"] = RuntimeError("the device is gone")
         together = both()
         together.start(place)
@@ -182,7 +184,9 @@ class TestFailures:
             both().stop(place, ())
 
     def test_an_export_that_fails_does_not_lose_the_other_s(self, place: Capture) -> None:
-        """Nor what the failing one has written all the same."""
+        """The artifacts of the other backend are kept, and so are those that the failing backend has
+        written.
+        """
         kept = Artifact("actor/rank-0.half.json", "first", 1)
         raising["first export"] = ExportError("the disk is full", (kept,))
         with pytest.raises(Incomplete, match=r"^first: the disk is full$") as caught:
@@ -190,7 +194,7 @@ class TestFailures:
         assert [artifact.kind for artifact in caught.value.artifacts] == ["first", "second"]
 
     def test_where_no_export_succeeds(self, place: Capture) -> None:
-        """Then nothing is partial: it failed."""
+        """If all exports fail, the window is failed, not partial."""
         raising["first export"], raising["second export"] = ExportError("one"), ExportError("two")
         with pytest.raises(ExportError, match=r"^first: one; second: two$") as caught:
             both().stop(place, ())()
@@ -205,7 +209,7 @@ class TestFailures:
 
 class TestMarks:
     def test_entered_in_order_and_left_the_other_way_round(self) -> None:
-        """Also when the body raises."""
+        """This also holds when the body raises."""
         mark = both().mark("update")
         assert mark is not None
         with pytest.raises(ValueError, match="theirs"), mark:

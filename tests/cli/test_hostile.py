@@ -34,7 +34,7 @@ def device(path):
 
 
 def sparse(path):
-    """It is whole, and 200 GB of nothing follow."""
+    """Extend a complete file by 200 GB of zeros."""
     os.truncate(path, HOLE)
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_says_what_cannot_be(run, reader, change, problem):
 
 
 def test_deep_lines(run, reader):
-    """Of spans, manifests and traces."""
+    """Deeply nested lines of spans, manifests and traces."""
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     with (run / "spans/rank-0.000001.jsonl").open("ab") as file:
         file.write(deep + b"\n")
@@ -158,7 +158,7 @@ def test_step_folders_that_are_none(run, reader):
 
 
 def test_half_of_a_surrogate_pair_in_a_trace(run, reader):
-    """It costs no event in `merge` and `report`, and `check` says what became of it."""
+    """No event is lost in `merge` and `report`, and `check` reports the replacement."""
     trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
     trace.write_text(trace.read_text().replace("[DECODE", r"\ud800x"))  # as long as it was
     commands = ("merge json", "merge", "report", "show", "check")

@@ -41,7 +41,7 @@ def a_run(output_dir):
 
 
 def printed(capsys, *arguments, status=0):
-    """What a command prints, having ended with this status."""
+    """Return the output of a command that must end with this exit status."""
     assert main(list(arguments)) == status
     return capsys.readouterr().out
 
@@ -80,7 +80,7 @@ class TestMain:
         ],
     )
     def test_wrong_arguments(self, arguments, said, capsys):
-        """Status 2, and in one line what would be right, or who says so."""
+        """The exit status is 2, and one line names the valid values or the command that lists them."""
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2
@@ -137,7 +137,7 @@ class TestMain:
             main(["ls"])
 
     def test_reading_loads_nothing_heavy(self, a_run):
-        """The reading wing needs neither torch nor the recording side's packages."""
+        """The reading commands import neither torch nor the packages of the recording side."""
         code = (
             "import sys\nfrom stepprof.cli.main import main\nmain(['show'])\n"
             "heavy = {'torch', 'ray', 'numpy', 'rich', 'structlog', 'transitions'} & set(sys.modules)\n"
@@ -148,7 +148,7 @@ class TestMain:
 
 
 class TestRun:
-    """Which run is meant."""
+    """The selection of a run."""
 
     @pytest.mark.parametrize(
         "command", ["ls", "show", "status", "trigger", "spans", "check", "analyse", "open"]
@@ -209,7 +209,7 @@ class TestPermissions:
                 path.chmod(0o755)
 
     def test_a_run_of_somebody_else(self, folder, capsys):
-        """It is not listed; by its name it is reported as closed."""
+        """The run is not listed. If it is named, the message says that it cannot be read."""
         with as_nobody():
             assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
             for command in ("ls", "show", "check", "merge", "report"):
@@ -218,7 +218,7 @@ class TestPermissions:
                 assert "Permission denied" in said
 
     def test_spans_that_may_not_be_read(self, folder, capsys):
-        """They cost only themselves, and are reported."""
+        """Unreadable spans are reported. All other data is shown."""
         (folder / "mine" / "spans").chmod(0o000)
         with as_nobody():
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
@@ -268,7 +268,7 @@ class TestLs:
         assert (step["statuses"], step["artifacts"], step["findings"]) == ({"complete": 2}, 2, 0)
 
     def test_a_run_without_steps(self, output_dir, capsys):
-        """Says so."""
+        """The message says so."""
         make_run(output_dir)
         assert printed(capsys, "ls", "r").splitlines()[1] == "no step is recorded"
         assert printed(capsys, "ls", "--output-dir", str(output_dir)).splitlines()[1].split()[:4] == [
@@ -293,7 +293,7 @@ class TestShow:
         assert "notes" not in out
 
     def test_the_last_step_by_default(self, a_run, capsys):
-        """Of the newest run."""
+        """By default the last step of the newest run is used."""
         record(a_run, step=7)
         assert printed(capsys, "show").startswith("run r  step 7\n")
 
@@ -388,7 +388,7 @@ class TestShow:
         assert ["step", "g", "8", "-", "8", "1.000", "1.000", "1.000", "0"] in lines
 
     def test_a_step_without_a_window(self, output_dir):
-        """Says so."""
+        """The message says so."""
         run = make_run(output_dir)
         (run.path / "step-000002").mkdir()
         assert "no window is recorded" in render_step(run.path, 2)
@@ -425,7 +425,7 @@ class TestCheck:
         assert printed(capsys, "check").startswith("ok: 1 step, 2 windows, 2 artifacts, ")
 
     def test_problems(self, a_run, capsys):
-        """Status 1, and every problem on a line of its own."""
+        """The exit status is 1, and every problem is on its own line."""
         (a_run.path / "step-000002" / "actor" / "rank-0.trace.json.gz").unlink()
         (a_run.path / "step-000002" / "actor" / "left").touch()
         lines = printed(capsys, "check", "r", status=1).splitlines()
@@ -434,7 +434,7 @@ class TestCheck:
         assert lines[2].startswith("1 problem: ")
 
     def test_nothing_but_spans(self, tmp_path, capsys):
-        """Nothing to check is a failure."""
+        """A run without artifacts fails the check."""
         (tmp_path / "spans").mkdir()
         assert "no step is recorded" in printed(capsys, "check", str(tmp_path), status=1)
         content = as_json(capsys, "check", str(tmp_path), status=1)

@@ -1,4 +1,6 @@
-"""What a run holds reaches the terminal as text and as nothing else: no command moves the cursor, forges a line, or fails over a character."""
+"""The content of a run is printed as plain text: no command lets it move the cursor or forge a line, and no
+character makes a command fail.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def commands(path: Path) -> list[list[str]]:
 
 class TestHostileRun:
     def test_no_command_prints_a_control_character(self, hostile, capsys) -> None:
-        """Neither escape sequences nor line breaks of a name reach the terminal, from stdout or stderr, as text or JSON."""
+        """Escape sequences and line breaks in names do not reach the terminal, on stdout or stderr, as text
+        or JSON.
+        """
         for command in commands(hostile):
             assert main(command) in (0, 1, 2), command
             said = capsys.readouterr()
@@ -139,7 +143,7 @@ def test_doctor_where_every_argument_is_ascii() -> None:
 
 
 def on_terminal(*arguments: str) -> str:
-    """What a terminal gets from Python with these arguments."""
+    """Return the output of Python on a terminal with these arguments."""
     mine, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "50"}
     with subprocess.Popen(
@@ -179,7 +183,7 @@ class TestSay:
         assert json.loads(said) == content
 
     def test_console(self) -> None:
-        """What rich prints is as plain, in every renderable."""
+        """The output of rich is plain too, in every renderable."""
         from rich.table import Table
 
         stream = io.StringIO()

@@ -1,4 +1,6 @@
-"""What `show`, `status` and `state()` print of thousands of ranks and engines: few lines, what stands out, and how many are left out."""
+"""The output of `show`, `status` and `state()` for thousands of ranks and engines: few lines, exceptions
+first, and the number of omitted rows.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ class TestShow:
         assert max(map(len, shown.splitlines())) < 200
 
     def test_windows_that_are_alike_share_a_row(self, shown) -> None:
-        """With the range of each figure; those that failed, and the slowest, have rows of their own or a row together."""
+        """The row has the range of each figure. Failed windows and the slowest ones have separate rows."""
         lines = shown.splitlines()
         whole = next(line for line in lines if "actor" in line and " complete " in line)
         assert "0-6, 10-1233, 1235-3999, 4001-4095" in whole
@@ -117,14 +119,14 @@ class TestShow:
         assert "  rollout/77 (http://node-77:8000): failed: unreachable" in shown
 
     def test_engines(self, shown) -> None:
-        """The slow one and the one that failed have rows of their own."""
+        """The slow engine and the failed one have separate rows."""
         assert re.search(r"rollout/500 +vllm +complete +ok +1\.500 +0\.003 +9\.500", shown)
         assert re.search(r"rollout/77 +vllm +failed", shown)
         assert re.search(r"rollout/0-76, 78-499, 501-999 .* 998 hosts +998 engines", shown)
         assert "(1,000 engines in 3 rows; --all shows each)" in shown
 
     def test_files(self, shown) -> None:
-        """Those of which the paths differ in a number alone, with their bytes in all."""
+        """Files whose paths differ in a number only share a row, with the sum of their bytes."""
         assert re.search(
             r"actor/rank-0\.trace\.json\.gz … rank-\d+\.trace\.json\.gz +torch-trace +4,092 ", shown
         )
@@ -163,7 +165,7 @@ class TestShow:
 
 class TestColumns:
     def test_each_figure_has_its_own(self, tmp_path) -> None:
-        """Seconds of the window alone; arming, start, wait, stop and export beside it."""
+        """The seconds of the window alone, and next to them arming, start, wait, stop and export."""
         run = make_run(tmp_path)
         record(
             run, arm_seconds=0.1, start_seconds=0.2, wait_seconds=0.3, stall_seconds=0.4, export_seconds=0.5
@@ -278,7 +280,7 @@ class TestGrouped:
         assert groups.note("things") is None
 
     def test_more_groups_than_rows(self) -> None:
-        """What is urgent comes first, and how many are left out is said."""
+        """Urgent rows are first, and the number of omitted rows is printed."""
         groups = grouped(range(100), lambda n: n, urgent=lambda n: n > 95)
         assert [row[0] for row in groups.rows[:5]] == [96, 97, 98, 99, 0]
         assert (
@@ -299,7 +301,7 @@ class TestGrouped:
 
 class TestRanges:
     def test_names_and_bounds(self) -> None:
-        """Numbers in ranges, names after them, never more than asked for."""
+        """Numbers are shortened to ranges, names follow them, and the limit is never exceeded."""
         assert ranges(["driver", 2, 1, 1]) == "1-2, driver"
         assert ranges([0, 2, 4, "driver"], most=2) == "0, 2, … (4)"
         assert label_ranges([f"role-{n}/0" for n in range(5)], most=2) == "role-0/0, role-1/0, … (5 roles)"

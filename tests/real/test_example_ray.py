@@ -1,4 +1,6 @@
-"""The GRPO job under Ray runs as it stands, with each engine that is installed: what it trains, and what is recorded of it.
+"""Run the GRPO example under Ray unchanged with each installed engine, by the command of docs/adopting.md
+and in its own process. It runs in lockstep with each engine, where another process requests the second
+recorded step during the run, and with vLLM also one step ahead.
 
 It is run by the command of docs/adopting.md, in a process of its own: in lockstep with each engine, where the second recorded step is asked
 for while the job runs, and with vLLM one step ahead.

@@ -67,7 +67,7 @@ class TestBackground:
         assert seen == [True]
 
     def test_what_fails_is_told_and_stops_nothing(self, background, log) -> None:
-        """Neither the work after it nor the chores."""
+        """A failure is logged. The following work and the periodic tasks still run."""
         done = []
 
         def fails():

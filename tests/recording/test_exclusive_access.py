@@ -12,7 +12,7 @@ from stepprof.recording.exclusive_access import ExclusiveAccess
 
 
 def elsewhere(act):
-    """What it returns on another thread."""
+    """Return the result of a call on another thread."""
     result = []
     thread = threading.Thread(target=lambda: result.append(act()))
     thread.start()
@@ -74,7 +74,7 @@ class TestExclusiveAccess:
             assert next_one()
 
     def test_the_act_is_another_functions(self) -> None:
-        """One that takes the turn for its caller says so."""
+        """A function that acquires the access for its caller declares this."""
         access = ExclusiveAccess()
 
         def take():

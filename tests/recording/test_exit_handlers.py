@@ -61,7 +61,7 @@ class TestEndOfTheScript:
         assert window["error"] == "the process ended before the capture was stopped"
 
     def test_an_exception_that_nobody_catches(self, warm):
-        """It ends the script with its own traceback; the manifest names it next to the outcome."""
+        """The exception ends the script with its own traceback. The manifest names it next to the outcome."""
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -102,7 +102,7 @@ class TestEndOfTheScript:
         assert warm.is_readable(warm.window(3), 3)
 
     def test_an_exception_in_another_thread(self, warm):
-        """It harms neither the capture nor the job."""
+        """The exception affects neither the capture nor the job."""
         ran = warm.run_twice("""
             stepprof.init()
             def fail():
@@ -170,7 +170,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("name", ["__main__", "stepprof.examples", "stepprof.examples.grpo"])
     def test_inside_a_decorated_function(self, warm, name):
-        """The capture is stopped at once: neither the decorator nor an installed example holds a lock."""
+        """The capture is stopped at once, because neither the decorator nor an installed example holds a
+        lock.
+        """
         ran = warm.run(
             """
             stepprof.init()
@@ -304,7 +306,7 @@ class TestSignals:
         assert [warm.window(step)["status"] for step in (2, 3, 4, 5)] == ["complete"] * 4
 
     def test_a_second_sigterm(self, warm):
-        """Whoever sends it again gets no more delay."""
+        """A second signal does not extend the time."""
         ran = warm.run(
             """
             stepprof.init()

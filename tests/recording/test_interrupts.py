@@ -96,7 +96,7 @@ def elsewhere(act) -> None:
     ids=["inline", "joined", "regions"],
 )
 def test_wherever_it_comes(tmp_path, more) -> None:
-    """The steps after it are recorded, each by a capture of its own, and the run ends at once."""
+    """The steps after the interrupt are recorded, each by its own capture, and the run ends at once."""
     session = stepprof.init(
         {
             "backend": "null",

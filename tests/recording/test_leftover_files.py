@@ -45,7 +45,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def left(run):
-    """What killed processes left all over a run, and what a living one is writing."""
+    """A run with files of killed processes in all its folders, and files that a living process is writing."""
     places = [
         "run.json",
         "status/rank-3.json",
@@ -86,7 +86,7 @@ class TestRemove:
         assert remove_leftovers(run.path, -1.0) == 0
 
     def test_a_run_that_is_gone(self, tmp_path):
-        """Nothing to do."""
+        """If the run no longer exists, there is nothing to remove."""
         assert remove_leftovers(tmp_path / "none", 1.0) == 0
 
     def test_a_process_id_that_was_given_out_again(self, tmp_path):
@@ -97,7 +97,7 @@ class TestRemove:
         assert is_left_over(f".a.json.{pid}-{machine}-{int(start, 16) - 1:x}-{number}")
 
     def test_a_forked_child_is_a_process_of_its_own(self, tmp_path):
-        """What it leaves does not count as its parent's."""
+        """Files of the child do not count as files of its parent."""
         process = atomic_files._process(os.getpid())
         reader, writer = os.pipe()
         child = os.fork()

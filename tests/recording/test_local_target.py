@@ -1,4 +1,6 @@
-"""The windows of a process: which open a capture, which join one, and what is reported of the others."""
+"""The windows of a process: windows that open a capture, windows that join one, and the entries of all
+others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def run(*path):
 
 
 def loop(steps, roles=(None,)):
-    """A training loop whose steps have these windows, back to back."""
+    """Run a training loop whose steps have these windows, without a pause between them."""
     for step in steps:
         for role in roles:
             with profile_step(step, role=role):
@@ -35,7 +37,7 @@ def loop(steps, roles=(None,)):
 
 
 def in_thread(act):
-    """Run it on another thread; what it returns."""
+    """Call a function on another thread; return its result."""
     result = []
     thread = threading.Thread(target=lambda: result.append(act()))
     thread.start()
@@ -196,7 +198,9 @@ class TestWindows:
         assert control.captures[0].metadata["version"] == "v7"
 
     def test_a_second_stop_is_refused(self, start, log) -> None:
-        """So is a stop without a start, and a start of what is open; no backend call."""
+        """A second stop, a stop without a start, and a start of an open window are refused without a call
+        of the backend.
+        """
         start(steps="2")
         window = profile_step(2).start()
         window.start()
@@ -225,7 +229,7 @@ class TestWindows:
         ]
 
     def test_a_stop_after_the_session_ended_touches_nothing(self, start) -> None:
-        """Not even the next session's capture."""
+        """It does not end a capture of the next session either."""
         start(steps="2")
         window = profile_step(2).start()
         stepprof.shutdown()
@@ -292,7 +296,7 @@ class TestLeftOpen:
 @pytest.mark.usefixtures("faulty")
 class TestCapturePerRole:
     def test_windows_without_a_role_open_nothing(self, start) -> None:
-        """So that the roles inside get a capture each."""
+        """So each role inside gets its own capture."""
         session = start(steps="2", capture_per="role")
         with profile_step(2):
             loop([2], ["rollout", "actor"])
@@ -375,7 +379,7 @@ class TestJoinSteps:
         assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
 
     def test_steps_left_out_end_it(self, start) -> None:
-        """A selected step that does not follow opens a capture of its own."""
+        """A selected step that does not follow directly opens a new capture."""
         session = start(steps="2-3, 10", join_steps=True)
         loop([2], ["rollout", "actor"])
         loop([3], ["rollout"])
@@ -418,7 +422,7 @@ class TestJoinSteps:
 @pytest.mark.usefixtures("faulty")
 class TestArming:
     def test_it_arms_at_the_exit_of_the_step_before(self, start, log) -> None:
-        """Nothing slow is left to the selected step."""
+        """So the selected step itself has no slow work to do."""
         start(steps="2")
         loop([1])
         state = stepprof.state()
@@ -446,7 +450,7 @@ class TestArming:
         assert cell.session.local.capturer.machine.holder == f"{role or 'step'}/0 of step 2"
 
     def test_the_first_step_of_all_arms_at_its_enter(self, start) -> None:
-        """Where no step came before the selected one."""
+        """This applies if no step precedes the selected one."""
         session = start(steps="2")
         loop([2])
         assert [w["status"] for w in ended(session)] == ["complete"]
@@ -472,7 +476,7 @@ class TestArming:
         ] == "step 2 was never entered"
 
     def test_the_end_of_the_run_lets_go(self, start) -> None:
-        """Of what was armed for a step that never came."""
+        """The end of the run releases a session that was armed for a step that never began."""
         start(steps="2")
         loop([1])
         stepprof.shutdown()
@@ -507,7 +511,7 @@ class TestArming:
         assert [line["reason"] for line in lines] == ["recording, held by actor/0 of step 2"]
 
     def test_an_interrupt_while_arming(self, start) -> None:
-        """It goes on to the caller, and nothing is left half prepared."""
+        """The interrupt reaches the caller, and no half-prepared session is left."""
         start(steps="2")
         control.fail("arm", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -658,7 +662,7 @@ class TestStrict:
             loop([2])
 
     def test_a_failed_stop_is_raised(self, start) -> None:
-        """As it was, where it is one of ours."""
+        """An error of stepprof itself is raised unchanged."""
         start(steps="2", strict=True)
         control.fail("stop")
         with pytest.raises(BackendError, match="stop failed"):
@@ -753,7 +757,7 @@ class TestThreadBound:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_regions_of_other_threads_do_not_apply_it(self, start, log) -> None:
-        """Nor do they fill the log with it."""
+        """They do not log anything either."""
         control.thread_bound = True
         start(steps="2")
         window = profile_step(2).start()
@@ -888,7 +892,9 @@ class TestHandOver:
         assert (second["status"], second["wait_seconds"] >= 0.1) == ("skipped", True)
 
     async def test_a_window_that_is_not_selected_does_not_wait(self, handing_over) -> None:
-        """Nor does one of a wrong step or role, nor a tick, a region or an arm."""
+        """A window that is not selected does not wait, and neither does one with an invalid step or role, a
+        tick, a region or an arm.
+        """
         handing_over()
         began = time.monotonic()
         for step in (1, 7, "x", -1, None):
@@ -983,7 +989,7 @@ class TestStateAndLog:
         assert stepprof.state().recorded_steps == (2,)
 
     def test_exports_that_run_are_shown_until_they_end(self, start) -> None:
-        """On a thread of their own."""
+        """The exports run on their own thread."""
         session = start(steps="2", export="thread")
         loop([2])
         session.exporter.wait(10)
@@ -992,7 +998,7 @@ class TestStateAndLog:
 
 
 def test_nothing_is_left_of_a_session(start, faulty) -> None:
-    """After it has ended, windows are what they are without one."""
+    """After the session has ended, windows behave as without one."""
     start(steps="2")
     stepprof.shutdown()
     loop([2])

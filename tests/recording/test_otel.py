@@ -140,7 +140,7 @@ class TestCollector:
         assert collector.named("queue") == []
 
     def test_what_is_in_them(self, tmp_path, collector) -> None:
-        """Attributes as OpenTelemetry takes them, the error, and whose they are."""
+        """Spans have attributes in OpenTelemetry's types, the error, and the identity of their process."""
         record(tmp_path, collector.url, steps=[7])
         (update,), (bad,), (mark,) = (collector.named(name) for name in ("update", "bad", "weights"))
         found = attributes_of(update)
@@ -158,7 +158,7 @@ class TestCollector:
         assert resource["host.name"] == socket.gethostname()
 
     def test_one_that_refuses(self, tmp_path) -> None:
-        """Told once, with what was lost; the loop knows nothing of it."""
+        """One line is logged, with the number of lost spans. The training loop is not affected."""
         refusing = Collector(status=400)
         try:
             with capture_logs() as logs:
@@ -242,7 +242,7 @@ class TestSender:
         assert (sender.sent, sender.dropped) == (2000, 0)
 
     def test_an_exporter_that_raises(self) -> None:
-        """Told once; it is asked again after a while."""
+        """One line is logged, and the exporter is called again after a pause."""
 
         class Bad(InMemorySpanExporter):
             def export(self, spans):
@@ -259,7 +259,7 @@ class TestSender:
         assert (logs[0]["reason"], logs[1]["spans"]) == ("RuntimeError: boom", 1500)
 
     def test_windows_are_forgotten(self) -> None:
-        """What is remembered of them is bounded."""
+        """The number of windows in memory is bounded."""
         sender = self.sender(InMemorySpanExporter())
         for step in range(3000):
             sender._translator._note_end(step, None)
@@ -279,7 +279,7 @@ class TestConfigured:
         assert "no_such.module" in otel.missing()
 
     def test_the_exporter_s_own_variables_may_be_wrong(self, tmp_path, monkeypatch) -> None:
-        """It raises in its own way; init does not."""
+        """The exporter raises its own error; `init` does not fail."""
         monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "no_such")
         with capture_logs() as logs:
             record(tmp_path, None)

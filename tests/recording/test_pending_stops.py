@@ -68,7 +68,7 @@ class TestInsideAStep:
         assert outcomes(session) == ["complete"] * 3
 
     def test_the_end_of_the_run_waits(self, recording, elsewhere):
-        """Nothing is lost where the step's window never ends."""
+        """Nothing is lost even if the window of the step never ends."""
         session = recording()
         stepprof.attach(elsewhere())
         step = profile_step(2).start()

@@ -88,7 +88,7 @@ def windows(run, step=2):
 
 
 def stated(run, window, step=2):
-    """What the one artifact of a window says about itself, and its path."""
+    """Return the metadata of a window's only artifact, and its path."""
     (artifact,) = window["artifacts"]
     data = gzip.decompress((run / f"step-{step:06d}" / artifact["path"]).read_bytes())
     return artifact["path"], json.loads(data)["stepprof"]
@@ -96,7 +96,9 @@ def stated(run, window, step=2):
 
 class TestTorchrun:
     def test_both_ranks_agree_on_one_run(self, tmp_path):
-        """Both record into one step; each trace says in its path and in itself whose it is. Another job gets a run of its own."""
+        """Both ranks record into one step. Each trace names its rank in its path and in its content.
+        Another job gets its own run.
+        """
         torchrun(tmp_path, "--standalone")
         (run,) = list_runs(tmp_path / "runs")
         assert read_run(run)["run_id_from"] == "torchelastic"
@@ -195,7 +197,9 @@ class TestProcessGroup:
         assert "run.divided" not in ran[0].stderr + ran[1].stderr
 
     def test_init_before_the_process_group(self, warm):
-        """Then each rank has opened a run of its own. One of them logs so, once, with what to do; rank and world are corrected."""
+        """In this case each rank has opened its own run. One rank logs this once, with the correction. The
+        rank and the world size are updated.
+        """
         ran = self.ranks(warm, "before")
         runs = list_runs(warm.folder / "runs")
         assert len(runs) == 2
@@ -273,7 +277,9 @@ for _ in range(3):
         ]
 
     def test_ray(self, warm):
-        """In place of Ray stands a module that answers as it does, so that what is asked of it can be seen: the driver and the actors of one job share a run, and record nothing of their own without a rank."""
+        """A module replaces Ray and records its calls. The driver and the actors of one job share a run,
+        and processes without a rank record nothing.
+        """
         (warm.folder / "ray.py").write_text(
             textwrap.dedent("""
             import os

@@ -60,7 +60,7 @@ class TestCapturePerRegion:
         assert control.marks == ["update", "update", "forward"]
 
     def test_none_of_them_came(self, start) -> None:
-        """The window says so."""
+        """If the region was never entered, the entry of the window says so."""
         session = start(steps="2", capture_per="region", regions=["update", "reward"])
         with profile_step(2):
             mini_batches(3, "generate")
@@ -116,7 +116,7 @@ class TestCapturePerRegion:
         assert [capture.window.step for capture in control.captures] == [3, 2]
 
     def test_a_region_on_a_thread_without_a_window(self, start) -> None:
-        """It counts for the window that is open."""
+        """The region counts for the open window."""
         session = start(steps="2", capture_per="region", regions=["reward"])
         with profile_step(2):
             thread = threading.Thread(target=mini_batches, args=(1, "reward"))
@@ -135,7 +135,7 @@ class TestCapturePerRegion:
         assert session.path is not None
 
     def test_a_start_that_fails_is_told_once(self, start) -> None:
-        """Not for each of a thousand mini-batches."""
+        """The failure is logged once, not for each of a thousand mini-batches."""
         session = start(steps="2", capture_per="region", regions=["update"])
         control.fail("start", *[OSError("no")] * 5)
         with profile_step(2):
@@ -152,7 +152,7 @@ class TestCapturePerRegion:
         assert [w["status"] for w in ended(session)] == ["failed"]
 
     def test_a_window_that_joins_outlives_the_region(self, start) -> None:
-        """It is partial."""
+        """The joined window is partial."""
         roles = {"ref": {"capture_per": "step"}}
         session = start(steps="2", capture_per="region", regions=["update"], roles=roles)
         with profile_step(2, role="actor"):
@@ -166,7 +166,9 @@ class TestCapturePerRegion:
         }
 
     def test_an_exception_in_the_region(self, start) -> None:
-        """It propagates unchanged, the capture is complete, the window's entry has it."""
+        """The exception propagates unchanged, the capture is complete, and the entry of the window contains
+        the exception.
+        """
         session = start(steps="2", capture_per="region", regions=["update"])
         with pytest.raises(ZeroDivisionError), profile_step(2), region("update"):
             1 / 0  # noqa: B018
@@ -200,7 +202,7 @@ class TestSchedule:
         assert regions_of(session) == [("mini_batch", "complete")] * repeat
 
     def test_it_is_armed_through_the_warm_up(self, start) -> None:
-        """It disarms if no further entry follows."""
+        """The capture is armed during the warm-up, and disarmed if no further entry follows."""
         start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
         with profile_step(2):
             assert mini_batches(5) == ["armed", "armed", "recording", "idle", "armed"]

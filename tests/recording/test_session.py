@@ -72,7 +72,7 @@ class TestInit:
         assert cell.session is first
 
     def test_after_the_end_another_may_begin(self, init) -> None:
-        """It is a run of its own."""
+        """The next session is a new run."""
         first = init({"steps": "2"})
         stepprof.shutdown()
         second = init({"steps": "3"})
@@ -193,7 +193,7 @@ class TestRank:
 
     @pytest.mark.torch
     def test_torch_distributed_comes_up_later(self, run_script, warm) -> None:
-        """The rank is asked for again at the first selected step, also where torch itself was there at `init`."""
+        """The rank is read again at the first selected step, even if torch was already imported at `init`."""
         script = """
             import json, os, sys, tempfile
             import stepprof

@@ -99,7 +99,9 @@ class TestFiles:
         assert durations == list(range(20_000))
 
     def test_a_round_ends_though_spans_keep_coming(self, folder) -> None:
-        """What comes while the writer writes is the next round's: the other chores get their turn."""
+        """Spans that arrive while the writer writes belong to the next round. So the other periodic tasks
+        also run.
+        """
         recorder = Recorder()
         fill(recorder, 10)
 

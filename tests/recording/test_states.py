@@ -100,7 +100,7 @@ class Entered:
 
 
 class Sequences(RuleBasedStateMachine):
-    """What a training loop can do, and what the table says of it."""
+    """The possible events of a training loop, and the expected transitions from the table."""
 
     visited: ClassVar[set[tuple[str, str]]] = set()
 
@@ -153,7 +153,7 @@ class Sequences(RuleBasedStateMachine):
         return cell
 
     def _happens(self, events, act, where="main", state=None) -> list[str | None]:
-        """Do it; what the log shows has to be what the table says of these events, one after the other."""
+        """Carry out events. The log must show the transitions of the table for them, one after the other."""
         state = state or stepprof.state().status
         expected, outcomes, refused = [], [], 0
         for event in events:
@@ -175,7 +175,7 @@ class Sequences(RuleBasedStateMachine):
         return outcomes
 
     def _edge(self, where) -> list[str]:
-        """What the edge of a window does first: apply what was asked for."""
+        """Return the first event at the edge of a window: a posted stop is carried out."""
         return [ASKED] if self.asked and where == self.owner else []
 
     def _capture_ended(self, outcome) -> None:
@@ -524,7 +524,9 @@ def plugin(tmp_path_factory, monkeypatch):
 class TestEveryPair:
     @pytest.mark.timeout(0)  # as many sequences as are asked for; each wait in them has a bound
     def test_random_sequences(self) -> None:
-        """For any events in any order, each event does what the table says, and the invariants hold."""
+        """For any sequence of events, each event makes the transition of the table, and the invariants
+        hold.
+        """
         run_state_machine_as_test(
             Sequences,
             settings=settings(

@@ -1,4 +1,4 @@
-"""What an engine wrote becomes an artifact of the run, or a failure that says what is wrong with it."""
+"""A file of an engine becomes an artifact of the run, or a failure with its reason."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ class TestTwoJobs:
     """Processes that live at the same time, each rank 0 of a job of its own."""
 
     def test_at_once(self, job, tmp_path):
-        """The second one logs it once, `check` says so, and each job's windows are an occurrence of their own."""
+        """The second job logs the conflict once, `check` reports it, and the windows of each job are a
+        separate occurrence.
+        """
         one, other = job(), job()
         one.enter()
         other.enter()
@@ -130,7 +132,9 @@ class TestNumbers:
         assert set(number_fragments(entries).values()) == {1}
 
     def test_two_jobs(self):
-        """All that one job recorded is before all that the other did, by the first begin."""
+        """All recordings of one job precede all recordings of the other one, in the order of their first
+        begin.
+        """
         entries = [
             entry("step-rank-0.json", "j", 10, 20, "a"),
             entry("step-rank-0.2.json", "k", 12, 22, "b"),
@@ -192,7 +196,7 @@ class TestJobKey:
     """What processes of one job have in common."""
 
     def test_launchers(self):
-        """By what the launcher says, whatever the run is called."""
+        """Jobs are distinguished by the variables of their launcher, for any run id."""
         elastic = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "n", "MASTER_PORT": "1", "STEPPROF_RUN_ID": "x"}
         assert job_key(elastic, 4) == "torchrun-a"
         ports = [job_key({"MASTER_ADDR": "n", "MASTER_PORT": port}, 4) for port in ("1", "1", "2")]

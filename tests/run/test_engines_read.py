@@ -1,4 +1,4 @@
-"""What is read of attached engines: in the manifest, by check, by show and by ls."""
+"""The information about attached engines in the manifest, and in `check`, `show` and `ls`."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class TestLost:
         assert notes(run) == [f"step-000002/rollout/0: still {status}"]
 
     def test_once_it_has_ended(self, run):
-        """Nobody will bring its files any more."""
+        """After the end of the process its files are no longer expected."""
         assert self.read(run, ended_writer(), end_unix_ns=None) == ("lost", "the process ended")
 
     def test_an_engine_that_died_in_its_stop(self, run):
@@ -300,7 +300,9 @@ class TestCommands:
         return run
 
     def test_show(self, recorded, capsys):
-        """A table of engines beside the windows: each once, what its calls took, what is wrong; and clocks that are not ours."""
+        """`show` prints a table of engines next to the windows: one row each, with the time of its calls
+        and its problem. It also shows clocks of other hosts.
+        """
         assert main(["show", "--step", "2"]) == 0
         text = capsys.readouterr().out
         lines = [line.split() for line in text.splitlines()]
@@ -362,7 +364,7 @@ class TestCommands:
 
 class TestLateStop:
     def test_a_report_is_of_the_window(self, late, capsys):
-        """Its forward steps and its seconds are those of the window, and what was left out is said."""
+        """Its forward steps and seconds are those of the window, and a finding reports the excluded ones."""
         run = late()
         assert main(["report", str(run.path), "--json"]) == 0
         [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]

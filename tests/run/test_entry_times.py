@@ -38,7 +38,9 @@ def own(entry) -> tuple[int, int]:
 
 
 def same(found: tuple[int, int], expected: tuple[int, int]) -> bool:
-    """Whether they are the same moments: the manifest and each file of spans have compared the two clocks on their own."""
+    """Return whether two times are equal, although the manifest and each file of spans have compared the
+    two clocks separately.
+    """
     return all(abs(mine - other) < COMPARED_NS for mine, other in zip(found, expected, strict=True))
 
 
@@ -88,7 +90,9 @@ class TestTiming:
 
     @pytest.mark.parametrize("moved", [False, True])
     def test_ended_by_another_thread(self, moved) -> None:
-        """A capture that another thread ends leaves the body where it is; a body that another thread ends has none of its own."""
+        """If another thread ends the capture, the end of the body is unchanged. A body that another thread
+        ends has no end of its own.
+        """
         timing = Timing(0)
         timing.begin(time.perf_counter_ns())
         spin(0.005)
@@ -115,7 +119,9 @@ class TestTiming:
 @pytest.mark.usefixtures("faulty")
 class TestOwnTime:
     def test_is_that_of_the_span(self, start) -> None:
-        """Of a window that is captured, one that joins, and one that is skipped: the same nanoseconds as in the span."""
+        """The begin in the entry equals that of the span to the nanosecond, for a captured window, a joined
+        one and a skipped one.
+        """
         session = start(steps="2")
         with profile_step(2, role="actor"), profile_step(2, role="reward"):
             pass
@@ -202,7 +208,7 @@ class TestOwnTime:
         assert joined["end_unix_ns"] < windows_of_spans(session)["reward"][1]
 
     def test_a_schedule(self, start) -> None:
-        """From the first recorded region to the end of the last one."""
+        """The capture lasts from the begin of the first recorded region to the end of the last one."""
         session = start(steps="2", schedule={"region": "update", "wait": 1, "warmup": 1, "active": 2})
         with profile_step(2, role="actor"):
             for _ in range(6):

@@ -79,7 +79,7 @@ class TestReading:
         assert read_evidence(run(*ALL), 3) == []
 
     def test_what_the_system_does_not_tell(self, run) -> None:
-        """It is None."""
+        """A value that the system does not provide is None."""
         stack = {key: value for key, value in STACK.items() if key not in ("cpu", "run_queue")} | {
             "call": None
         }

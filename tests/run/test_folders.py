@@ -40,7 +40,7 @@ class TestMakeFolder:
         assert trap is not TRAPS["a file"] or aside.read_text() == "precious"
 
     def test_many_ranks_at_once(self, tmp_path):
-        """None moves a folder that another one has just made."""
+        """No rank moves a folder that another one has just made."""
         for number in range(20):
             run = tmp_path / str(number)
             run.mkdir()
@@ -107,7 +107,7 @@ def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
 
 class TestCheck:
     def test_a_file_where_a_step_should_be(self, tmp_path):
-        """Of a job that has not come to the step."""
+        """The job has not reached this step."""
         run = make_run(tmp_path)
         record(run)
         record(run, rank=1)

@@ -14,7 +14,7 @@ from stepprof.run.run_id import agree_on_run
 
 
 class Store(dict):
-    """As torch's: what is not there is set."""
+    """A store that behaves like torch's: a missing key is set."""
 
     def compare_set(self, key, expected, desired):
         return self.setdefault(key, desired.encode())

@@ -167,7 +167,7 @@ class TestWriteAtomically:
         assert hidden(tmp_path) == []
 
     def test_a_temporary_name_left_by_a_dead_process_is_passed_over(self, tmp_path, monkeypatch):
-        """A process id comes again: its old temporary file is neither used nor removed."""
+        """If a process id is used again, the temporary file of the old process is neither used nor removed."""
         monkeypatch.setattr(atomic_files, "_numbers", iter([1, 2]))
         left = tmp_path / f".a.json.{os.getpid()}-1.tmp"
         left.write_bytes(b"half")
@@ -243,7 +243,7 @@ class TestOpenRun:
             make_run(Path("/dev/full"), run_id=None)
 
     def test_a_read_only_mount(self, tmpfs):
-        """Told when the run is opened, also as root, and not at the first step."""
+        """The problem is reported when the run is opened, also for root, and not only at the first step."""
         folder = tmpfs("ro")
         with pytest.raises(ConfigError, match=r"output_dir = .*Read-only file system"):
             make_run(folder / "runs")
@@ -331,7 +331,7 @@ class TestClaim:
         assert hidden(folder) == []
 
     def test_a_link_that_fails_leaves_nothing(self, tmp_path, mocker):
-        """Neither a claim nor a fragment claimed anew leaves its temporary file behind."""
+        """No temporary file remains, of a claim or of a fragment that was claimed again."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {"n": 1})
         claim.fragment.unlink()

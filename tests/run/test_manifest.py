@@ -301,7 +301,7 @@ class TestLost:
 
     @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
     def test_of_another_host_nothing_is_known(self, tmp_path, writer, where):
-        """Lost as far as known, and it says so."""
+        """The window counts as lost, and the reason says that the process could not be checked."""
         run = make_run(tmp_path)
         content = {**fragment(self.lost()), "writer": writer}
         run.claim(2, "actor", 0, content)

@@ -90,7 +90,7 @@ class TestFragment:
 
 class TestTell:
     def test_why_a_window_was_not_captured(self, origin) -> None:
-        """In a fragment of its own, with how long it waited."""
+        """The reason is in a separate fragment, with the waiting time."""
         policy = Config(backend="null").policy(None)
         ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
         tell(ticket, origin, at_once, status="skipped", code=ReasonCode.BUSY, reason="busy")

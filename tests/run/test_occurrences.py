@@ -268,7 +268,7 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [None, 1])
     def test_spans(self, epochs, capsys, number, tmp_path):
-        """Of a named step those of one occurrence; without a step all of them."""
+        """With a step, the spans of one occurrence are read; without a step, all spans."""
         run, _ = epochs(ranks=2)
         chosen = [] if number is None else ["--occurrence", str(number)]
         written = tmp_path / "spans.pftrace"
@@ -299,7 +299,7 @@ class TestCommands:
 
 class TestSpans:
     def test_a_visit_that_was_not_recorded(self, tmp_path):
-        """Spans of a step are there for each time; those of the time that was recorded are shown."""
+        """Spans exist for each occurrence; those of the recorded one are shown."""
         run = make_run(tmp_path)
         fragment(run, at=100, seconds=1)
         path = run.spans_path(0)
@@ -359,7 +359,7 @@ class TestClocksThatWereNeverCompared:
         return run
 
     def names(self, run, capsys, number):
-        """Of the regions that `show` and `merge` have, and what they say about what is left out."""
+        """Return the names of the regions in `show` and `merge`, and their notes about excluded ones."""
         assert main(["show", str(run.path), "--json", "--occurrence", str(number)]) == 0
         shown = json.loads(capsys.readouterr().out)
         found = find([run.path], output_dir=run.path.parent, step=2, occurrence=number)
@@ -396,7 +396,9 @@ class TestClocksThatWereNeverCompared:
         assert all("visited it once" in source.findings[0] for source in sources)
 
     def test_a_capture_of_one_occurrence_alone(self, tmp_path):
-        """Of a host whose clock was never compared it may be of either one, and that is said."""
+        """The clock of the host was never compared, so the capture may belong to either occurrence. A
+        finding says so.
+        """
         run = make_run(tmp_path)
         for number, at in enumerate((0, 100), 1):
             fragment(run, at=at, visit=number)

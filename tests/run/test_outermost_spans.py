@@ -29,7 +29,7 @@ class TestOutermost:
         assert times_of((2, 1, error), (1, 3, error), (5, 1), (0, 10, error), (11, 4)) == ([10, 4], 1)
 
     def test_one_after_the_other_is_two(self):
-        """Also where one begins when the other ends, and for points in time."""
+        """Consecutive spans are two, even if one begins at the end of the other, and for points in time."""
         assert times_of((0, 5), (5, 5), (10, 0), (10, 0)) == ([5, 5, 0, 0], 0)
 
     def test_the_same_time_twice_is_once(self):

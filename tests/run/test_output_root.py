@@ -1,4 +1,4 @@
-"""Where runs lie."""
+"""The folder of the runs."""
 
 from __future__ import annotations
 

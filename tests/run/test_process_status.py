@@ -56,5 +56,5 @@ class TestProcessStatus:
         assert ProcessStatus.from_dict({"stride": 0}).stride is None
 
     def test_keys_of_a_newer_version(self) -> None:
-        """They are not part of what a reader relies on."""
+        """A reader ignores unknown keys."""
         assert "of_a_newer_version" not in ProcessStatus.from_dict({"of_a_newer_version": 1}).to_dict()

@@ -124,7 +124,9 @@ def constants_of(tree: ast.Module) -> dict[str, str]:
 
 class TestSources:
     def test_no_text_for_people_is_compared(self) -> None:
-        """Neither a status nor a reason is compared with a sentence, in place or by the name of a constant."""
+        """No status and no reason is compared with a sentence, neither with a literal nor through the name
+        of a constant.
+        """
         trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
         constants = {name: text for tree in trees.values() for name, text in constants_of(tree).items()}
         found = [

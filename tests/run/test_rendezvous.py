@@ -37,7 +37,7 @@ def folder_of(output_dir: Path) -> Path:
 
 
 def member_of(folder: Path) -> str:
-    """What the file of this launcher's host is called beside a claim."""
+    """Return the name of the file of this launcher's host, next to a claim."""
     with tempfile.TemporaryDirectory() as name:
         claim(Path(name))
         (made,) = (Path(name) / ".claims" / folder.name).glob("000001.*.json")
@@ -55,7 +55,7 @@ class TestAnotherUsersClaim:
 
     @pytest.mark.parametrize("run_id", ["theirs", "/tmp/theirs", "../theirs", ".."])
     def test_is_not_joined(self, shared, run_id):
-        """A claim of another user names no run of ours, neither by a path nor by a plain name."""
+        """A claim of another user names no run of ours, with a path or with a plain name."""
         folder = folder_of(shared)
         plant(folder / "000001.json", self.planted(run_id=run_id))
         found = claim(shared)
@@ -75,7 +75,7 @@ class TestAnotherUsersClaim:
         assert runs(shared) == found[:1]
 
     def test_names_that_are_taken(self, shared):
-        """Neither claims nor members of another user are waited for: the next free number is taken at once."""
+        """Claims and members of another user are not waited for. The next free number is taken at once."""
         folder = folder_of(shared)
         plant(folder / "000001.json", "{")
         as_stranger(

@@ -1,4 +1,4 @@
-"""Requests made while a job runs: what they may say, whose they must be, and how they are laid over the configuration."""
+"""Requests during a job: their content, their owner, and their combination with the configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def selector(rank: int = 0, world_size: int = 4, **config: object) -> Selector:
 
 class TestRequest:
     def test_survives_its_file(self, tmp_path: Path) -> None:
-        """What is read is what was written."""
+        """A request that was written and read again is unchanged."""
         request = Request.make(7, count=2, role="actor", ranks="0-3", torch={"with_stack": True})
         path = place_request(tmp_path, request)
         assert read_request(path, os.getuid()) == request
@@ -122,7 +122,9 @@ class TestRequest:
 
 class TestSelectorWithRequests:
     def test_a_request_selects_its_steps(self) -> None:
-        """Steps that the configuration does not name are selected from then on, and what is quiet is asked anew."""
+        """The request selects steps that the configuration does not select, and windows are checked again
+        if they were quiet before.
+        """
         asked = selector()
         assert asked.select(5, None) is None
         assert None in asked.quiet
@@ -172,7 +174,7 @@ class TestSelectorWithRequests:
         assert policy.max_seconds == 8
 
     def test_roles_made_up_at_each_step(self) -> None:
-        """They are as many as steps; what is kept of them is bounded."""
+        """If each step has a new role, the number of roles in memory is bounded."""
         asked = selector()
         for step in range(MOST_ROLES + 10):
             assert asked.select(step, f"actor-{step}") is None
@@ -204,7 +206,7 @@ class TestSelectorWithRequests:
         assert asked.select(7, None) is None
 
     def test_a_role_that_is_switched_off_stays_off(self) -> None:
-        """The configuration's last word."""
+        """The configuration has priority."""
         asked = selector(roles={"ref": {"enabled": False}})
         asked.request(Request.make(7))
         assert asked.select(7, "ref") is None

@@ -104,7 +104,7 @@ class TestOrderOfAuthority:
         assert agree(tmp_path, STEPPROF_RUN_ID="../../etc").run_id.startswith("etc-")
 
     def test_a_name_of_nothing_but_dots_is_no_name(self, tmp_path):
-        """Then the next source is asked."""
+        """A name that consists of dots only is ignored, and the next source is used."""
         assert agree(tmp_path, STEPPROF_RUN_ID="..", SLURM_JOB_ID="7").run_id == "slurm-7"
 
     @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ class TestStartedByRank:
         return ran.stdout.split()
 
     def test_the_others_join_it(self, tmp_path):
-        """By its run.json, which says which process wrote it."""
+        """The other processes find the run by its run.json, which names the process that wrote it."""
         alone = opened(tmp_path)
         assert self.child(tmp_path, LOCAL_RANK="1") == [alone, "parent"]
 
@@ -291,7 +291,7 @@ class TestSafeName:
         assert safe_name("grpo-7b_v1.2") == "grpo-7b_v1.2"
 
     def test_different_texts_stay_different(self):
-        """Also where the characters that differ had to go, or lie beyond the longest name."""
+        """This also holds if the different characters are replaced, or lie beyond the maximum length."""
         texts = ["a/b", "a:b", "a-b", "x" * 200 + "1", "x" * 200 + "2"]
         safe = [safe_name(text) for text in texts]
         assert len(set(safe)) == len(texts)
@@ -390,7 +390,7 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), None) == run
 
     def test_a_host_whose_member_file_is_damaged(self, tmp_path, monkeypatch):
-        """Then no process of that host joins the claim any more: the next one."""
+        """Processes of that host no longer join the claim. They join the next one."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()

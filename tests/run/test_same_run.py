@@ -106,7 +106,9 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_containers_of_one_machine(self, tmp_path):
-        """One boot and one process id, and another rank: the roles ran one after the other, but the job began in both at once."""
+        """The machine and the process id are the same, and the rank is another one. The roles ran one after
+        the other, but both processes began at the same time.
+        """
         runs = [
             node(tmp_path / "a", host="a", boot="x", role="rollout"),
             node(tmp_path / "b", host="b", boot="x", rank=1, at=1.0),

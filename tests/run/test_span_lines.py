@@ -58,7 +58,7 @@ class TestLines:
         assert lines_of(path, 3) == [b"header\n"]
 
     def test_a_line_without_an_end(self, tmp_path, small_blocks, monkeypatch):
-        """It is yielded in pieces, so that no file takes more memory than the longest line may have."""
+        """The line is yielded in pieces, so that no file needs more memory than the longest permitted line."""
         monkeypatch.setattr(spanlines, "LONGEST_LINE", 60)
         path = tmp_path / "f"
         path.write_bytes(b"h\n" + b"x" * 200 + b"\n" + span(2))

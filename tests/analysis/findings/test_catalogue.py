@@ -299,7 +299,9 @@ def late(load, other=40, *, call="torch.mm", attributes=None):
 
 
 def test_a_rank_that_is_late_in_each_step():
-    """It is slow only if its tokens are known to be those of the others; else it may have more to do."""
+    """The rank counts as slow only if its number of tokens is known to equal that of the others. Otherwise
+    it may have more work.
+    """
     assert "the rank is slow, or has more to do" in late(90).why
     assert "tokens" in late(90).advice
     assert "the rank is slow;" in late(90, attributes={"tokens": 10}).why
@@ -371,7 +373,7 @@ def test_a_with_block_that_cannot_be_entered(cpu, topics):
 
 
 def test_a_wait_for_another_thread_is_not_idle():
-    """What a pool of threads without regions does is not known: the process may work meanwhile."""
+    """The work of a thread pool without regions is not known. The process may work in the meantime."""
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
         evidence=[stretch("waiter.acquire", cpu=0.0, file="threading.py", function="Condition.wait")],

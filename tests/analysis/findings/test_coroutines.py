@@ -28,7 +28,7 @@ def found(*calls, call="self._selector.poll"):
 
 
 def test_the_last_of_many():
-    """Of eight samples one goes on for 600 ms; what it calls is no sample."""
+    """One of eight samples lasts 600 ms. The call inside it is not a sample."""
     calls = [("sample", 0, 300, number) for number in range(7)]
     (tail,) = found(*calls, ("sample", 0, 900, 7), ("generate", 10, 880, 7))
     assert (tail.topic, tail.region, tail.process) == ("tail", "sample", "rollout rank 0")

@@ -155,7 +155,7 @@ def test_a_trace_of_another_tool(tmp_path):
 
 
 def test_a_lost_rank_of_another_host_is_on_the_clock_that_the_manifest_compared(tmp_path):
-    """It left neither a trace nor spans; its host's clock is 5 s ahead, as the driver measured."""
+    """The rank left neither a trace nor spans. The clock of its host is 5 s ahead, as the driver measured."""
     run = make_run(tmp_path, "r")
     record(run, rank=0, data=kineto(("cpu_op", "aten::mm", 100, 50)))
     far = {"host": "far", "boot_id": None, "pid": 8}

@@ -19,7 +19,7 @@ ALL = "all"
 
 @dataclass
 class Host:
-    """A clock: what it says at a true time."""
+    """A clock: its reading at a true time."""
 
     name: str
     ahead_ns: int = 0
@@ -243,7 +243,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("numbered", [True, False])
     def test_a_group_that_fails_where_another_one_does_not(self, numbered):
-        """Then the hosts are placed all the same, and nothing is said."""
+        """The hosts are placed by the other group, and no finding is added."""
         rng = np.random.default_rng(3)
         hosts = [Host(""), Host("b", 3600 * SECOND)]
         members = simulate(rng, hosts)

@@ -292,7 +292,9 @@ class TestSkew:
         }
 
     def test_two_jobs_with_the_same_rank_numbers_are_matched_each_for_itself(self):
-        """The workers of the actor and those of the critic are different processes, and number their ranks from 0 each."""
+        """The workers of the actor and of the critic are different processes, and each group numbers its
+        ranks from 0.
+        """
 
         def rank(role, number, at):
             host = {"actor": "h", "critic": "c"}[role]
@@ -571,7 +573,9 @@ class TestIdle:
 
 
 class TestCoverage:
-    """A capture covers its window, unless it was capped, lost or damaged: what nothing covers is not recorded, and neither idle nor work."""
+    """A capture covers its window, unless it was capped, lost or damaged. Time without coverage counts as
+    not recorded, neither as idle nor as work.
+    """
 
     def test_after_a_cap_nothing_is_recorded(self):
         made = report(
@@ -787,7 +791,9 @@ class TestIslands:
 
 class TestDevices:
     def test_two_devices_of_one_process(self):
-        """It is busy while any of them is; each has a row of its own in the table of communication."""
+        """The process is busy while any of its devices is. In the table of communication each device has
+        its own row.
+        """
         made = report(
             trace(
                 0,

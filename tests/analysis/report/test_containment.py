@@ -26,7 +26,7 @@ def test_the_innermost_one_of_a_thread():
 
 
 def test_coroutines_that_are_open_at_the_same_time():
-    """The shorter samples are not inside the longer one, nor is what they call."""
+    """The shorter samples are not inside the longer one, and neither are their calls."""
     assert found(("sample", 0, 90, 1), ("sample", 1, 40, 2), ("generate", 2, 80, 1), ("tool", 3, 20, 2)) == [
         ("sample", None),
         ("sample", None),

@@ -29,7 +29,7 @@ RANK = process(0, (0, 60, None), (60, 99, "actor"))
 
 
 def test_a_rank_in_no_role_waits_for_the_driver() -> None:
-    """What the driver does meanwhile made the step long, not the rank."""
+    """The work of the driver at that time determined the length of the step, not the rank."""
     assert path(DRIVER, RANK) == [
         ("driver", 0, 60, "rollout", "work"),
         ("rank 0", 60, 99, "actor", "work"),

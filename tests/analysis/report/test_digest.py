@@ -298,7 +298,9 @@ class TestRollout:
         assert (made.batches.peak, made.batches.iterations) == (2, 3 + more)
 
     def test_two_schedulers_in_one_merged_file_are_added_up(self):
-        """Data parallelism: each scheduler has batches of its own, so that the engine's batch is their sum and its forward steps are those of both."""
+        """With data parallelism each scheduler has its own batches. The batch of the engine is their sum,
+        and its forward steps are those of both.
+        """
         steps = [
             (("iterations", f"dp{w}"), "iteration", "step[DECODE]", 10 * n, 10)
             for w in range(2)

@@ -1,4 +1,4 @@
-"""What is worth a sentence, what is not, and which comes first."""
+"""The sentences of the report: which ones appear, and in which order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_where_the_step_went_comes_first():
 
 
 def test_time_in_no_role_is_stated_where_it_is_much():
-    """By the critical path, with its longest regions; then a role of less than 1 % does not stand for the step."""
+    """The time is taken from the critical path, with its longest regions. A role below 1 % then does not
+    represent the step.
+    """
     path = [
         PathSegment("rank 0", 0.0, 6.3, "work", None, "train"),
         PathSegment("rank 0", 6.3, 3.6, "work", "eval", None),
@@ -105,7 +107,9 @@ class TestStragglers:
         ]
 
     def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
-        """Of 2.5 s the profiler caused 1.0 s: what can be won is 1.5 s. What is mostly the profiler's is no straggler."""
+        """The profiler caused 1.0 s of 2.5 s, so the possible gain is 1.5 s. A rank whose delay is mostly
+        the profiler's is not a straggler.
+        """
         (finding,) = sentences(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]), [])
         assert finding.text == (
             "actor rank 3 was the last to finish actor: 2.5 s behind the median of the others, 1.0 s of it due to the profiler"
@@ -181,7 +185,7 @@ class TestShortfalls:
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
 
     def test_an_engine_that_ended_its_capture_after_so_many_forward_steps(self):
-        """Nobody reads figures of a part as those of the whole."""
+        """The sentence makes clear that the figures cover only a part."""
         one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)
         assert texts(shortfalls=[one]) == [
             "only the first 32 forward steps of rollout/0 were recorded (max_iterations); the window lasted 8.0 s"

@@ -44,7 +44,7 @@ def test_a_report(report):
 
 
 def test_names_cannot_format_it(report):
-    """Neither code, nor links, nor tags, nor the mention of a user, in any place."""
+    """A name cannot add code, links, tags or the mention of a user, at any place."""
     bad = replace(
         report,
         run_id=HOSTILE,

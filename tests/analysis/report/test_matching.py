@@ -118,7 +118,7 @@ class TestOneGroup:
         assert left(*peers) == {"0": [(0, 2, 3)], "1": [(0, 2, 3)]}
 
     def test_a_rank_without_a_call_of_that_kind_counts_as_missing(self):
-        """It was recorded, and what it did in the collective was not."""
+        """The rank was recorded, but its call of the collective was not."""
         peers = [*(peer(f"{rank}", rank, (0, 12), world=3) for rank in range(2)), peer("2", 2, world=3)]
         assert matched(*peers) == []
 
@@ -258,7 +258,9 @@ class TestSeveralGroups:
     """Calls that say no group, of a job with several: a rank that is in one alone says which calls are of that."""
 
     def test_a_rank_in_one_group_alone_tells_the_calls_of_it_from_the_others(self):
-        """Ranks 0 and 1 have a group of their own besides that of all: rank 2 only calls in the latter, at 8 and at 41 ms."""
+        """Ranks 0 and 1 have their own group in addition to the group of all ranks. Rank 2 calls only in
+        the latter, at 8 and at 41 ms.
+        """
         peers = [
             peer("a", 0, (0, 10), (20, 10), (40, 10), world=3, groups=[(0, 1)]),
             peer("b", 1, (5, 5), (28, 2), (45, 5), world=3, groups=[(0, 1)]),
@@ -270,7 +272,9 @@ class TestSeveralGroups:
         ]
 
     def test_where_two_calls_overlap_that_ranks_call_it_cannot_be_said(self):
-        """Rank 2 stands in the collective of all from 0 to 50 ms, and rank 0 meanwhile in two: either may be it."""
+        """Rank 2 is in the collective of all ranks from 0 to 50 ms. In this time rank 0 is in two
+        collectives, and either one may be the same call.
+        """
         peers = [
             peer("a", 0, (5, 10), (20, 30), world=3, groups=[(0, 1)]),
             peer("b", 1, (6, 9), (40, 10), world=3, groups=[(0, 1)]),

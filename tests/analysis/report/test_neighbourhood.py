@@ -17,7 +17,7 @@ ALL = ("rollout", "actor")
 
 
 def spans(run, rank, steps, *, host="h") -> None:
-    """Write the windows of steps: for each (number, {role: seconds}), one after the other."""
+    """Write consecutive windows of steps, one for each (number, {role: seconds})."""
     lines = [{"kind": "spans", "rank": rank, "host": host, "pid": 7, "run_id": "r", "world_size": 2}]
     at = START
     for step, roles in steps:

@@ -154,7 +154,7 @@ class TestPage:
         assert msgspec.convert(table["content"], Comparison) == make_comparison()
 
     def test_every_asset_is_in_it(self):
-        """What lies beside the template and is not in the page would be dead weight, and what pyproject.toml leaves out would be missing."""
+        """Every file next to the template is used in the page, and pyproject.toml includes every file."""
         page = render(make_report(1))
         assets = Path(stepprof.analysis.report.page.__file__).with_name("assets")
         texts = {file.name: file.read_text(encoding="utf-8") for file in assets.iterdir()}

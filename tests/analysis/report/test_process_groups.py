@@ -53,7 +53,9 @@ def waited(made):
 
 
 def test_ranks_wait_for_their_own_group_alone(tmp_path):
-    """Two groups in lockstep: all calls overlap in time, so that only what the kernels say tells them apart."""
+    """Two groups run in lockstep. All calls overlap in time, so only the arguments of the kernels
+    distinguish them.
+    """
     fast, slow = [], []
     for at in range(0, 10_000, 1000):
         fast.append((at, 500)), slow.append((at + 300, 200))

@@ -483,7 +483,7 @@ class TestCaptures:
         assert named_in(report) == set()
 
     def test_a_capped_capture(self, warm):
-        """After the cap nothing is known of a rank, and a sentence says so; what was matched before stays."""
+        """After the cap no calls of the rank are known, and a sentence says so. Earlier matches stay."""
         options = {0: {"max_seconds": 0.75}}  # in the middle of the second call
         for rank in start_ranks(warm, 2, ROUNDS, LATE="0.5", OPTIONS=json.dumps(options)):
             rank.wait().check()

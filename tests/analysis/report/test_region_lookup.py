@@ -1,4 +1,4 @@
-"""Which region holds a call: by time for threads, by the annotations of its stream for a kernel."""
+"""The region that contains a call: by time for threads, by the annotations of its stream for a kernel."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class TestSources:
 
 class TestLimits:
     def test_shorter_regions_are_summed_up(self, monkeypatch):
-        """What is left out is in a row of its own, so that the sum stays that of the step."""
+        """Omitted regions are in a separate row, so that the sum is still that of the step."""
         monkeypatch.setattr(region_rows, "MOST_REGIONS", 5)
         many = [("region", f"r{n}", 10 * n, n + 1, None) for n in range(8)]
         rows = tree(spans(0, ("window", "step", 0, 100, None), *many))

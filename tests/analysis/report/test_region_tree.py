@@ -115,7 +115,7 @@ class TestSelfTime:
         }
 
     def test_samples_of_different_lengths(self):
-        """A sample that ends while a longer one is open is not inside it, nor is what it calls."""
+        """A sample that ends while a longer one is open is not inside it, and neither are its calls."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,

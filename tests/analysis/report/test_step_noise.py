@@ -44,7 +44,7 @@ def test_the_first_step_and_recorded_ones_are_left_out(tmp_path):
 
 
 def test_processes_together_are_one_step(tmp_path):
-    """What is measured is what a report says: when any of them is in it."""
+    """The length of a step is the time in which any of the processes is in it, as in a report."""
     run = runs.make_run(tmp_path)
     spans(run, 0, [1.0, 3.0, 3.0, 3.0])
     spans(run, 1, [1.0, 3.0, 3.0, 5.0])

@@ -1,4 +1,4 @@
-"""What an engine's stop costs, and what another bound would have cost: an estimate, and none where nothing is known."""
+"""The cost of an engine's stop, and an estimate for other bounds. There is no estimate without data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def processes(*workers, replica=0):
 
 class TestEstimate:
     def test_in_proportion_to_the_forward_steps(self):
-        """Of the worker that has most: all of them are waited for."""
+        """The estimate uses the worker with the most forward steps, because the stop waits for all workers."""
         reported = engine_entry(write_seconds=2.0)
         assert stop_costs(processes(10, 40), [reported]) == [
             StopCost("rollout/0", 40, 2.0, "write", [(32, 1.6), (128, 6.4), (512, 25.6)])

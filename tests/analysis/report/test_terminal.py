@@ -152,7 +152,9 @@ class TestReport:
 
     @pytest.mark.parametrize("width", [20, 50, 80])
     def test_a_narrow_terminal_shows_every_figure_whole(self, width):
-        """Names and headings are folded; below that lines are left to the terminal, and no column is, but the spread of the region tree."""
+        """Names and headings are wrapped. On an even narrower terminal the lines are wrapped by the
+        terminal, and only the spread of the region tree is omitted.
+        """
         report = make_report(3, 1, straggler=1)
         alike = [msgspec.structs.replace(row, processes=1) for row in report.tree]
         report = msgspec.structs.replace(report, tree=alike)
@@ -193,7 +195,7 @@ class TestReport:
         assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
     def test_names_can_neither_colour_nor_move_the_terminal(self):
-        """Neither by escapes nor by rich's own markup."""
+        """Names are printed without their escape sequences and without rich's markup."""
         hostile = "[red]x[/red]\x1b[2J\r\n"
         report = msgspec.structs.replace(
             make_report(1),

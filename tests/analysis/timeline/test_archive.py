@@ -151,7 +151,7 @@ def test_a_damaged_trace_is_converted(tmp_path):
 
 
 def test_a_capture_of_two_steps(tmp_path):
-    """It is there as a whole, and a note says so."""
+    """The capture is included as a whole, and a note says so."""
     made = make_run(tmp_path, "r")
     capture = {"step": 2, "stem": "actor/rank-0"}
     second = 10**9

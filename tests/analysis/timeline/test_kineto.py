@@ -97,7 +97,7 @@ class TestSlices:
         ]
 
     def test_other_metadata(self, load):
-        """What names neither a process nor a thread, or names it with no name, changes nothing."""
+        """Metadata that names neither a process nor a thread, or with an empty name, changes nothing."""
         source = load(
             complete(),
             meta("process_name", name=5),
@@ -553,7 +553,7 @@ class TestAnchor:
         assert load(baseTimeNanoseconds=None).findings == []
 
     def test_metadata(self, load):
-        """What the file states is there, but for what is large."""
+        """The metadata of the file is available, except large values."""
         source = load(complete(), distributedInfo={"rank": 3}, huge=list(range(10_000)))
         assert source.metadata == {"baseTimeNanoseconds": BASE, "distributedInfo": {"rank": 3}}
 
@@ -643,7 +643,7 @@ class TestWhateverComes:
     @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(EVENTS, max_size=25), st.booleans(), ANYTHING)
     def test_a_source_holds_together(self, load, events, args, base):
-        """Whatever a file says, a source comes of it whose columns fit together, and whose lengths are not below zero."""
+        """For any content of the file, the columns of the source are consistent, and no length is negative."""
         source = load(*events, args=args, baseTimeNanoseconds=base, base_ns=BASE)
         slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows
         columns = (

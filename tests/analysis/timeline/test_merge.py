@@ -105,7 +105,9 @@ def merged(run, tmp_path, **options):
 
 class TestMerge:
     def test_every_source_in_the_order_of_people(self, run, tmp_path):
-        """The driver's spans on top, those of the ranks, then the captures; each with what is in its file."""
+        """The spans of the driver are first, then those of the ranks, then the captures. Each has the
+        content of its file.
+        """
         result = merged(run, tmp_path)
         timeline = Timeline(result.path.read_bytes())
         groups = sorted(
@@ -188,7 +190,7 @@ class TestMerge:
         assert [part.slices for part in result.parts] == [1, 0]
 
     def test_nothing_but_damaged_files(self, tmp_path):
-        """They make no timeline, in either format, and what was there stays."""
+        """Damaged files alone make no timeline, in either format, and an existing one stays."""
         (tmp_path / "rank0.pt.trace.json").write_bytes(b"no trace")
         found = find([tmp_path], output_dir=tmp_path)
         for format_ in ("perfetto", "json"):
@@ -283,7 +285,7 @@ class TestArguments:
         }
 
     def test_every_source_is_a_member_of_gzip(self, run, tmp_path):
-        """So that workers write them beside each other; together they are one text."""
+        """So workers can write the sources concurrently, and the file can still be read as one text."""
         made = merged(run, tmp_path, format="json")
         whole = made.path.read_bytes()
         members, rest = [], whole

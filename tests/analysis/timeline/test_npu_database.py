@@ -168,7 +168,7 @@ class TestDamaged:
         assert source.findings
 
     def test_a_table_that_is_not_there(self, tmp_path):
-        """Which ones there are depends on what was recorded."""
+        """The tables of a database depend on the recording."""
         file = write_database(tmp_path / NAME)
         with sqlite3.connect(file) as connection:
             for table in ("TASK", "COMMUNICATION_OP", "CONNECTION_IDS", "GC_RECORD", "META_DATA"):
@@ -207,7 +207,7 @@ class TestDamaged:
         assert "\ufffdb" in slice_times(source)
 
     def test_more_than_is_read(self, database):
-        """What a source may take in memory bounds what is read of a database as well."""
+        """The memory limit of a source also applies to a database."""
         source = read(database, limits=Limits(memory_bytes=1))
         assert len(source.slices) < len(read(database).slices)
         assert source.findings[0].startswith("the first ")

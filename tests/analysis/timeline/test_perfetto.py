@@ -144,7 +144,7 @@ class TestSlices:
         assert rows["a"] == rows["b"] == rows["inner"] == rows["c"] != rows["crosses"]
 
     def test_a_source_without_events(self):
-        """It is named all the same, with what is wrong with it."""
+        """The source is named, together with its problem."""
         timeline = written(make_source(findings=["is empty"]))
         assert timeline.slices == []
         assert timeline.instants[0]["args"]["finding 1"] == "is empty"
@@ -348,7 +348,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("raw", [b"[1]", b"3", b"{broken", b'{"a": "\xff"}'])
     def test_arguments_that_are_no_table(self, raw):
-        """They are shown as what they are."""
+        """The arguments are shown unchanged."""
         (args,) = self.of(raw, category="user_annotation")
         assert list(args) == ["arguments"]
 

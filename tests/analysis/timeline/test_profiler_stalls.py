@@ -1,4 +1,4 @@
-"""When the profiler held a process up is on the timeline, beside what the process did."""
+"""The timeline shows the delays that the profiler caused, next to the work of the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestProfilerTimes:
 
     @pytest.mark.parametrize("odd", [None, 0.0, -1.0, 1e9])
     def test_what_is_not_known_took_no_time(self, odd):
-        """Nor does what a damaged manifest says."""
+        """Unknown delays and invalid ones of a damaged manifest are not drawn."""
         assert profiler_times(window(arm_seconds=odd, start_seconds=odd, stall_seconds=odd)) == []
 
     def test_a_process_that_died_in_its_window(self):

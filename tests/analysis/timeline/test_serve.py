@@ -248,7 +248,7 @@ class TestOtherUsers:
 
     @needs_root
     def test_another_user_reads_nothing(self, server) -> None:
-        """A process of another user connects, and gets neither the timeline nor the viewer."""
+        """A process of another user can connect, but gets neither the timeline nor the viewer."""
         script = (
             "connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=10)\n"
             "connection.request('GET', sys.argv[2])\n"

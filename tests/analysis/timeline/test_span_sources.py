@@ -234,7 +234,7 @@ class TestFiles:
         assert span_files(tmp_path / "none") == []
 
     def test_through_find_and_load(self, tmp_path):
-        """A run's spans are found and loaded beside its traces."""
+        """The spans of a run are found and loaded together with its traces."""
         from runs import record, region, write_spans
 
         run = make_run(tmp_path)

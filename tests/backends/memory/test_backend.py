@@ -1,4 +1,6 @@
-"""The memory backend with the real torch: what a CPU build says, and, over a stand-in for the allocator, what is asked of torch and when."""
+"""The memory backend with the real torch: the behaviour of a CPU build, and, with a replacement for the
+allocator, the calls of torch and their order.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ class TestWithoutCuda:
         assert "CUDA's allocator here is cudaMallocAsync" in str(MemoryBackend().probe())
 
     def test_another_allocator(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As above, whichever code set it."""
+        """The same as above, for any code that set the allocator."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
         assert "do not replace it with torch.cuda.memory.change_current_allocator" in str(
             MemoryBackend().probe()
@@ -124,7 +126,9 @@ class TestWithoutCuda:
         file: str | None,
         there: bool,
     ) -> None:
-        """As long as the process does not use it: NVML is asked, and if that fails (MIG), whether a driver exists."""
+        """As long as the process does not use CUDA, NVML is used, and if that fails (MIG), the existence of
+        a driver.
+        """
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
         monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: reported)
@@ -177,7 +181,9 @@ assert "pip install 'stepprof[torch]'" in MemoryBackend().probe()
         ).check()
 
     def test_the_module_imports_no_torch(self) -> None:
-        """It is imported with the configuration's names, long before a backend is asked."""
+        """The module is imported together with the names in the configuration, long before the backend is
+        used.
+        """
         code = "import sys, stepprof.backends.memory.backend, stepprof.recording.oom_snapshots; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -244,7 +250,7 @@ class TestOneWindow:
         assert cuda.switched[-1] == asked
 
     def test_the_latest_entries_are_kept(self, cuda: Allocator, place: Capture) -> None:
-        """The bound holds, and what is in use does not depend on it."""
+        """The number of entries is bounded. The memory in use does not depend on this bound."""
 
         def body() -> None:
             for _ in range(10):
@@ -268,7 +274,7 @@ class TestOneWindow:
         assert not history._holder
 
     def test_a_process_that_has_not_used_cuda(self, cuda: Allocator, place: Capture, monkeypatch) -> None:
-        """Nothing is asked of torch that would make a context; the reason says so."""
+        """No call of torch is made that would create a context, and the reason says so."""
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         backend = MemoryBackend(MemoryOptions(stacks="all"))
         assert backend.probe() is None
@@ -302,7 +308,7 @@ class TestOthers:
         assert cuda.calls == ["on"]
 
     def test_one_that_was_switched_off_inside_is_told(self, cuda: Allocator, place: Capture) -> None:
-        """What was allocated is there all the same; the window is partial."""
+        """The allocations so far are kept, and the window is partial."""
         cuda.alloc(MIB)
         with pytest.raises(
             Incomplete, match="switched the allocation history off inside this window"
@@ -378,7 +384,7 @@ class TestOutOfMemory:
         assert len(ended(run)) == 2
 
     def test_only_roles_and_ranks_that_ask(self, cuda: Allocator, session) -> None:
-        """One role says so; in the others, and outside every role, nothing is taken."""
+        """One role enables it. In other roles, and outside of roles, no snapshot is taken."""
         run = session(roles={"actor": {"memory": {"on_oom": True}}, "ref": {"backend": "null"}})
         for role in ("ref", None, "actor"):
             with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role=role):
@@ -541,7 +547,9 @@ class TestElsewhere:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_forked_process(self, cuda: Allocator, session) -> None:
-        """It has no session: its out-of-memory errors are not reported in its parent's name, and it inherits no history."""
+        """The forked process has no session. Its out-of-memory errors are not reported in the name of its
+        parent, and it inherits no history.
+        """
         run = session(memory={"on_oom": True})
         pid = os.fork()
         if pid == 0:

@@ -40,7 +40,7 @@ def test_put_right(tmp_path, now):
 
 
 def test_right_already(tmp_path, now):
-    """By a torch_npu that means the clock that it reads."""
+    """A torch_npu that names the clock it reads needs no correction."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
     assert corrected(tmp_path, **end)["end_info"] == end
 

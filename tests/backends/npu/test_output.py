@@ -1,4 +1,4 @@
-"""What torch_npu prints is heard, what others print is theirs."""
+"""Lines that torch_npu prints are collected; lines of other code are passed on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class TestOverhear:
             assert out.getvalue() == ""
 
     def test_lines_of_the_job(self):
-        """Also unfinished ones, and those of other threads, whatever they look like."""
+        """Lines of the job are passed on, also unfinished ones, those of other threads, and those that look
+        like torch_npu's.
+        """
         with redirect_stdout(io.StringIO()) as out:
             with capture_output() as heard:
                 print("loss 0.3")
@@ -52,7 +54,7 @@ class TestOverhear:
             assert out.getvalue() == f"loss 0.3\na\nb\n{ERROR}\nno end"
 
     def test_who_keeps_the_stream(self):
-        """It is the job's stream from then on."""
+        """Code that keeps the stream beyond the block writes to the stream of the job."""
         with redirect_stdout(io.StringIO()) as out:
             with capture_output() as heard:
                 kept = sys.stdout
@@ -83,7 +85,7 @@ class TestOverhear:
 
 
 class TestFolder:
-    """What is there of a recording, by names alone."""
+    """The parts of a recording, by file names only."""
 
     @pytest.fixture
     def folder(self, tmp_path):

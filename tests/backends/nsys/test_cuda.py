@@ -31,7 +31,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture
 def called(tools, tmp_path, run_script):
-    """Make both calls; what was printed, and what our libcudart has noted."""
+    """Make both calls; return the printed output and the calls that the test's libcudart has logged."""
 
     def called(before="", **env):
         log = tmp_path / "cudart"
@@ -68,7 +68,7 @@ class TestWhereItIsFound:
         assert called(hidden, CUDA_HOME=str(tmp_path / "cuda")) == (["None", "[]"], BOTH)
 
     def test_nowhere(self, called):
-        """It says where it looked, and what to do."""
+        """The message lists the searched places and the correction."""
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = ('libcudart.so.0',), ''"
         lines, _ = called(hidden, CUDA_HOME="/nowhere")
         assert "no libcudart was found (looked for: libcudart.so.0" in lines[0]

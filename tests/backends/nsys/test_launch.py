@@ -25,7 +25,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
-    """What is made lies in the test's folder."""
+    """Write all files into the folder of the test."""
     monkeypatch.chdir(tmp_path)
     profile_help.cache_clear()
     yield
@@ -58,7 +58,9 @@ class TestCount:
         ],
     )
     def test_windows(self, config, roles, windows):
-        """Computed from steps, roles and the scope of a capture; None if only the run can tell."""
+        """The number is computed from steps, roles and the scope of a capture. It is None if it is known
+        only during the run.
+        """
         assert count_windows(Config(**{**NSYS, **config}), roles) == windows
 
     def test_of_a_rank(self):
@@ -81,7 +83,9 @@ class TestCount:
         ],
     )
     def test_of_an_engine(self, config, roles, windows):
-        """One for each window of its roles, whatever a rank makes of them; by what the engine records with."""
+        """An engine has one range for each window of its roles, for any records of a rank, by the backend
+        of the engine.
+        """
         assert count_windows(Config(**{**NSYS, **config}), roles, engine=True) == windows
 
 
@@ -113,7 +117,7 @@ class TestCommand:
         }
 
     def test_an_older_nsys(self, tools, monkeypatch):
-        """It is asked for nothing that it does not know."""
+        """An older nsys gets no option that it does not have."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         assert given["capture-range-end"] == "repeat:4"
@@ -139,7 +143,7 @@ class TestCommand:
         assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat:4"
 
     def test_what_cannot_be_counted(self, tools):
-        """nsys repeats for as long as it is asked to."""
+        """nsys repeats without a limit."""
         for config, windows in (
             ({**NSYS, "steps": "every 5"}, None),
             (NSYS, "any"),
@@ -200,7 +204,7 @@ class TestCommand:
         assert nsys_command(NSYS, rank=1, command=["python", "train.py"]) == ["python", "train.py"]
 
     def test_the_process_finds_what_was_settled(self, tools, tmp_path, monkeypatch):
-        """What the command says and where the process looks are the same."""
+        """The command and the process use the same paths."""
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")
         launch = launch_of(NsysOptions(), {name: value})
@@ -280,7 +284,7 @@ class TestOptions:
             Config(nsys=table)
 
     def test_round_trip(self):
-        """What is written into a run reads as the same."""
+        """Options that are written into a run are read back unchanged."""
         config = Config(nsys={"extra": {"stats": True}, "domains": "stepprof", "windows": 3})
         assert Config.from_mapping(config.to_dict()) == config
         assert config.policy(None).nsys.extra == {"stats": "true"}

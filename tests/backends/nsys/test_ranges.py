@@ -272,12 +272,12 @@ stepprof.shutdown()
 
 class TestColours:
     def test_a_role_keeps_its_colour(self):
-        """By its name alone, opaque; the whole step is grey."""
+        """The colour depends on the role's name only, and is opaque. The whole step is grey."""
         assert (hex(colour("actor")), hex(colour(None))) == (ACTOR, "0xff7f7f7f")
         assert len({colour(role) for role in ("actor", "rollout", "ref", "critic", "reward")}) > 2
 
     def test_without_the_package(self, monkeypatch):
-        """It says how to get it."""
+        """The message names the package to install."""
         monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
         assert "stepprof[nsys]" in (Ranges().missing() or "")
         assert not Ranges().look()

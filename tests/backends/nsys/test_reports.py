@@ -1,4 +1,6 @@
-"""The report of a window: found by its name, waited for, moved into the step's folder; and what is said where there is none."""
+"""The report of a window is found by its name, waited for, and moved into the step's folder. If there is
+none, the reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,7 @@ class TestWholeJob:
         assert "no libcudart was found" in windows[0]["error"]
 
     def test_two_ranks_on_one_host(self, job):
-        """Each waits for reports of its own process, however the other's come."""
+        """Each rank waits for the reports of its own process, in any order of arrival."""
         first = job.start(rank=0, NSYS_STAND_IN="late 0.4", WORLD="2")
         second = job.start(rank=1, WORLD="2")
         for process in (first, second):
@@ -284,8 +286,8 @@ class TestWholeJob:
         assert main(["check", str(job.run)]) == 1
 
     def test_without_nsys(self, job):
-        """Nothing is awaited, no libcudart is needed; the log says once what to do. The manifest
-        says so while the job still runs.
+        """No report is awaited and no libcudart is needed. One log line explains the correction, and the
+        manifest reports the loss while the job still runs.
         """
         windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
         assert "meanwhile {'lost'}" in job.output
@@ -411,7 +413,9 @@ class TestReport:
         ],
     )
     def test_what_is_not_its_report(self, place, name, content, reason):
-        """Of another range, another process, empty, unfinished: left where it is, and the window is lost."""
+        """A report of another range or process, an empty one and an unfinished one stay in their place, and
+        the window is lost.
+        """
         path = written(place, name, content)
         with pytest.raises(ReportLost, match=reason) as raised:
             report(place, seconds=0.5)()
@@ -420,7 +424,7 @@ class TestReport:
 
     @pytest.mark.parametrize("trap", ["pipe", "link"])
     def test_what_is_no_file(self, place, trap):
-        """Neither a pipe nor what a link leads to is brought: another user may have left it there."""
+        """Neither a pipe nor the target of a link is moved, because another user may have placed it there."""
         path, private = place / "nsys" / f"r_{os.getpid()}.1.nsys-rep", place / "private"
         private.write_text("mine")
         os.mkfifo(path) if trap == "pipe" else path.symlink_to(private)
@@ -445,7 +449,7 @@ class TestReport:
         assert time.monotonic() - began < 3
 
     def test_the_end_of_the_process_does_not_prolong_it(self, place):
-        """What has been waited for long enough is lost, however long the end may take."""
+        """A report whose timeout has passed is lost, even if the end of the process takes longer."""
         making = report(place, seconds=0.3)
         making.hurry(time.monotonic() + 60)
         began = time.monotonic()
@@ -491,7 +495,7 @@ class TestReport:
         assert list(other.iterdir()) == []
 
     def test_two_captures_of_one_name(self, place):
-        """Nothing is overwritten."""
+        """No file is overwritten."""
         written(place)
         report(place)()
         written(place)
@@ -501,7 +505,7 @@ class TestReport:
 
 class TestLaunch:
     def test_under_nsys(self):
-        """By what nsys, or our own command, sets in the environment."""
+        """Detected by the environment that nsys, or the command of stepprof, sets."""
         assert not under_nsys({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
         assert under_nsys({"NSYS_PROFILING_SESSION_ID": "12"})
         assert under_nsys({"CUDA_INJECTION64_PATH": "/opt/nvidia/nsight-systems/libToolsInjection64.so"})

@@ -141,7 +141,9 @@ def work(count: int = 3) -> None:
 
 class TestOneCapture:
     def test_leaves_one_verified_artifact(self, place: Capture) -> None:
-        """The trace lies under the claimed name, is compressed, complete, and states what it is; nothing else is left."""
+        """The trace has the claimed name, is compressed and complete, and contains its metadata. No other
+        file is left.
+        """
         (artifact,) = recorded(TorchBackend(), place, work)
         assert (artifact.path, artifact.kind) == ("actor/rank-0.trace.json.gz", "torch-trace")
         trace = trace_of(place, artifact)
@@ -273,7 +275,9 @@ class TestOptions:
         assert any(argument in event.get("args", {}) for event in events if event.get("cat") == category)
 
     def test_all_threads_or_one(self, place: Capture) -> None:
-        """By default every thread is in the trace, those from before and those of the pool; bound, only the one that began."""
+        """By default every thread is in the trace, including earlier threads and those of a pool. A bound
+        capture contains only the thread that began it.
+        """
         go, done = threading.Event(), threading.Event()
 
         def other() -> None:
@@ -499,7 +503,9 @@ class TestTorchFails:
     def test_arming_without_a_device_looks_at_nothing_that_takes_long(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither a session nor a walk over all objects: the training thread waits for it at the end of a step."""
+        """Arming neither makes a session nor walks over all objects, because the training thread waits for
+        it at the end of a step.
+        """
         monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
         assert backend.probe() is None
@@ -544,7 +550,9 @@ class TestDevices:
     """As far as testable without one: the chosen activities."""
 
     def test_only_devices_in_use_are_recorded(self, mocker: MockerFixture) -> None:
-        """Without a wish, a device that the process does not use is left alone; by name it is recorded."""
+        """By default a device that the process does not use is not recorded. It is recorded if the
+        configuration names it.
+        """
         activity = torch.profiler.ProfilerActivity
         api = backend_module.TorchApi()
         mocker.patch.object(
@@ -769,7 +777,9 @@ class TestThreadsAndEnds:
         assert found == [3] * 5
 
     def test_the_owner_of_a_bound_capture_is_gone(self, warm: Any) -> None:
-        """A capture whose thread has ended can be aborted from any other, and the process records again."""
+        """A capture whose thread has ended can be aborted from any other thread, and the process records
+        again.
+        """
         ran = warm.run(
             PRELUDE
             + """
@@ -837,7 +847,9 @@ class TestProbe:
         assert remedy in ran.stdout
 
     def test_an_older_torch(self, warm: Any) -> None:
-        """Where torch knows none of the newer parts, captures are bound to their thread, and ranges are the documented ones."""
+        """Without the newer parts of torch, captures are bound to their thread, and ranges use the
+        documented functions.
+        """
         ran = warm.run(
             PRELUDE
             + """

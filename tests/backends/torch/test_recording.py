@@ -45,7 +45,7 @@ def on_disk(folder):
 
 
 def copy_runs(warm, folder):
-    """Where `warm` looks for what was recorded."""
+    """Copy the runs into the folder where `warm` reads them."""
     shutil.copytree(folder / "r", warm.folder / "runs" / "r")
 
 
@@ -130,8 +130,8 @@ loop(lambda: remount("ro"), after=lambda: remount("rw"))
 
     @pytest.mark.parametrize("moment", ["recording", "exporting"])
     def test_a_run_that_vanishes(self, warm, moment):
-        """Another process removes the folder: the job continues, the manifest is written again and
-        says so, the next step records.
+        """Another process removes the folder. The job continues, the manifest is written again and reports
+        this, and the next step records.
         """
         ran = warm.run_twice(
             LOOP

@@ -1,4 +1,6 @@
-"""Regions in the traces of the real torch.profiler: on a thread's stack where they nest, as intervals of their own where they do not."""
+"""Regions in the traces of the real torch.profiler: on the stack of their thread if they nest, otherwise as
+separate intervals.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def trace(tmp_path, step=2):
 
 
 def identity(event) -> str:
-    """What ties the end of an interval to its begin."""
+    """Return the key that connects the end of an interval to its begin."""
     return json.dumps(event.get("id", event.get("id2")))
 
 

@@ -85,8 +85,8 @@ class TestWaiting:
         thread.join()
 
     def test_not_for_ever(self, computing, monkeypatch) -> None:
-        """A thread that gets no processor does not delay training; nor does a torch that cannot
-        switch the recording of ops off.
+        """Training is not delayed by a thread that gets no CPU, or by a torch that cannot switch the
+        recording of ops off.
         """
         monkeypatch.setattr(stop, "CALLBACK_NS", 10**18)
         monkeypatch.setattr(stop, "LEAVE_SECONDS", 0.2)
@@ -99,7 +99,7 @@ class TestWaiting:
 @pytest.mark.slow
 class TestStarvedThreads:
     def test_the_process_lives_on(self, warm) -> None:
-        """Threads that lose their processor in the middle of an op, again and again, beside captures."""
+        """Threads are repeatedly descheduled in the middle of an op while captures start and stop."""
         script = """
             import os, subprocess, sys, threading, time
             from pathlib import Path

@@ -33,7 +33,7 @@ def names(path):
 
 
 def test_a_timeline_in_the_steps_folder(folder, capsys):
-    """What was merged, how it was aligned, and where it lies; `open` takes it from there."""
+    """The command prints the sources, their alignment, and the path of the file. `open` serves this file."""
     assert main(["merge", str(folder)]) == 0
     output = folder / "step-000002" / "timeline.pftrace"
     lines = capsys.readouterr().out.splitlines()
@@ -59,7 +59,9 @@ def test_what_is_left_out(folder, tmp_path, capsys):
 
 
 def test_an_archive(folder, capsys):
-    """The traces themselves; the viewer here is too old for it, and both commands say so."""
+    """The archive contains the original traces. The viewer of this environment is too old for it, and both
+    commands say so.
+    """
     assert main(["merge", str(folder), "--format", "archive"]) == 0
     output = folder / "step-000002" / "timeline.zip"
     reported = capsys.readouterr().out
@@ -80,7 +82,7 @@ def test_an_archive_is_not_filtered(folder, capsys, options):
 
 
 def test_what_the_profiler_held_up(tmp_path):
-    """It is in the timeline, next to what was recorded."""
+    """The delay is in the timeline, next to the recording."""
     run = make_run(tmp_path, "r")
     runs.record(run, data=kineto("a"), stall_seconds=0.012)
     assert main(["merge", str(run.path)]) == 0
@@ -113,7 +115,7 @@ def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
 
 
 def test_as_json(folder, tmp_path, capsys):
-    """For a program: what was written, of which sources, with what is wrong."""
+    """The output for programs: the written file, its sources, and their problems."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert (
         main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
@@ -134,14 +136,14 @@ def test_as_json(folder, tmp_path, capsys):
 
 
 def test_a_source_that_brings_nothing_is_told(folder, capsys):
-    """And the exit status says so."""
+    """The exit status reports it, too."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert main(["merge", str(folder)]) == 1
     assert "ref rank 1 · h: is not a trace" in capsys.readouterr().out
 
 
 def test_several_files_that_are_no_run(tmp_path, capsys):
-    """Beside them is where the timeline goes."""
+    """The timeline is written next to the files."""
     for number in (0, 1):
         (tmp_path / f"rank{number}.pt.trace.json.gz").write_bytes(kineto(f"x{number}"))
     assert main(["merge", *map(str, sorted(tmp_path.iterdir()))]) == 0
@@ -178,7 +180,7 @@ def test_what_is_wrong_is_named(folder, capsys, options, message):
 
 
 class TestPerReplica:
-    """`--per-replica`: what a whole engine did, in one file."""
+    """`--per-replica` writes the work of a whole engine into one file."""
 
     @pytest.fixture
     def run(self, folder):
@@ -225,7 +227,7 @@ class TestPerReplica:
         assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
 
     def test_without_an_engine(self, folder, capsys):
-        """There is no replica."""
+        """The run has no replica."""
         assert main(["merge", str(folder), "--per-replica"]) == 2
         assert "no trace of an engine's replica was found" in capsys.readouterr().err
 

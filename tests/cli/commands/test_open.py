@@ -1,4 +1,4 @@
-"""`stepprof open`: which timeline it serves, and what it says where there is no viewer."""
+"""`stepprof open`: the timeline that it serves, and its message if no viewer is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`stepprof report`: what it writes where, which runs it takes for one and which for two, and what it refuses."""
+"""`stepprof report`: its output files, the arguments that are one run or two runs, and the arguments that
+it refuses.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ class TestOneStep:
         assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
 
     def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):
-        """In a process of its own, whose output takes ASCII alone: another character must not end it."""
+        """Runs in its own process with ASCII output: a character that cannot be printed must not end it."""
         make(runs, name="µ_batch")
         done = subprocess.run(
             [sys.executable, "-m", "stepprof", "report"], capture_output=True, env={"PYTHONIOENCODING": "ascii", "STEPPROF_OUTPUT_DIR": str(runs), "PATH": ""}, check=False
@@ -277,7 +279,9 @@ class TestGate:
         ],
     )
     def test_the_exit_status(self, runs, capsys, seconds, noise, status, text):
-        """By the steps that were not recorded; the recorded ones say something else, and do not count."""
+        """The status depends on the steps that were not recorded. The recorded ones would give another
+        result, and do not count.
+        """
         self.job(runs, "a", 1.0, noise=noise)
         self.job(runs, "b", seconds, noise=noise, recorded=1.5 if seconds > 1 else 9.0)
         assert report("a", "b", "--fail-on-regression", "5%") == status

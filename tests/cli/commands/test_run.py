@@ -1,4 +1,4 @@
-"""`stepprof run`: the job runs as without it, and what it recorded is printed."""
+"""`stepprof run`: the job runs as without it, and the recordings are printed."""
 
 from __future__ import annotations
 
@@ -110,13 +110,15 @@ class TestRun:
         ],
     )
     def test_what_cannot_be_run(self, tmp_path, arguments, status, message) -> None:
-        """It says what is wrong, and no job is started."""
+        """The message names the problem, and no job is started."""
         done = run(tmp_path, *arguments)
         assert done.returncode == status
         assert message in done.stderr
 
     def test_a_neighbours_run(self, tmp_path) -> None:
-        """What another user puts into the folder of the runs meanwhile costs the job's exit status nothing, and moves no cursor."""
+        """A file that another user puts into the folder of the runs does not change the exit status of the
+        job, and cannot move the cursor.
+        """
         adapters = {"a": 5, "b": {"status": "\x1b[2J", "reason": {"x": "y" * 100_000}}, "c": None}
         (tmp_path / "evil").mkdir()
         (tmp_path / "evil" / "run.json").write_text(json.dumps({"run_id": "evil", "adapters": adapters}))

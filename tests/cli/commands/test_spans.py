@@ -63,7 +63,7 @@ def rows(capsys, *arguments) -> list[dict]:
 
 class TestTable:
     def test_per_role_and_rank(self, run, capsys) -> None:
-        """What took most first, with the step in which it was longest."""
+        """The spans with the most time are first, each with the step in which it was longest."""
         lines = [line.split() for line in shown(capsys, run).splitlines()]
         assert lines[1] == [
             "kind",
@@ -167,7 +167,7 @@ class TestPerfetto:
         assert names == sorted(["actor"] * 9 + ["update"] * 18 + ["log"] * 9)
 
     def test_only_what_is_meant(self, run, tmp_path, capsys) -> None:
-        """By name, step and rank."""
+        """Spans are selected by name, step and rank."""
         file = tmp_path / "spans.pftrace"
         reported = json.loads(
             shown(

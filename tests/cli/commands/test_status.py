@@ -25,7 +25,7 @@ def ended(tmp_path):
 
 
 def on_terminal(columns, *arguments):
-    """What the command writes on a terminal so wide, and its exit status."""
+    """Return the output of the command on a terminal of this width, and its exit status."""
     master, terminal = os.openpty()
     try:
         with subprocess.Popen(

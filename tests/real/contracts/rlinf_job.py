@@ -25,7 +25,7 @@ class Handle:
 
 
 class Group:
-    """Stands for a group of workers: none, whose methods run here."""
+    """Replace a group of workers. There are no workers: the methods run in this process."""
 
     worker_info_list = ()
     worker_group_name = "group"

@@ -131,7 +131,9 @@ class TestDriver:
         assert spans(driver, 2, "window") == {**phases, "eval": 1}
 
     def test_scopes_are_regions(self, driver) -> None:
-        """Also those of modules that bind the tracer's functions when they are imported, and of its decorator."""
+        """Scopes become regions, also in modules that import the tracer's functions by name, and through
+        its decorator.
+        """
         names = {"train.save", "train.log_stats", "train.eval", "fsdp_engine.forward", "ppo_actor.ppo_update"}
         assert names <= set(spans(driver, 1, "region"))
 

@@ -72,7 +72,7 @@ def found(clone):
 
 class TestInterface:
     def test_source(self, clone, found) -> None:
-        """It names the repository and the commit, whose content it has."""
+        """The skeleton names the repository and the commit from which its content was copied."""
         assert (found["source"], found["commit"]) == (
             "owner/frame",
             git(str(clone), "rev-parse", "HEAD").strip(),

@@ -62,7 +62,7 @@ class TestNames:
 
 
 def run_job(folder, *arguments, **environment):
-    """Run a job of the skeleton whose second step is recorded; return its run and what it printed."""
+    """Run a job of the skeleton and record its second step. Return its run and its output."""
     for module in MODULES:
         place = folder / "nemo_rl" / f"{module}.py"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class TestJob:
         }
 
     def test_recorded_step(self, run) -> None:
-        """It is the one that NeMo-RL's log calls 2, in each rank; SGLang's server was asked for."""
+        """Each rank records the step that NeMo-RL's log calls 2, and SGLang's server receives a start."""
         assert steps(run) == [2]
         manifest = read_step(run, 2)
         assert {each["status"] for each in manifest["windows"]} == {"complete", "joined"}

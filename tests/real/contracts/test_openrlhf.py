@@ -135,7 +135,9 @@ class TestJob:
         assert "eval" in windows(run, 3)
 
     def test_the_recorded_step(self, run) -> None:
-        """It is the one that OpenRLHF's log calls 2: the groups were attached by their roles, the engine was asked for its `llm`."""
+        """The recorded step is the one that OpenRLHF's log calls 2. The groups are attached by their roles,
+        and the adapter requests the engine's `llm`.
+        """
         assert steps(run) == [2]
         manifest = read_step(run, 2)
         engines = manifest["engines"]

@@ -9,7 +9,7 @@ NO_DEVICE = "no CUDA device"
 
 @dataclass(frozen=True)
 class Device:
-    """What torch calls it, and what a trace has of it."""
+    """The name of the device in torch, and its events in a trace."""
 
     name: str
     kernels: str

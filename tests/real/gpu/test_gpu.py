@@ -211,7 +211,7 @@ class TestMemory:
         assert kinds == ["torch-trace", "memory-snapshot", "memory-summary"]
 
     def test_somebody_else_s_history(self, torch: Any, session: Any) -> None:
-        """It is left alone, and the window is skipped."""
+        """If another program records a history, it is not changed, and the window is skipped."""
         run = session(backend="memory")
         torch.cuda.memory._record_memory_history(max_entries=10)
         try:

@@ -148,7 +148,7 @@ class TestWindow:
         assert done == ["armed", HISTORY_OFF]
 
     def test_somebody_else_s_history(self, npu):
-        """It keeps what it holds."""
+        """If another program records a history, it is not changed and keeps its content."""
         done = ran(
             npu,
             """

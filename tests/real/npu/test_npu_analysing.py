@@ -111,7 +111,9 @@ def test_the_database_alone(npu, cann):
 
 
 def test_operations_lie_in_their_window(npu):
-    """torch_npu alone puts them beside it, by what the clock was slewed by since the machine was started."""
+    """Operations lie within their window. torch_npu alone would shift them by the adjustment of the clock
+    since the start of the machine.
+    """
     npu.run(ONE.format(options=f"analyse=True, {CPU}")).check()
     window = npu.window()
     (found,) = [

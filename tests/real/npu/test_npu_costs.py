@@ -1,4 +1,6 @@
-"""The benchmark of regions beside mstx's own calls, tried once: that it runs, not what it measures."""
+"""Run the benchmark that compares regions with mstx's own calls once. The tests check that it runs, not its
+figures.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TestCann:
 
     @pytest.mark.parametrize("call", ["aclprofInit", "aclprofStart"])
     def test_a_call_fails_without_a_word(self, npu, call):
-        """It is seen by what is not there."""
+        """A call that fails without a message is detected by the missing files."""
         env = {**BOTH, "STEPPROF_ACL_FAIL": f"{call}=507899,1", "STEPPROF_ACL_SILENT": "1"}
         npu.run(TWO, env=env).check()
         assert "the device recorded nothing" in npu.window()["error"]
@@ -134,7 +134,7 @@ class TestFolder:
 
 class TestOthers:
     def test_torch_beside_npu(self, npu):
-        """Two roles, each with a backend of its own: one after the other, and one inside the other."""
+        """Two roles with different backends record one after the other, and one inside the other."""
         npu.run(
             """
             init({"roles": {"rollout": {"backend": "torch"}}})
@@ -157,7 +157,7 @@ class TestOthers:
         assert sorted(window["status"] for window in npu.windows(3)) == ["complete", "joined"]
 
     def test_the_users_own_torch_profiler(self, npu):
-        """It is left alone, and gets its events."""
+        """A torch profiler of the user is not changed, and gets its events."""
         ran = npu.run(
             """
             init()
@@ -234,7 +234,9 @@ class TestOthers:
         assert (missing_parts(mine, on_host=True) is None) is not warm_up
 
     def test_a_capture_that_a_user_ends(self, npu):
-        """torch_npu lets everybody stop everybody: it is noticed."""
+        """torch_npu allows any code to stop a profiler. If the user's code stops this capture, it is
+        detected.
+        """
         npu.run(
             """
             init()
@@ -290,7 +292,7 @@ def test_sessions_are_whole(npu):
 
 
 class TestCalls:
-    """What torch_npu's guard swallows, and what it prints further inside."""
+    """Errors that torch_npu's guard hides, and errors that deeper calls print."""
 
     def test_swallowed(self, npu):
         ran = npu.run(

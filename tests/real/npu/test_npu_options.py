@@ -1,4 +1,6 @@
-"""That what was configured reaches torch_npu, and, below it, CANN; torch_npu resets nothing of it. The Python of other versions runs over the C library of the one that is installed."""
+"""Test that the configured options reach torch_npu and CANN below it, and that torch_npu resets none of
+them. The Python code of other versions runs with the C library of the installed version.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def npu_ranges(npu):
 
 
 class TestOthers:
-    """By signature: what a version lacks is a warning that names it, once; the rest is recorded."""
+    """By signature: one warning names each option that a version lacks, and the rest is recorded."""
 
     @pytest.fixture(params=BESIDE)
     def version(self, request):

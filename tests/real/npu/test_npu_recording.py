@@ -1,4 +1,4 @@
-"""Windows, regions and steps with the real torch_npu: what is recorded, and what CANN is asked to do for it."""
+"""Windows, regions and steps with the real torch_npu: the recorded data, and the calls that reach CANN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A kind of engine of its own, brought through the entry-point group: small enough to live in a Ray actor, real enough to leave a trace.
+"""A kind of engine that is registered by an entry point. It is small enough to live in a Ray actor, and
+leaves a trace. It refuses the same calls as a real engine: a start that was not armed, a second start, a
+stop without a start.
 
 It refuses what a real one refuses: a start that was not armed, a second start, a stop without a start.
 """

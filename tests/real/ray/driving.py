@@ -1,4 +1,4 @@
-"""What the tests of the Ray side share beside fixtures."""
+"""Helpers, other than fixtures, that the Ray tests share."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Reward:
             return uid
 
     def step(self):
-        """The one that goes on, as far as this process has heard."""
+        """Return the current step, according to the announcements that this process has received."""
         return stepprof.current_step()
 
 
@@ -173,7 +173,9 @@ class TestWindows:
         ]
 
     def test_a_busy_actor(self, ray_here, make, session):
-        """The body is held up no longer than the start's bound; the manifest says what the actor was at; what it recorded late is kept."""
+        """A busy actor delays the body for at most the timeout of the start. The manifest names the actor's
+        current call, and a late recording is kept.
+        """
         handle = make()
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")
@@ -263,7 +265,9 @@ class TestWindows:
         assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
 
     def test_a_window_ends_where_it_ends(self, ray_here, make, session):
-        """An actor that hears of windows hears of their ends, and not only of the next one."""
+        """An actor that receives announcements of windows also receives their ends, before the next window
+        begins.
+        """
         handle = make(Reward)
         attached = stepprof.attach(handle, kind="spans", role="rollout", name="loop")
         until(lambda: attached.targets[0].driver._listening._joined)

@@ -81,7 +81,7 @@ class TestShutdown:
     @pytest.mark.parametrize("short", [1], indirect=True)
     @pytest.mark.parametrize("kind", ["rank", "engine"])
     def test_an_actor_that_is_never_scheduled(self, short, start, log, kind):
-        """No node has what it asks for: nothing was sent to it, and nothing is waited for."""
+        """No node has the resources of the actor. Nothing was sent to it, so nothing waits for it."""
         stepprof.attach(start(Rank, {"resources": {"nowhere": 1}}), kind=kind)
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -197,6 +197,6 @@ class TestExit:
         assert log.count("the end of the run waits for engines") == 1
 
     def test_an_actor_that_is_never_scheduled(self, leave):
-        """No node has what it asks for."""
+        """No node has the resources of the actor."""
         (began,), _, ended = leave(NEVER_SCHEDULED, 1)
         assert ended - float(began) < BOUND + 10

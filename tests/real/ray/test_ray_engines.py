@@ -66,7 +66,7 @@ def make(start):
 
 
 def names(window, artifact):
-    """What is in a trace, and what it says of itself."""
+    """Return the names in a trace, and its metadata."""
     content = json.loads(gzip.decompress((window.folder / artifact.path).read_bytes()))
     return [event["name"] for event in content["traceEvents"]], content["stepprof"]
 
@@ -219,7 +219,7 @@ class TestFinding:
         assert len(keys) == 2
 
     def test_engine_options(self, found, connect, windows):
-        """They reach the engine's own driver, which refuses what it does not know."""
+        """The options reach the engine's own driver, which refuses unknown ones."""
         handle = found
         drive(connect(handle, find="engine", engine_options={"flavour": "sour"}).arm(windows.make(2)))
         with pytest.raises(EngineFailure, match="did you mean flavour"):
@@ -326,7 +326,9 @@ class TestTrouble:
 
 class TestClocks:
     def test_one_measurement_per_machine(self, found, connect, windows, monkeypatch):
-        """Of actors on one other machine a single one is asked; on this machine none."""
+        """The clock of another machine is measured through one of its actors; the clock of this machine is
+        not measured.
+        """
         drivers = [connect(found, find="engine") for _ in range(3)]
         for driver in drivers:
             drive(driver.arm(windows.make(2)))

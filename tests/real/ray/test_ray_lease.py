@@ -147,7 +147,7 @@ class TestRank:
 
 
 class TestProof:
-    """What Ray says of a driver whose process this machine's system knows nothing of."""
+    """Ray's answer about a driver whose process does not exist on this machine."""
 
     class Holder:
         def hold(self, lease):

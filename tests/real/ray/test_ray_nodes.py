@@ -155,7 +155,9 @@ class TestRankFiles:
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
     def test_killed_before_they_are_brought(self, cluster, make, connect, session, windows, tmp_path):
-        """What its manifest says by then is brought: that it was lost."""
+        """If the process is killed before its files are fetched, its manifest is fetched and reports them
+        as lost.
+        """
         handle = make(Rank)
         driver = connect(handle, kind="rank", output_dir=str(tmp_path / "disk"))
         window = windows.make(2, "actor", stem="")

@@ -165,8 +165,8 @@ def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
 
 
 def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
-    """A task that raises, and one whose process dies, are reported as failed; a file that no node
-    has is left to the reader here.
+    """A failure affects one source only. A task that raises, and a task whose process dies, are reported as
+    failed. A file that no node has is left to the reader in this process.
     """
     found = find([run], output_dir=run.parent)
     tasks = [(wanted, fail) for wanted, fail in zip(found.inputs[:3], ("", "raises", "dies"), strict=True)]

@@ -1,4 +1,6 @@
-"""Synchronous windows where an event loop runs, and actors that are busy or were restarted: what is recorded, and what is said of them."""
+"""Synchronous windows in a process with a running event loop, and actors that are busy or were restarted:
+the recorded data, and the entries in the manifest.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ class Driver:
 
 
 def steps_of(path, steps, engines, ranks):
-    """For each step the outcomes of its engines with the events of their traces, and those of its ranks with their matrix products."""
+    """Return for each step the outcomes of its engines with the events of their traces, and the outcomes of
+    its ranks with their matrix products.
+    """
     found = {}
     for step in steps:
         folder = path / f"step-{step:06d}"
@@ -188,7 +192,9 @@ class Threads(Server):
 
 class TestHealth:
     def test_a_busy_actor_is_not_called_hung(self, ray_here, make, session):
-        """From outside, an actor whose threads are all busy looks like one that hangs: the entry names both causes."""
+        """An actor with only busy threads cannot be distinguished from a hung one. The entry names both
+        possible causes.
+        """
         handle = make(Threads, {"max_concurrency": 2})
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")

@@ -162,7 +162,9 @@ def two_drivers(engine: Any, folder: Path) -> Plain:
 
 
 def armed_by_another(engine: Any, folder: Path) -> Plain:
-    """Somebody leaves a request armed whose step has not come: what SGLang makes of it, and what is left of it after a window of ours."""
+    """Another program leaves a request armed for a step that has not begun. Return SGLang's answer, and the
+    state after a window of stepprof.
+    """
     plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False, "start_step": 1}
 
     def leave_armed(where: Path) -> None:

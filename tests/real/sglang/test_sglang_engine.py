@@ -1,4 +1,4 @@
-"""A real ``Engine`` follows the windows: what is in its traces, what is refused, and that it lives on."""
+"""A real ``Engine`` follows the windows: the content of its traces, its errors, and its state afterwards."""
 
 from __future__ import annotations
 

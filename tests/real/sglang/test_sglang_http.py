@@ -83,7 +83,7 @@ def driver(server: Server) -> SglangDriver:
 
 
 def posted(server: SimpleNamespace) -> list[str]:
-    """What was asked for that changes something."""
+    """Return the requests that changed the state of the server."""
     return [each.path for each in server.asked if each.method == "POST"]
 
 
@@ -189,7 +189,7 @@ class TestAnswers:
         assert refused.health == "unreachable"
 
     def test_second_start_is_not_sent(self, tmp_path: Path) -> None:
-        """What the server is asked: one start with everything that it would take a default for, and one stop."""
+        """The server receives one start with a value for every option that has a default, and one stop."""
         with serving(replies()) as server:
             driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
@@ -360,7 +360,9 @@ class TestEndOfTheJob:
     def test_a_job_that_ends_beside_a_stopped_engine(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
-        """The interpreter's exit has the bound of a stop, and one line says what it waits for. The next driver keeps what was recorded under the run that is over."""
+        """The exit of the interpreter takes at most the timeout of a stop, and one log line names the
+        reason of the wait. The next driver keeps the recorded files under the run that has ended.
+        """
         end_beside_a_stopped_engine(
             server.url, tmp_path, server.scheduler(), lambda: server.generate(3),
             env=sglang_tiny.variables(), api_key=KEY, admin_key=ADMIN_KEY,

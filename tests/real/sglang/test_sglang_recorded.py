@@ -1,4 +1,6 @@
-"""A real engine beside a real session: ``init``, ``attach``, ``profile_step``, and what the manifest says of it."""
+"""A real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries in the
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class TestSessions:
         assert "async with stepprof.profile_step" in line["reason"]
 
     def test_synchronous_windows_on_another_loop(self, host: Host, tmp_path: Path) -> None:
-        """They block a loop that the engine does not need: each trace has its window's forward steps, and none of what is around it."""
+        """The windows block a loop that the engine does not need. Each trace contains the forward steps of
+        its window and no others.
+        """
         host.run(sglang_recorded.on_another_loop, tmp_path)
         for step in (2, 3):
             (entry,) = read_entries(tmp_path, step)
@@ -124,7 +128,9 @@ class TestSessions:
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
 
     def test_the_default_bound(self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
+        """The default bound is 32 forward steps. The entry and the report state it, and the report
+        estimates the cost of a stop from it.
+        """
         host.run(sglang_recorded.of_lengths, tmp_path, {2: 40, 3: 5})
         for step, capped, forward in ((2, "engine", 32), (3, None, 5)):
             (entry,) = read_entries(tmp_path, step)
@@ -220,7 +226,9 @@ class TestTwoReplicasInOneEngine:
         ranks: str,
         device: str,
     ) -> None:
-        """Both are recorded, each says which it is, and those that were asked for are kept, with what was asked for in them."""
+        """Both workers are recorded, and each trace names its worker. The traces of the selected workers
+        are kept, with the selected content.
+        """
         if device != "cpu":
             pytest.skip(
                 f"not run: no {device} device on the machines that run these tests, whose SGLang runs on the CPU"
@@ -247,7 +255,9 @@ class TestTwoReplicasInOneEngine:
             assert trace.forward == forward_steps(4)  # of two prompts, each has one
 
     def test_what_sglang_makes_of_an_unwritable_folder(self, pair: Host, tmp_path: Path) -> None:
-        """It kills the process that holds the engine: what the refusal is for. Comes last."""
+        """SGLang kills the process that holds the engine; this is why stepprof refuses such a folder. This
+        test must be the last one.
+        """
         with pytest.raises(HostDiedError, match="exit status -9"):
             pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
 

@@ -1,4 +1,4 @@
-"""What the report says of tokens and retractions, next to what the real SGLang returns."""
+"""Compare the report's figures of tokens and retractions with the values that the real SGLang returns."""
 
 from __future__ import annotations
 

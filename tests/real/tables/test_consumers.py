@@ -123,7 +123,9 @@ def test_empty_tables_have_their_columns(tmp_path) -> None:
 
 
 def test_pandas_makes_floats_of_integers_with_nulls(run: Run) -> None:
-    """By itself: the page says so. Columns without nulls are integers."""
+    """By default pandas converts integers with nulls to floats, as the page documents. Columns without
+    nulls stay integers.
+    """
     frame = pandas.DataFrame.from_arrow(run.spans)
     table = pa.table(run.spans)
     for column in run.spans.columns:

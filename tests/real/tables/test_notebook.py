@@ -32,7 +32,7 @@ def cells() -> list[dict[str, Any]]:
 
 
 def test_it_has_no_outputs(cells: list[dict[str, Any]]) -> None:
-    """They are stripped, and every cell has an id of its own."""
+    """The notebook contains no outputs, and every cell has its own id."""
     for cell in cells:
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning of ours is an error; those of verl and what it imports are its own business."""
+    """Turn warnings of stepprof into errors; ignore those of verl and its dependencies."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("error:::stepprof"), append=False)

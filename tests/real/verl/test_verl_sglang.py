@@ -72,7 +72,9 @@ def test_the_report_has_the_forward_steps_of_both_servers(recorded, run) -> None
 
 
 def test_the_engines_have_the_weights_of_the_trainer(recorded) -> None:
-    """What SGLang says of its tokens' probabilities is what the trainer computes, in each step: verl's update of the weights works while it is recorded."""
+    """In each step SGLang and the trainer compute the same token probabilities: verl's update of the
+    weights works while it is recorded.
+    """
     assert set(recorded.metrics) == {1, 2, 3}
     for metrics in recorded.metrics.values():
         assert metrics["training/rollout_probs_diff_max"] < 1e-4

@@ -31,7 +31,9 @@ FLAGS = (
 
 
 class Chromium:
-    """One page of a browser. `messages` are what it wrote to the console, with the exceptions that nobody caught; `answered` the addresses that it got an answer from."""
+    """One page of a browser. `messages` are its console output, with all uncaught exceptions. `answered`
+    are the addresses that answered a request.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], to: int, answers: int) -> None:
         self._process, self._to, self._answers = process, to, answers

@@ -294,7 +294,9 @@ class TestPaper:
 
     @pytest.mark.parametrize("content", [make_report(40, 1), worst(), regions_only()], ids=["40 ranks", "long names", "regions"])  # fmt: skip
     def test_nothing_is_cut(self, page: Chromium, tmp_path: Path, content: Report) -> None:
-        """Everything is within the width of the paper, no box hides a part of what it holds, and what the screen folds is open."""
+        """Everything fits within the width of the paper, no box hides a part of its content, and all
+        sections that are folded on the screen are open.
+        """
         show(page, tmp_path, content, 1280)
         self.paper(page)
         wide = page.evaluate(
@@ -337,7 +339,9 @@ class TestPaper:
             assert min(abs(a - b) for a, b in pairwise(shades)) > 60, names
 
     def test_the_screen_is_as_before_after_it(self, page: Chromium, tmp_path: Path) -> None:
-        """As a PDF of several pages; then the theme, the folded parts and the charts are those of the screen."""
+        """After printing a PDF of several pages, the theme, the folded sections and the charts are the same
+        as before on the screen.
+        """
         show(page, tmp_path, make_report(40, 1), 1280)
         state = "[document.documentElement.dataset.theme, document.querySelector('details').open, document.querySelector('.gantt canvas').style.width, document.querySelector('svg.chart').getAttribute('viewBox')].join()"
         before = page.evaluate(state)

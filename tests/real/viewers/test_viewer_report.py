@@ -255,7 +255,9 @@ class TestPage:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     def test_both_schemes_and_the_switch(self, page: Chromium, tmp_path: Path) -> None:
-        """It follows the system, and the switch overrules it; the canvas is drawn anew."""
+        """The page follows the colour scheme of the system, and the switch overrides it. The canvas is
+        drawn again.
+        """
         show(page, tmp_path, make_report(4, 1))
         light = view(page)
         assert background(page, tmp_path) > 0.9
@@ -424,7 +426,9 @@ class TestHostile:
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
     def test_a_script_that_got_in_would_not_run(self, browser: Chromium, tmp_path: Path) -> None:
-        """The policy: a page into which a script and a picture were injected neither runs the script nor requests the picture."""
+        """The content policy: after a script and a picture were injected, the page does not run the script
+        and does not request the picture.
+        """
         file = tmp_path / "report.html"
         file.write_text(
             render(make_report(1)).replace(

@@ -29,7 +29,7 @@ QUIET = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning of ours is an error; those of vLLM and what it imports are its own business."""
+    """Turn warnings of stepprof into errors; ignore those of vLLM and its dependencies."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("error:::stepprof"), append=False)
@@ -86,7 +86,8 @@ def loaded(quiet_environment: None) -> Iterator[Server]:
 
 @pytest.fixture
 def run_vllm(tmp_path: Path, model: str, loaded: Server) -> Callable[..., Ran]:
-    """Return a function that runs the text of a script in a process of its own: what it does may end it. It gets the model's path.
+    """Return a function that runs a script in its own process, because the script may end the process. It
+    gets the model's path. `fresh`: the script imports vLLM itself.
 
     `fresh`: it is to import vLLM itself.
     """

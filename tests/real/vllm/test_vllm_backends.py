@@ -1,4 +1,6 @@
-"""What `engine_args` builds for each backend, taken by the real `ProfilerConfig` of the installed vLLM: it refuses what it does not know, and what does not go together."""
+"""Pass the result of `engine_args` for each backend to the real `ProfilerConfig` of the installed vLLM,
+which refuses unknown keys and conflicting options.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real ``AsyncLLM`` follows the windows: what is in the traces, what is refused, and in which words."""
+"""A real ``AsyncLLM`` follows the windows: the content of the traces, and the messages of refused calls."""
 
 from __future__ import annotations
 
@@ -96,14 +96,16 @@ class TestEngine:
     def test_a_window_over_several_requests_has_all_of_them(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Requests at once share forward steps: their tokens add up to what was asked for."""
+        """Concurrent requests share forward steps. The tokens of these steps add up to the requested
+        number.
+        """
         window = make_window(tmp_path)
         trace = only_trace(window, record(driver, window, lambda: live.generate(4, prompts=3)))
         assert sum(prompt for prompt, _ in trace.forward) == 3 * 3
         assert sum(generated for _, generated in trace.forward) == 3 * 3
 
     def test_an_idle_engine_gives_a_trace_without_steps(self, driver: VllmDriver, tmp_path: Path) -> None:
-        """Nothing ran in the window, and the trace says so; that is no failure."""
+        """If nothing ran in the window, the trace has no forward steps. This is not a failure."""
         window = make_window(tmp_path)
         stopped = record(driver, window, lambda: None)
         assert only_trace(window, stopped).forward == []
@@ -288,7 +290,7 @@ class TestOrder:
     def test_the_users_stop_and_start_in_the_window_leave_two_traces(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """They are one worker's, and not those of two data-parallel engines."""
+        """Both traces are of the same worker. They are not mistaken for those of two data-parallel engines."""
 
         def body() -> None:
             live.generate(3)
@@ -338,7 +340,7 @@ class TestOrder:
         assert not list(link.parent.glob("step-*"))
 
     def test_arm_starts_nothing(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """Armed twice, for one window and then another, the engine has heard of neither."""
+        """Arming twice, for one window and then for another one, sends no call to the engine."""
         on_remote(driver.arm(make_window(tmp_path, 2)))
         on_remote(driver.arm(make_window(tmp_path, 3)))
         assert not live.engine._profile_session_active
@@ -346,7 +348,9 @@ class TestOrder:
     def test_an_engine_never_configured_is_refused_before_anything_is_sent(
         self, live: Live, driver: VllmDriver, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Where its configuration is what vLLM makes of no word about profiling, the message says what is missing and what to write."""
+        """If vLLM was built without a profiler configuration, the message names the missing setting and the
+        value to write.
+        """
         from vllm import AsyncEngineArgs
 
         bare = AsyncEngineArgs(**arguments(model)).create_engine_config()

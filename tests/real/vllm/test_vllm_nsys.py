@@ -1,4 +1,7 @@
-"""The real vLLM as an engine under nsys, as far as a CPU lets it: its `cuda` profiler in its own processes, with the two calls of libcudart in the place of a GPU's and what stands in for nsys.
+"""The real vLLM as an engine under nsys, on a CPU. Its `cuda` profiler runs in its own processes; the two
+calls go to libcudart without a GPU, and an executable replaces nsys. vLLM refuses that profiler on a
+CPU. A plug-in (`vllm.general_plugins`), which vLLM loads in each of its processes, removes this check,
+and also the NVTX ranges, which need a GPU.
 
 vLLM refuses that profiler on a CPU; a plug-in of its own kind (`vllm.general_plugins`), which it loads in each of its processes, lifts that, and leaves out its NVTX ranges, which a torch without CUDA cannot make.
 """

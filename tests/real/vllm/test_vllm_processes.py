@@ -253,12 +253,14 @@ def test_an_engine_set_up_by_hand_is_recorded_and_its_death_is_told(run_vllm: Ru
 
 
 def test_a_synchronous_engine_and_the_death_of_its_core(run_vllm: Run) -> None:
-    """`LLM` is driven from a thread. What its own bound had written before the core was killed is kept, as partial."""
+    """`LLM` is called from a thread. The file that its own bound wrote before the core was killed is kept
+    as partial.
+    """
     assert "training goes on" in run_vllm(HEAD + SYNCHRONOUS).check().stdout
 
 
 def test_the_files_of_two_data_parallel_engines_are_told_apart(run_vllm: Run) -> None:
-    """vLLM gives both the same name; each is found to be its engine's by the process that wrote it."""
+    """vLLM gives both files the same name. Each is assigned to its engine by the process that wrote it."""
     assert "told apart" in run_vllm(HEAD + DATA_PARALLEL).check().stdout
 
 

@@ -1,4 +1,6 @@
-"""A real engine beside a real session: ``init``, ``attach``, ``profile_step``, and what the manifest says of it."""
+"""A real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries in the
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -297,7 +299,9 @@ def test_a_stop_that_comes_late_leaves_the_steps_that_follow_out(
 def test_the_default_bound_and_none(
     live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """32 forward steps unless something else is asked for: the entry and the report say so, and what a stop costs is estimated from it."""
+    """The default bound is 32 forward steps. The entry and the report state it, and the report estimates
+    the cost of a stop from it.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
     for step, tokens in ((2, 40), (3, 5)):
@@ -352,7 +356,9 @@ if __name__ == "__main__":
 def test_step_2_of_an_engine_of_two_workers(
     run_vllm: Callable[..., Any], tmp_path: Path, options: dict[str, Any], ranks: str, device: str
 ) -> None:
-    """A tensor-parallel engine records all its workers; those that were asked for are kept, with what was asked for in them."""
+    """A tensor-parallel engine records all its workers. The traces of the selected workers are kept, with
+    the selected content.
+    """
     if device != "cpu":
         pytest.skip(
             f"not run: no {device} device on the machines that run these tests, whose vLLM is the CPU's build"

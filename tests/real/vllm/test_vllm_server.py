@@ -296,7 +296,9 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
 
 
 def test_a_job_that_ends_beside_a_stopped_engine(server: Serving, traces: Path, tmp_path: Path) -> None:
-    """The interpreter's exit has the bound of a stop, and one line says what it waits for. The next driver keeps what was recorded under the run that is over."""
+    """The exit of the interpreter takes at most the timeout of a stop, and one log line names the reason of
+    the wait. The next driver keeps the recorded files under the run that has ended.
+    """
     folder = traces / "engine-1"
     core = server.find(b"EngineCore")
     end_beside_a_stopped_engine(
@@ -338,7 +340,9 @@ def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_
 def test_a_server_that_dies_while_it_records_is_unreachable(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
-    """The last test of this server: it is killed. What it recorded went with it, and the driver says so."""
+    """The server is killed, so this is the last test that uses it. Its recording is lost, and the driver
+    reports that.
+    """
     window = make_window(tmp_path, trace_dir=traces / "engine-1")
     on_remote(driver.arm(window))
     on_remote(driver.start(window))

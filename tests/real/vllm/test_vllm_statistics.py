@@ -1,4 +1,6 @@
-"""What the report says of tokens and preemptions, next to what the real vLLM counts and returns."""
+"""Compare the report's figures of tokens and preemptions with the values that the real vLLM counts and
+returns.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ def test_a_synchronous_exit_on_the_engines_loop(
 
 
 def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
-    """It does not wait for an answer that needs this loop; what was recorded is kept, and nothing goes on recording."""
+    """Shutdown does not wait for an answer that needs this loop. The recorded data is kept, and no
+    recording continues.
+    """
     session = recording()
     stepprof.attach(live.engine, role="rollout")
 

@@ -1,4 +1,6 @@
-"""A running loop beside a real engine is asked for a recording by another process: exactly that step is recorded."""
+"""Another process requests a recording from a running loop with a real engine. Exactly that step is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Loop:
             self.live.generate(1, prompts=3)
 
     def until_answered(self, *arguments: str, seconds: float = 100) -> str:
-        """Go on while another process asks for something; what it prints."""
+        """Run steps until the command of another process has ended; return its output."""
         command = [sys.executable, "-m", "stepprof", "trigger", str(self.path), *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
             deadline = time.monotonic() + seconds

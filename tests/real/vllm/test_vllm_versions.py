@@ -117,7 +117,9 @@ def variables_module(version: str) -> Any:
 class TestSources:
     @pytest.mark.parametrize("version", ["0.8.5", "0.12.0", "0.13.0", "0.16.0"])
     def test_a_start_without_parameters_is_given_none(self, version: str, tmp_path: Path) -> None:
-        """Neither a prefix nor bounds: what was built in holds, another bound is refused."""
+        """The start gets neither a prefix nor bounds. The bounds of the configuration apply, and other ones
+        are refused.
+        """
         known = signature(version).parameters
         window = make_window(tmp_path)
         assert start_arguments(window, Settings("/traces"), known, "prefix") == {}
@@ -149,7 +151,7 @@ class TestSources:
     def test_old_versions_read_the_environment(
         self, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What `environment` sets is what the version's own module reads."""
+        """The variables that `environment` sets are those that the module of the version reads."""
         envs = variables_module(version)
         monkeypatch.delenv("VLLM_TORCH_PROFILER_DIR", raising=False)
         assert Settings.of_environment(envs).profiler is None

@@ -1,4 +1,6 @@
-"""An engine on an event loop of its own thread, and what is in its traces: the tests and their scripts share it."""
+"""An engine on an event loop in its own thread, and readers of its traces. The tests and their scripts
+share this module.
+"""
 
 from __future__ import annotations
 

@@ -177,7 +177,9 @@ class TestTrigger:
     def test_a_job_that_was_killed_and_goes_on_elsewhere(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The last status of its processes, on a host that has gone, neither blocks a request nor counts as a problem."""
+        """The final status files of its killed processes, on a host that no longer exists, neither block a
+        request nor count as a problem.
+        """
         job.start(3, 0.02, first=5000)
         job.wait_for(3)
         job.ranks[3].kill()
@@ -227,7 +229,9 @@ class TestTrigger:
     def test_what_some_ranks_missed_is_told_of_the_step(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Who was past it stands beside what the others recorded."""
+        """The outcome of a request lists the ranks that had already passed the step, and the recordings of
+        the other ranks.
+        """
         job.start(0, 0.02, first=1000)
         job.start(1, 0.1)
         job.wait_for(0, 1)
@@ -261,7 +265,9 @@ class TestTrigger:
         assert job.recorded(request.step) == {0, 2}
 
     def test_of_another_user_damaged_and_hostile(self, job: Job) -> None:
-        """What no user of ours could have meant is refused with its reason, and the rest goes on."""
+        """Requests of another user, damaged ones and hostile ones are refused with a reason. Valid requests
+        are carried out.
+        """
         job.start(0, 0.02)
         job.wait_for(0)
         folder = job.run / "requests"
@@ -309,7 +315,7 @@ class TestSecurity:
 
 class TestRunDirectoryGoes:
     def test_it_becomes_unwritable_and_comes_back(self, job: Job) -> None:
-        """Told once; the job does not notice."""
+        """One line is logged, and the job is not affected."""
         job.start(0, 0.02)
         job.wait_for(0)
         for name in ("status", "requests"):
@@ -399,7 +405,9 @@ class TestStatus:
     def test_another_user_is_refused_where_it_asks(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Before it makes a folder that would be closed to the user whose job it is."""
+        """The command of another user is refused before it makes a folder, because the owner of the job
+        could not use that folder.
+        """
         run = half_written_run(written, tmp_path)
         os.chown(run / "status" / "rank-0.json", 12345, -1)
         assert main(["trigger", str(run)]) == 2
@@ -452,7 +460,7 @@ class TestPython:
             stepprof.trigger()
 
     def test_in_the_job_itself(self, tmp_path: Path) -> None:
-        """A rank asks for all of them."""
+        """One rank requests a recording of all ranks."""
         session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
         try:
             with stepprof.profile_step(3):
@@ -523,7 +531,7 @@ class TestReachableStep:
         assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
 
     def test_of_a_rank_that_hangs_no_more_steps_are_expected(self) -> None:
-        """Nor of one whose clock is an hour behind."""
+        """No further steps are expected of a rank that hangs, or of a rank whose clock is an hour behind."""
         assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
 
     def test_a_clock_that_is_wrong(self) -> None:
@@ -567,7 +575,9 @@ class TestWhatWasTold:
         return [status["condition"] for status in read_statuses(run)]
 
     def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
-        """The file system knows when a file was written: it is neither stale nor from the future."""
+        """The age of the file is taken from the file system. So the status is neither stale nor from the
+        future.
+        """
         for rank, hours in ((0, -1), (1, 1)):
             path = self.write_status(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
             os.utime(path, (time.time() - 4, time.time() - 4))
@@ -575,7 +585,9 @@ class TestWhatWasTold:
         assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
 
     def test_of_a_job_that_was_started_anew(self, tmp_path: Path) -> None:
-        """With another process of the rank, or all anew with fewer ranks: what is left of it is replaced."""
+        """The old status counts as replaced if another process has the rank, or if the whole job was
+        started again with fewer ranks.
+        """
         self.write_status(tmp_path, 0, started=500.0, ago=60.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)
         assert self.conditions(tmp_path) == ["stale", "stale"]
@@ -635,7 +647,9 @@ def half_written_run(written: Path, folder: Path) -> Path:
 def on_a_terminal(
     *arguments: str, lines: int = 40, once: bytes = b"", then: Callable[[], object] = lambda: None
 ) -> bytes:
-    """What a command shows on a terminal that is 150 columns wide; something is done as soon as it has shown some word."""
+    """Return the output of a command on a terminal of 150 columns. `then` is called as soon as the output
+    contains `once`.
+    """
     ours, theirs = os.openpty()
     shown = subprocess.Popen(
         [sys.executable, "-m", "stepprof", *arguments],

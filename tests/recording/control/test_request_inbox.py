@@ -35,7 +35,7 @@ class Session:
         )
 
     def look(self) -> dict[str, str]:
-        """Look again, however soon after the last time; the outcomes."""
+        """Look for requests again, without the pause between two rounds; return the outcomes."""
         self.control._looked = -10.0
         self.control.look()
         return {name: seen["outcome"] for name, seen in self.control.outcomes().items()}
@@ -104,7 +104,7 @@ class TestTaking:
         assert set(session.look()) == {one.name, other.name}
 
     def test_a_folder_that_has_not_changed_is_not_read(self, session: Session, tmp_path: Path) -> None:
-        """Only its time of change is asked for."""
+        """A round only reads the folder's modification time."""
         place_request(tmp_path, Request.make(7))
         session.look()
         read_ns, read_at = session.control._read_at
@@ -135,7 +135,7 @@ class TestTaking:
         assert session.look() == {request.name: "accepted"}
 
     def test_a_name_that_is_shown_before_its_file(self, session: Session, tmp_path: Path) -> None:
-        """Not refused: it is read again later."""
+        """The request is not refused. It is read again in a later round."""
         request = Request.make(7)
         place_request(tmp_path, request)
         with pytest.MonkeyPatch.context() as patch:
@@ -155,7 +155,7 @@ class TestTaking:
         assert session.look() == {path.stem: "refused"}
 
     def test_one_that_is_gone_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
-        """Somebody has removed it by hand: nothing was asked for."""
+        """A user has deleted the file before it was read: there is no request."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "open", failing(os.open, times=1))
@@ -199,7 +199,7 @@ class TestOutcomes:
         assert session.control.outcomes()[request.name]["missed"] == "5"
 
     def test_for_other_ranks(self, tmp_path: Path) -> None:
-        """It counts neither as missed nor as reached."""
+        """A request for other ranks is neither missed nor reached in this rank."""
         session = Session(tmp_path, rank=2)
         session.enter(5)
         past, coming = Request.make(3, ranks="0"), Request.make(7, ranks="0")
@@ -211,7 +211,9 @@ class TestOutcomes:
         assert session.look() == {past.name: "not here", coming.name: "not here"}
 
     def test_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
-        """A trainer has not missed what the rollout's own process was asked for, neither by going on nor by its end."""
+        """A trainer does not miss a request for the role `rollout` of another process, neither at its next
+        step nor at its end.
+        """
         session.not_here = {"rollout"}
         session.enter(5, "actor")
         past, early, late = (Request.make(step, role="rollout") for step in (3, 7, 70))
@@ -269,7 +271,7 @@ class TestRefusing:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
     def test_another_user_withdraws_nothing(self, session: Session, tmp_path: Path) -> None:
-        """Neither before it was seen nor after."""
+        """Another user cannot withdraw a request, neither before it was read nor afterwards."""
         before, after = Request.make(7), Request.make(8)
         with capture_logs() as logs:
             for request in (before, after):
@@ -293,14 +295,14 @@ class TestRefusing:
         assert "join_steps" in session.control.outcomes()[request.name]["reason"]
 
     def test_a_flood(self, session: Session, tmp_path: Path) -> None:
-        """So many files are no requests of a person."""
+        """So many files cannot be requests of a user."""
         place_request(tmp_path, Request.make(7))
         session.control._files = {str(number) for number in range(KNOWN)}
         assert session.look() == {}
         assert "files" in str(session.control._failed)
 
     def test_a_folder_that_is_none(self, session: Session, tmp_path: Path) -> None:
-        """Told once, whatever it is instead."""
+        """One line is logged, for any kind of file in its place."""
         (tmp_path / "requests").write_text("")
         assert session.look() == session.look() == {}
         assert "Not a directory" in str(session.control._failed)

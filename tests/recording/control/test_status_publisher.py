@@ -22,7 +22,7 @@ from stepprof.run.status import read_statuses
 
 
 class TestedPublisher:
-    """A publisher whose words are the test's."""
+    """A publisher whose status is set by the test."""
 
     def __init__(self, run: Path, rank: int | str = 0, world_size: int | None = 4) -> None:
         self.condition: dict[str, Any] = {"state": "idle"}
@@ -70,7 +70,7 @@ class TestWhen:
         assert published.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
 
     def test_the_last_word(self, published: TestedPublisher) -> None:
-        """A session that ends in good order says so."""
+        """A session that ends normally publishes this."""
         published.publisher.close()
         assert published.read()["rank-0.json"]["condition"] == "ended"
 
@@ -114,7 +114,9 @@ class TestName:
         assert "rank-0.2.json" in published.read()
 
     def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
-        """It is not awaited: `init` publishes the first version on the training thread."""
+        """The publisher does not block on the pipe, because `init` publishes the first version on the
+        training thread.
+        """
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
         published = TestedPublisher(tmp_path)

@@ -1,4 +1,4 @@
-"""What a recorded window shows of real jobs with planted faults: each job runs in a process of its own."""
+"""The evidence of recorded windows in real jobs with planted faults. Each job runs in its own process."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ with profile_step(2):
         assert seconds(others) < 0.3
 
     def test_only_from_the_start_of_the_window(self, evidence, tmp_path) -> None:
-        """Not what the recorder does before it, which may last as long as the machine is busy."""
+        """The work of the recorder before the window is not included. It may take long on a busy machine."""
         found = evidence("""
 from stepprof.recording.evidence.collector import Evidence
 begin = Evidence.begin
@@ -172,7 +172,7 @@ with profile_step(2):
         assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.05)
 
     def test_the_time_of_the_recorder(self, evidence) -> None:
-        """What stepprof itself waits for is marked; what the job does in a region is not."""
+        """Waits of stepprof itself are marked; the job's work in a region is not."""
         found = evidence("""
 from stepprof.recording import session
 enter = session.Session.enter
@@ -225,7 +225,7 @@ assert seen == {threading.get_ident()}, seen
 
 class TestGarbage:
     def test_a_large_cycle(self, evidence) -> None:
-        """A long collection has an entry of its own, with what it freed."""
+        """A long collection has its own entry, with the number of freed objects."""
         found = evidence("""
 class Node: pass
 gc.disable()
@@ -346,7 +346,7 @@ with profile_step(2):
         assert sum(each.cpu_seconds for each in found.stretches) == pytest.approx(use.cpu_seconds, abs=0.05)
 
     def test_bytes_of_storage(self, evidence, tmp_path) -> None:
-        """What was written to storage is counted."""
+        """Bytes that were written to storage are counted."""
         found = evidence("""
 with profile_step(2):
     with open("large", "wb") as file:
@@ -396,7 +396,7 @@ time.sleep(0.3)
         assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
 
     def test_a_fork(self, evidence) -> None:
-        """The child has neither callback nor sampler nor their files, and the parent goes on."""
+        """The child has no callback, no sampler and no files of them. The parent continues."""
         found = evidence("""
 before = len(gc.callbacks)
 with profile_step(2):

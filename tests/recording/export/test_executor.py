@@ -1,4 +1,4 @@
-"""Export jobs, with real children; what could end a process runs in one of its own."""
+"""Export jobs with real child processes. Code that could end the process runs in a separate one."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class TestBadEnds:
 
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
     def test_no_fork_to_be_had(self, mocker: MockerFixture, failure: Exception) -> None:
-        """Where the system refuses a fork the export happens in place, and the result says so."""
+        """If the system refuses a fork, the export runs in place, and the result says so."""
         mocker.patch.object(os, "fork", side_effect=failure)
         result = outcome(lambda: (artifact(),))
         assert result.artifacts == (artifact(),)

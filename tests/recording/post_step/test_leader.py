@@ -187,7 +187,7 @@ class TestCommand:
         ],
     )
     def test_one_that_fails(self, job: Job, command: list[str], error: str) -> None:
-        """Told in the manifest, in the log and in the status; the job's own exit status stays what it is."""
+        """A failure is in the manifest, the log and the status. The exit status of the job is unchanged."""
         manifests = job.go(config={"on_complete": command, "strict": True}, status=7)
         for manifest in manifests.values():
             (entry,) = manifest["completions"]
@@ -234,7 +234,7 @@ class TestCommand:
         assert job.ran == ["2,4 complete none"] * 2
 
     def test_steps_that_a_killed_job_left_are_taken_when_it_is_resumed(self, job: Job) -> None:
-        """Nobody was left to do it before."""
+        """The killed job had no process left that could process these steps."""
         job.start(config={"on_complete": NOTE}, dies_after=2, steps=2)
         job.end(killed=(0,))
         assert job.ran == []
@@ -308,7 +308,9 @@ class TestUpload:
 
     @pytest.mark.parametrize("word", ["refuse", "lose", "half", "die"])
     def test_what_fails_twice_is_tried_again(self, job: Job, word: str) -> None:
-        """A store that refuses, one that keeps nothing or half of a file and says nothing, a client that crashes: tried anew until what lies there is the file."""
+        """An upload is repeated until the stored object equals the file: with a store that refuses, a store
+        that silently keeps nothing or half of a file, and a client that crashes.
+        """
         job.env |= {"FLAKY": f"{word}={1 if word == 'die' else 2}", "FLAKY_ON": "trace.json"}
         manifests = job.go(
             config={"upload": f"flaky://{job.folder}/up", "strict": True}, rest_after=[2], rest=0.2
@@ -356,7 +358,9 @@ class TestUpload:
         assert verify_run(job.run).ok
 
     def test_nothing_is_overwritten(self, job: Job) -> None:
-        """Where another run's file lies under the name, it stays, and the manifest says why ours is not there."""
+        """If the store already has a file of another run under the name, this file stays. The manifest
+        gives the reason why ours was not uploaded.
+        """
         there = job.folder / "up/job/step-000002/actor/rank-0.trace.json"
         there.parent.mkdir(parents=True)
         there.write_text("somebody else's")

@@ -1,4 +1,6 @@
-"""What comes after a recording, piece by piece: what may be configured, which steps are whole, what is deleted and what never is, what an upload believes."""
+"""The parts of the work after a recording: its configuration, complete steps, deletion and its limits, and
+the checks of an upload.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ MISTAKES = [
 class TestConfiguration:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
     def test_mistakes(self, mapping, message) -> None:
-        """Told when it is configured, with what was probably meant."""
+        """A mistake is reported when the configuration is read, with the probable correction."""
         with pytest.raises(ConfigError) as caught:
             Config.from_mapping(mapping)
         assert message in str(caught.value)
@@ -105,7 +107,9 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("key", ["on_complete", "on_complete_when", "upload", "keep_steps", "keep_bytes"])
     def test_a_request_sets_none_of_it(self, key, tmp_path, capsys) -> None:
-        """Whoever may ask for a recording has no command run, nothing sent and nothing deleted: neither by a key nor by a table."""
+        """A request for a recording can set no command, no upload and no deletion, neither by a key nor by
+        a table.
+        """
         value = {"on_complete": ["touch", str(tmp_path / "owned")], "upload": "file:///tmp/x"}.get(key, 1)
         with pytest.raises(ConfigError, match=f"{key} = .*unknown key"):
             Request.make(7, **{key: value})
@@ -121,7 +125,7 @@ class TestConfiguration:
         assert "unknown key" in capsys.readouterr().err
 
     def test_an_actor_that_follows_the_driver(self) -> None:
-        """It uploads what it has written, and leaves the rest to the driver."""
+        """The actor uploads its own files. The driver does everything else."""
         config = Config(on_complete="x", upload="file:///x", keep_steps=1).to_dict()
         assert spans_only(config)["upload"] == "file:///x"
         assert not set(_OF_THE_DRIVER) & set(spans_only(config))
@@ -149,7 +153,7 @@ class TestConfiguration:
         assert ran.stdout.strip() == "['MainThread', 'stepprof'] []"
 
     def test_what_is_not_installed(self, monkeypatch) -> None:
-        """What to install is said, for fsspec and for what a scheme needs."""
+        """The message names the package to install, for fsspec and for the package of a scheme."""
         monkeypatch.setitem(known_implementations, "s3", {"class": "no_such.Class"})
         assert missing("s3://b") == "s3://b needs no_such, which is not installed: pip install no_such"
         find = uploads.importlib.util.find_spec
@@ -207,7 +211,9 @@ class TestChildProcess:
         assert ran.stdout.strip() == "None None it did not end within 0.2 s"
 
     def test_nothing_of_the_job_is_open_in_it(self, tmp_path) -> None:
-        """Neither files nor pipes nor sockets, inheritable or not; a session and a group of its own."""
+        """The child has no open files, pipes or sockets of the job, inheritable or not. It has its own
+        session and process group.
+        """
         with (tmp_path / "x").open("w") as file:
             os.set_inheritable(file.fileno(), True)
             ended = self.run(
@@ -265,7 +271,9 @@ class TestWhole:
         assert (step.pending, step.not_uploaded) == (False, 1)
 
     def test_ranks_that_have_not_got_so_far(self, tmp_path, monkeypatch) -> None:
-        """They are waited for while they live; of another host's rank, silence for a minute is the end."""
+        """The step waits for ranks that are alive and have not reached it. A rank of another host counts as
+        ended after one minute without a status.
+        """
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
         self.status(run, rank=0, step=3)
@@ -368,7 +376,9 @@ class TestPruning:
 
     @pytest.mark.parametrize("link", ["actor", "actor/rank-0.trace.json.gz", ".", "actor/inside"])
     def test_no_link_is_followed(self, tmp_path, link) -> None:
-        """Neither the role's folder, nor the file, nor the step's folder, nor something in an artifact that is a folder."""
+        """No link is followed: not as the role's folder, the file, the step's folder, or inside an artifact
+        that is a folder.
+        """
         outside = tmp_path / "outside"
         (outside / "actor").mkdir(parents=True)
         precious = [outside / "rank-0.trace.json.gz", outside / "actor" / "rank-0.trace.json.gz"]
@@ -393,7 +403,7 @@ class TestPruning:
         assert [file.read_text() for file in precious] == ["precious"] * 2
 
     def test_nothing_goes_without_a_note(self, tmp_path) -> None:
-        """Where that cannot be written, nothing is deleted."""
+        """If the note of a deletion cannot be written, nothing is deleted."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
         file = claim.folder / "actor/rank-0.trace.json.gz"
@@ -578,7 +588,9 @@ class TestLeader:
 
 class TestUploader:
     def test_a_long_run_is_not_remembered_as_a_whole(self, tmp_path, monkeypatch) -> None:
-        """What is up is forgotten but for the last ones, which may still change; what failed is kept for the end of the run."""
+        """Uploaded files are forgotten, except the latest ones, which may still change. Failed uploads are
+        kept until the end of the run.
+        """
         monkeypatch.setattr(uploads, "REMEMBERED", 3)
         run = runs.make_run(tmp_path)
         uploader = uploads.Uploader(run, "file:///x", 1.0)
@@ -711,7 +723,7 @@ class TestTarget:
 
 class TestDoctor:
     def test_whether_it_can_be_uploaded(self, tmp_path) -> None:
-        """Only where it is asked; what was written is removed again."""
+        """The check writes a file only on request, and removes it afterwards."""
         from stepprof.doctor.upload import upload_findings
 
         (finding,) = upload_findings(f"file://{tmp_path}/up", 30)

@@ -78,7 +78,7 @@ class TestFinder:
         return logs
 
     def test_told_once_and_recorded_by_itself(self, finder, tmp_path) -> None:
-        """One line, one mark, one request for that rank, one part of the budget; again only after it has caught up."""
+        """A straggler is logged once, and a capture is requested."""
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
         (line,) = self.look(finder)

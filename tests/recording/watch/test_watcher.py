@@ -240,7 +240,9 @@ class TestWatcher:
         assert [line["step"] for line in watched.look() if line["event"] == "watch.alert"] == [41]
 
     def test_recorded_steps_are_no_part(self, loop) -> None:
-        """Neither they nor the one after, whose export may still run."""
+        """The baseline leaves out recorded steps, and the step after each one, because its export may still
+        run.
+        """
         watched = loop(selected="11")
         watched.steps(1, 10)
         watched.selector.window(11, None, None)
@@ -276,7 +278,7 @@ class TestWatcher:
         assert [(line["event"], line.get("region")) for line in watched.look()] == [("watch.alert", None)]
 
     def test_names_made_up_at_each_step(self, loop) -> None:
-        """They are as many as steps; what is kept of them is bounded."""
+        """If each step has a new name, the number of names in memory is bounded."""
         watched = loop()
         for step in range(3000):
             where = scope(step, "actor")
@@ -347,7 +349,7 @@ class TestBudget:
         assert self.slow(loop(max_captures=0), 70) == "none: max_captures = 0"
 
     def test_one_at_a_time(self, loop) -> None:
-        """What was asked for comes first."""
+        """A requested capture has priority."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
         assert self.slow(watched, 11) == "none: the capture of step 12 is pending"
@@ -421,7 +423,7 @@ class TestBudget:
         assert self.slow(watched, 10) == "none: max_captures = 3 of this run are used up"
 
     def test_a_driver_counts_all_that_is_in_the_step(self, tmp_path) -> None:
-        """A process without a rank records what is attached in it."""
+        """A process without a rank records the engines and ranks that are attached in it."""
         watched = Loop(tmp_path / "run", max_bytes="1MB")
         watched.selector.identity = Identity("driver", None, source="test", final=True, records=False)
         assert self.slow(watched, 10) == "step 12"

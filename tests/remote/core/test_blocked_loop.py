@@ -18,7 +18,7 @@ CALL_SECONDS = 0.2
 
 
 class Hopping(Driver):
-    """An engine whose calls are answered on the event loop that it lives on."""
+    """An engine that answers its calls on its own event loop."""
 
     async def start(self, window):
         await on_loop(self.loop, _answer)
@@ -46,7 +46,7 @@ def recording(start):
 
 @pytest.fixture
 def slow(engine):
-    """Return a function that makes an engine whose start and stop take a while."""
+    """Return a function that makes an engine with a slow start and stop."""
     return lambda **settings: engine(delays={"start": CALL_SECONDS, "stop": CALL_SECONDS}, **settings)
 
 
@@ -213,7 +213,7 @@ class TestOnThisLoop:
 
     @pytest.mark.parametrize("strict", [False, True])
     async def test_a_window_inside_an_asynchronous_one_joins(self, recording, engine, strict):
-        """Nothing has to be sent for it."""
+        """No call is sent for the inner window."""
         one, session = engine(loop=asyncio.get_running_loop()), recording(strict=strict)
         attach_hopping(one)
         async with stepprof.profile_step(2, role="rollout"):
@@ -240,7 +240,7 @@ class TestOnThisLoop:
         assert [line["event"] for line in log].count("engine.stop_not_awaited") == 1
 
     async def test_an_unanswered_stop_is_reported_at_its_bound(self, recording, engine):
-        """Also where the window did not wait for it."""
+        """The stop is reported after its timeout, even if the window did not wait for it."""
         gate = threading.Event()
         one = engine(loop=asyncio.get_running_loop(), hold={"stop": gate})
         session = recording(engine_stop_timeout_seconds=0.2)
@@ -293,7 +293,9 @@ class TestOnThisLoop:
 
     @pytest.mark.parametrize("then_shutdown", [False, True])
     async def test_a_detach_does_not_wait(self, recording, engine, then_shutdown):
-        """What it records is stopped once the loop is free, also where the run ends right after."""
+        """A recording of the engine is stopped once the loop is free, even if the run ends right after the
+        detach.
+        """
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attached = attach_hopping(one)
         window = await stepprof.profile_step(2, role="rollout").astart()

@@ -121,7 +121,9 @@ class TestTurn:
         assert taken_by(leases, 4) is None
 
     def test_somebody_else_records(self, recording, engine, leases, holder):
-        """Nothing is sent to the engine, and the window names the holder; the next one records."""
+        """No start is sent to the engine, and the entry names the holder of the lease. The next window
+        records.
+        """
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
         with stepprof.profile_step(2, role="rollout"):

@@ -90,7 +90,7 @@ class TestRecording:
         [("starting", "its start"), ("aborting", "the stop that must follow"), ("stopping", "its stop")],
     )
     def test_the_pending_call_is_named(self, state, what) -> None:
-        """For the manifest of a window that finds the engine taken."""
+        """The manifest of a window that finds the engine busy names the pending call."""
 
         async def check() -> str:
             return in_state(state).unanswered
@@ -98,7 +98,7 @@ class TestRecording:
         assert what in asyncio.run(check())
 
     def test_the_last_window_ends_it(self) -> None:
-        """Windows of its own step keep it open; those of other steps do not."""
+        """Windows of the same step keep the capture open; windows of other steps do not."""
 
         async def check() -> list[bool]:
             recording = in_state("recording")

@@ -40,7 +40,7 @@ NAME = "rank0.1790857026000000000.pt.trace.json"
 
 @pytest.fixture
 def window(tmp_path: Path) -> EngineWindow:
-    """Return a window whose engine writes where it says itself."""
+    """Return a window whose engine chooses the folder of its files."""
     return make_window(tmp_path)
 
 
@@ -53,7 +53,7 @@ def failure(work: Any, *arguments: Any, **options: Any) -> str:
 class TestAdopt:
     @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
     def test_a_link_is_not_followed(self, tmp_path, window, name) -> None:
-        """Neither is what it leads to copied, nor removed, nor shown."""
+        """The target of a link is not copied, not removed, and not named."""
         private = tmp_path / "private.json"
         private.write_text(kineto(EVENT))
         (tmp_path / name).symlink_to(private)
@@ -113,7 +113,7 @@ class TestWriters:
         assert writers(os.geteuid() + 4321) == {os.geteuid() + 4321}
 
     def test_not_known(self) -> None:
-        """As on another host: every user's."""
+        """If the user is unknown, as on another host, files of every user are accepted."""
         assert writers(None) is None
 
 
@@ -127,7 +127,7 @@ class TestUserOfServer:
                 assert user_of_server(listening.getsockname()[1]) == os.geteuid()
 
     def test_nothing_listens(self, tmp_path) -> None:
-        """Nor is there a table, or a whole one."""
+        """The user is unknown if no process listens, and if the kernel's table is missing or cut off."""
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             port = closed.getsockname()[1]
@@ -165,7 +165,7 @@ class TestServerOfAnotherUser:
 
     @pytest.mark.parametrize("name", ["new", "new/deeper", "there", "there/current", "link"])
     def test_names_a_folder_of_the_drivers_user(self, tmp_path, window, name) -> None:
-        """Nothing is made there, and the message says what helps."""
+        """No folder is made there, and the message explains the correction."""
         home = tmp_path / "home"
         (home / "there").mkdir(parents=True)
         (home / "link").symlink_to("there")
@@ -177,7 +177,7 @@ class TestServerOfAnotherUser:
         assert sorted(home.rglob("*")) == before
 
     def test_names_a_folder_of_its_own(self, shared, window) -> None:
-        """That is used."""
+        """The engine's own folder is used."""
         as_stranger('mkdir "$1/traces"', shared)
         assert self.arm(shared / "traces", window) is None
 
@@ -263,7 +263,7 @@ class TestTraceFolder:
 
 
 def no_links(path: Path, target: Path) -> None:
-    """Stand in for a file system without hard links."""
+    """Replace a file system that has no hard links."""
     raise PermissionError(1, "no links here")
 
 
@@ -375,7 +375,7 @@ class TestSglang:
 
 class TestOpen:
     def test_a_plain_file(self, tmp_path) -> None:
-        """It is opened, and blocks no other call."""
+        """The file is opened, and the event loop is not blocked."""
         (tmp_path / "a").write_bytes(b"x")
         with open_engine_file(tmp_path / "a", frozenset({os.geteuid()})) as file:
             assert file.read() == b"x"

@@ -50,7 +50,7 @@ def recording(start):
 
 
 def until(condition, seconds=10.0):
-    """Whether something comes to be true."""
+    """Return whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -85,7 +85,9 @@ class TestAwaiting:
         assert until(lambda: stepprof.state().pending_exports == ())
 
     def test_status_tells_of_it(self, recording, engine):
-        """Who looks from a shell sees what the driver still waits for, and then that it waits no more."""
+        """`stepprof status` shows the reports that the driver waits for, and no longer shows them
+        afterwards.
+        """
         promise = Promise()
         one, session = engine(later=promise), recording()
         stepprof.attach(one, role="rollout")

@@ -50,7 +50,9 @@ def within(seconds, test):
 
 class TestMany:
     def test_one_that_hangs_and_one_that_is_dead_cost_the_others_nothing(self, recording, engine):
-        """The body waits for the bound, once; neither the windows after it nor those of another role wait again."""
+        """The body waits once for the timeout. Later windows, and windows of another role, do not wait
+        again.
+        """
         gate = threading.Event()
         engines = [engine(name=f"engine-{number}") for number in range(MANY)]
         engines[7].hold["start"], engines[9].failing["arm"] = gate, dead()
@@ -133,7 +135,7 @@ class TestMany:
         assert (starts[2] - starts[0]) / 1e9 > 0.3
 
     def test_asking_again_looks_for_no_packages(self, recording, engine, mocker):
-        """It would take milliseconds for each engine, at every arm."""
+        """A search would take milliseconds for each engine, at every arm."""
         now = [engine(name="first")]
         session = recording()
         stepprof.attach(lambda: list(now))
@@ -149,7 +151,7 @@ class TestMany:
 
 class TestGate:
     async def test_all_of_them(self):
-        """Each opened in its turn; what is open already is not waited for."""
+        """The gates open one after the other. A gate that is already open does not add a wait."""
         gates = [Gate() for _ in range(3)]
         gates[0].open()
         assert not await passed(gates, 0.01)

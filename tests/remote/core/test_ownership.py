@@ -1,4 +1,6 @@
-"""Which driver holds an engine's profiler: slots, living and dead holders, and what is kept for a run that has ended."""
+"""Which driver holds an engine's profiler: slots, live and dead holders, and the recordings of a run that
+has ended.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Finishing:
 
 class TestSlots:
     def test_one_at_a_time(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """The second one finds it taken, and can neither remove nor replace the first."""
+        """The second driver finds the slot taken, and can neither remove nor replace the first one."""
         assert slot.read() is None
         assert slot.take(held(window, "1"))
         assert not slot.take(held(window, "2"))
@@ -85,7 +87,9 @@ class TestSlots:
         assert slot.read() is None
 
     def test_one_process_ends_a_capture(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """Of two that find a holder dead one may end its capture. Afterwards the other one sees that there is nothing left to end."""
+        """If two processes find a dead holder, only one may end its capture. Afterwards the other one finds
+        no capture to end.
+        """
         left = held(window)
         assert slot.take(left)
         release = slot.claim_end(left)
@@ -106,7 +110,7 @@ class TestSlots:
         assert [path.name for path in tmp_path.glob("slot*")] == ["slot.json"]
 
     def test_what_another_process_reads(self, tmp_path: Path, window: EngineWindow) -> None:
-        """The window is the same, and its owner is known; what it cannot have is the driver itself."""
+        """The other process reads the same window and owner. The driver object itself is not included."""
         slot = FileSlot(tmp_path / "slot.json")
         reported = held(window, state={"folder": "step-2.rollout-0.1"}, driver=Finishing(Stopped()))
         assert slot.take(reported)
@@ -118,7 +122,7 @@ class TestSlots:
 
     @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"window": 1}'])
     def test_a_file_that_is_something_else(self, tmp_path: Path, text: str) -> None:
-        """It is named, and not replaced."""
+        """The message names the file, and it is not replaced."""
         path = tmp_path / "slot.json"
         path.write_text(text)
         with pytest.raises(
@@ -130,7 +134,9 @@ class TestSlots:
     def test_a_file_of_another_user(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It could name any folder to write to: nothing of it is believed, and the engine is left alone."""
+        """The file could name any folder as a target for writing. It is ignored, and the engine is not
+        used.
+        """
         slot = FileSlot(tmp_path / "slot.json")
         assert slot.take(held(window))
         monkeypatch.setattr(owner_slots, "owner_for", lambda path: 4_000_000)
@@ -139,7 +145,7 @@ class TestSlots:
         assert caught.value.health == "busy"
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, window: EngineWindow) -> None:
-        """Then nothing is sent: drivers could not know of each other."""
+        """No call is sent, because drivers could not see each other."""
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(EngineFailure, match="nothing was sent") as caught:
             FileSlot(tmp_path / "file" / "slot.json").take(held(window))
@@ -270,7 +276,7 @@ class TestHold:
         on_remote(second.give())
 
     def test_a_close_is_bounded(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """What cannot be ended in time is left to the next driver."""
+        """A capture that cannot be ended in time is left to the next driver."""
 
         class Hanging(Finishing):
             async def finish(self, window: EngineWindow) -> Stopped:
@@ -371,7 +377,7 @@ class TestHold:
             time.sleep(0.01)
 
     def test_a_killed_process(self, tmp_path: Path, window: EngineWindow) -> None:
-        """It left its note, and counts as dead at once."""
+        """The slot of the killed process remains, and the process counts as dead at once."""
         script = (
             "import sys; from pathlib import Path; from driven import make_window, on_remote\n"
             "from stepprof.remote.core.ownership import Hold; from stepprof.remote.core.owner_slots import FileSlot\n"
@@ -502,7 +508,9 @@ class TestCovering:
     def test_a_window_from_10_to_20(
         self, began: int | None, ended: int, clock: Clock | None, words: str | None
     ) -> None:
-        """By the trace's own times, the engine's clock and its error; nothing is claimed of what cannot be compared."""
+        """The comparison uses the trace's own times, the engine's clock and its error. Without a comparable
+        clock it makes no statement.
+        """
         began_ns = None if began is None else began * self.SECOND
         artifact = Artifact("a", "trace", 1, ended_ns=ended * self.SECOND, began_ns=began_ns)
         found = shortfall([artifact], 10 * self.SECOND, 20 * self.SECOND, clock)

@@ -1,4 +1,4 @@
-"""What an engine counts itself, read next to its start and its stop."""
+"""The statistics that an engine counts itself, read at its start and at its stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stop cost, and what it recorded too much."""
+"""The duration of a stop, and the recording beyond the window."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ class TestWindow:
         assert read_entries(session) == []
 
     def test_two_steps_in_a_row_go_into_two_folders(self, recording, engine):
-        """The engine is armed for the next step when the previous one exits, and asked for each once."""
+        """The engine is armed for the next step when the previous one exits, and gets one start for each
+        step.
+        """
         one, session = engine(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -243,7 +245,7 @@ class TestWindow:
 
 
 class TestTrouble:
-    """What goes wrong with an engine stays with that engine."""
+    """A failure of an engine affects only that engine."""
 
     def test_a_start_that_hangs_delays_the_body_by_the_bound_alone(self, recording, engine):
         """The others record; the late start is stopped at once and kept as partial."""
@@ -416,7 +418,7 @@ class TestTrouble:
         assert settled(session)[0].status == "complete"
 
     def test_a_compensating_stop_that_fails_is_told(self, recording, engine, log):
-        """Beside the start's own failure, which is what the manifest says."""
+        """The failed stop is reported in addition to the failure of the start, which is in the manifest."""
         lost = EngineFailure("connection reset", "unreachable", owes_stop=True)
         one = engine(failing={"start": lost, "abort": OSError("still reset")})
         session = recording()
@@ -534,7 +536,7 @@ class TestTrouble:
         assert read_entries(session)[0].status == "lost"
 
     def test_a_stop_that_is_answered_while_the_run_ends_is_complete(self, recording, engine):
-        """Its window had closed: nothing of it is missing, however late the answer."""
+        """The window had already closed, so nothing is missing, even if the answer is late."""
         gate = threading.Event()
         session = recording(engine_stop_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"stop": gate}))
@@ -577,7 +579,7 @@ class TestTrouble:
 
 
 class Blocking(Driver):
-    """A driver whose start keeps stepprof's own loop from everything else, which its contract forbids."""
+    """A driver whose start blocks stepprof's own event loop, which its contract forbids."""
 
     async def start(self, window):
         await super().start(window)
@@ -602,7 +604,9 @@ class TestStarts:
         gate.set()
 
     def test_the_next_window_waits_for_that_stop(self, recording, engine):
-        """Within its own bound; then it is skipped, and the entry says what is under way."""
+        """The next window waits for its own timeout. Then it is skipped, and the entry names the pending
+        stop.
+        """
         gate, failure = threading.Event(), EngineFailure("it said no", owes_stop=True)
         one = engine(failing={"start": failure}, hold={"abort": gate})
         session = recording(engine_start_timeout_seconds=0.3)
@@ -724,7 +728,7 @@ class TestAsync:
         assert "cancelled" in entries[0].error
 
     async def test_a_window_after_one_that_was_given_up_has_the_engine_to_itself(self, recording, engine):
-        """It neither joins a capture that is about to be stopped nor is skipped for it."""
+        """The window does not join a capture that is about to be stopped, and is not skipped because of it."""
         gate = threading.Event()
         one, session = engine(hold={"start": gate}), recording()
         stepprof.attach(one)
@@ -793,7 +797,7 @@ class TestAttach:
         assert settled(session)[0].status == "complete"
 
     def test_the_default_is_the_replica_of_rank_0(self, start, engine):
-        """As for ranks: one unless asked for more."""
+        """As for ranks, one replica is recorded unless the configuration selects more."""
         engines = [engine() for _ in range(3)]
         start(steps="2", backend="null")
         stepprof.attach(engines)
@@ -878,7 +882,7 @@ class TestAttach:
         assert line["takes_part_from"] == "no window: no later step is selected"
 
     def test_attached_between_windows(self, recording, engine, log):
-        """There is nothing to say."""
+        """No line is logged."""
         recording()
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -944,7 +948,7 @@ class TestAttach:
         assert repr(attached.targets[0]) == "<EngineTarget rollout/0 simulated a idle ok>"
 
     def test_detached_before_init(self, engine, recording):
-        """It never takes part."""
+        """A detached engine takes part in no window."""
         one = engine(name="early")
         attached = stepprof.attach(one, name="called")
         assert repr(attached) == "<Engine rollout called>"
@@ -983,7 +987,7 @@ class TestAttach:
             check_options({"zzz": 1}, ["api_key"], "a server")
 
     def test_a_list_in_a_list_and_a_coroutine_function(self, recording, engine):
-        """What a callable returns may be awaited first."""
+        """If a callable returns an awaitable, it is awaited first."""
         one, two = engine(name="one"), engine(name="two")
         session = recording()
 
@@ -1027,7 +1031,9 @@ class TestAttach:
         assert {e.name: e.replica for e in settled(session, 5, 2)} == {"second": 1, "third": 0}
 
     def test_listeners_are_told_of_the_windows_of_their_role(self, recording, engine):
-        """Of two steps that overlap in different roles each is told to those whose business it is; a whole step to everybody."""
+        """If two steps overlap in different roles, each window is announced to the listeners of its role. A
+        window of the whole step is announced to all listeners.
+        """
         loops, rewards = (engine(cls=Listener, kind="spans") for _ in range(2))
         recording()
         stepprof.attach(loops, role="rollout")

@@ -1,4 +1,4 @@
-"""One request to a server: what is known when it fails, and what is never shown."""
+"""One request to a server: the information in its errors, and the secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestAddress:
         ],
     )
     def test_what_is_none(self, url):
-        """What cannot be an address is refused when it is attached."""
+        """An invalid address is refused when it is attached."""
         with pytest.raises(ConfigError):
             Address.parse(url)
 
@@ -131,7 +131,7 @@ class TestKeys:
             ]
 
     async def test_name_and_password_in_the_address(self):
-        """They are sent as HTTP has it."""
+        """They are sent in the header that HTTP defines for them."""
         with serving({"/a": {}}) as server:
             await Client(server.url.replace("//", "//me:p%40ss@")).request("GET", "/a")
             assert server.asked[0].headers["authorization"] == "Basic bWU6cEBzcw=="
@@ -165,7 +165,9 @@ class TestKeys:
         assert "schl" not in str(refused.value)
 
     async def test_a_redirect_is_not_followed(self):
-        """No key goes to another server; the message says where the redirect points to, without what is secret there."""
+        """No key is sent to another server. The message contains the target of the redirect, without its
+        secrets.
+        """
         with (
             serving({"/a": {}}) as other,
             serving(
@@ -281,14 +283,14 @@ class TestFailures:
         assert "more than 100000 bytes" in str(error)
 
     async def test_many_at_once(self):
-        """Each has a connection and a thread of its own."""
+        """Each request has its own connection and thread."""
         with serving({"/a": lambda _: time.sleep(0.05) or {}}) as server:
             client = Client(server.url)
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
         assert all(reply.ok for reply in replies)
 
     async def test_no_more_than_so_many_at_once(self, monkeypatch):
-        """A thousand servers are not a thousand threads and sockets; all are asked."""
+        """A thousand servers do not need a thousand threads and sockets. All of them receive the request."""
         monkeypatch.setattr("stepprof.remote.http.client.AT_ONCE", 5)
         there, most, counting = [], [], threading.Lock()
 
@@ -357,7 +359,7 @@ class TestDeadline:
         ids=["interim", "status", "headers", "header", "chunks", "size", "extension", "trailers", "body"],
     )
     async def test_an_answer_that_never_ends(self, answer):
-        """The request ends when its time is over, and so does its thread; the next one gets its turn."""
+        """The request ends after its timeout, and so does its thread. The next request is sent."""
         others = calls()
         with serving({"/start_profile": answer, "/a": {}}) as server:
             client, began = Client(server.url), time.perf_counter()
@@ -384,7 +386,7 @@ class TestDeadline:
         ids=["interim", "headers", "header", "trailers", "body"],
     )
     async def test_an_answer_without_bounds(self, answer):
-        """What comes faster than the time runs out is bounded by its size."""
+        """A fast answer without an end is limited by its size."""
         with serving({"/start_profile": answer}) as server:
             began = time.perf_counter()
             with pytest.raises(EngineFailure, match="broke off while it answered"):
@@ -392,7 +394,9 @@ class TestDeadline:
             assert time.perf_counter() - began < 30
 
     async def test_a_name_that_is_not_looked_up(self, mocker):
-        """A resolver that hangs is asked by one thread, and waited for no longer than for an answer."""
+        """If the name resolution hangs, one thread waits for it, and the request waits no longer than for
+        an answer.
+        """
         asked, done, real = [], threading.Event(), socket.getaddrinfo
 
         def hangs(host, *args, flags=0, **kwargs):
@@ -425,7 +429,9 @@ class TestDeadline:
 
     @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
     async def test_a_length_that_is_none(self, length):
-        """It is no reason to fall over: too long a body is missing, and another one ends with the connection."""
+        """An invalid length does not raise another error. If the body is too long, it is reported as
+        missing; otherwise it ends with the connection.
+        """
 
         def answer(handler):
             handler.wfile.write(OK + f"Content-Length: {length}\r\n\r\n{{}}".encode())
@@ -444,7 +450,9 @@ KEY = "sk-canary/7f3a+"
 
 
 class TestKeysInAnswers:
-    """What a server repeats of a key is shown nowhere, wherever it puts it and however it writes it."""
+    """A key that a server repeats in its answer is never shown, at any place of the answer and in any
+    encoding.
+    """
 
     def raw(self, data):
         def answer(handler):
@@ -491,7 +499,9 @@ class TestKeysInAnswers:
                 assert "7f3a" not in text
 
     async def test_escape_sequences(self):
-        """Neither a body nor a status line moves a terminal's cursor or begins a line of the log."""
+        """Neither a body nor a status line can move the cursor of a terminal or begin a new line of the
+        log.
+        """
         for answer in (self.raw(b"HTTP/9 \x1b[2J\x07\r\n\r\n"), (500, "a\x1b[2J\x9b\nWARNING forged")):
             text = str(await self.said(Client, answer)).splitlines()[-1]
             assert text.isprintable()

@@ -129,7 +129,9 @@ class TestIdentify:
 
     @pytest.mark.parametrize("routes", [{}, {"/version": "ok"}, {"/version": {"version": 3}, "/workers": []}])
     async def test_something_else(self, routes):
-        """A server that is none of them: what was asked, what it answered, and how to say what it is."""
+        """An unknown kind of server: the message names the requests, the answers, and the option that
+        states the kind.
+        """
         with serving(routes) as server:
             with pytest.raises(EngineFailure, match=r'/version \d+, /workers \d+.*kind="vllm"') as failure:
                 await identify(Client(server.url))
@@ -167,7 +169,7 @@ class TestExpand:
             assert await expand(Client(server.url)) == ["http://a:1", "http://b:2"]
 
     async def test_no_router(self):
-        """Whoever is none says so."""
+        """A server that is not a router reports this."""
         with serving(VLLM) as server, pytest.raises(EngineFailure, match="404"):
             await expand(Client(server.url))
 
@@ -178,7 +180,7 @@ class TestKind:
         [("http://a", True), (" HTTPS://a", True), ("a:8000", True), ("grpc://a", False), (7, False)],
     )
     def test_urls_are_recognised(self, target, is_one):
-        """Nothing is asked for that."""
+        """URLs are recognised without a request."""
         assert HttpKind().recognises(target) is is_one
 
     @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ class TestKind:
         ],
     )
     def test_a_host_and_a_port(self, target, name):
-        """As frameworks keep the addresses of their servers."""
+        """Frameworks store the addresses of their servers in this form."""
         assert HttpKind().connect(target).name == name
 
     @pytest.mark.parametrize("target", ["node-3", "me:s3cret@node-3"])
@@ -235,7 +237,7 @@ class TestServer:
             assert paths == ["/version", *["/health", "/start_profile", "/stop_profile"] * 2]
 
     async def test_the_kind_can_be_stated(self, recorders, window):
-        """Then it is not asked for."""
+        """If the kind is stated, no request is sent to find it."""
         with serving({"/health": 200}) as server:
             driver = HttpKind().connect(server.url, kind="sglang")
             await driver.arm(window)
@@ -243,7 +245,7 @@ class TestServer:
             assert driver.kind == "sglang"
 
     async def test_restarted_as_something_else(self, recorders, window):
-        """After a failure it is asked again what it is."""
+        """After a failure the kind of the server is requested again."""
         routes = {**VLLM, "/health": 200}
         with serving(routes) as server:
             driver = HttpKind().connect(server.url)
@@ -257,7 +259,7 @@ class TestServer:
             assert driver.kind == "sglang"
 
     async def test_abort_before_anything(self, window):
-        """Nothing was begun, so nothing is asked."""
+        """No call was started, so no request is sent."""
         await HttpKind().connect("http://127.0.0.1:1").abort()
 
     async def test_a_router_becomes_its_workers(self, recorders, window):
@@ -350,7 +352,7 @@ class TestServer:
         assert {line["refused"] for line in refused} == {96}
 
     async def test_a_router_that_hangs(self, recorders, monkeypatch):
-        """Its workers are those of before, after a moment; its late answer is known the next time."""
+        """After a short wait the previous list of workers is used. A late answer is used the next time."""
         with serving(VLLM) as one:
             routes = router(one.url)
             with serving(routes) as server:
@@ -444,7 +446,7 @@ class TestClock:
                 assert await clock(client) is None
 
     async def test_a_server_that_is_gone(self):
-        """Nothing is claimed of a clock that cannot be asked."""
+        """If the clock cannot be read, no offset is stated."""
         with serving({}) as server:
             client = Client(server.url)
             await client.request("GET", "/health")
@@ -474,7 +476,7 @@ class TestClock:
         assert bounds.lag_ns == 4_200_000_000
 
     def test_a_clock_that_was_set(self):
-        """What contradicts all before begins anew."""
+        """A measurement that contradicts all earlier ones replaces them."""
         bounds = Bounds()
         bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
         bounds.note(500, self.reply(101_200_000_000, 101_300_000_000))
@@ -526,7 +528,9 @@ class TestSession:
 
     @pytest.mark.parametrize("kind", ["vllm", "sglang"])
     def test_the_end_of_a_run_with_a_server_that_never_answers(self, start, log, kind):
-        """It accepts the connection: neither the window nor the end of the run waits longer than the role's time-outs."""
+        """The server accepts connections but never answers. The window and the end of the run wait no
+        longer than the timeouts of the role.
+        """
         with socket.create_server(("127.0.0.1", 0)) as silent:
             start(
                 steps="2",
@@ -548,14 +552,14 @@ class TestSession:
         assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]
 
     def test_the_end_of_a_run_closes_a_server(self, recorded, log):
-        """Nothing is left to complain of."""
+        """All connections are closed, and no warning is logged."""
         with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
             recorded(server.url)
             stepprof.shutdown()
         assert not [line for line in log if line["event"] == "engine.not_closed"]
 
     def test_a_server_that_nobody_knows(self, recorded):
-        """It is left alone, and the manifest says how to state its kind."""
+        """No start is sent, and the manifest explains how to state its kind."""
         with serving({}) as server:
             [entry] = recorded(server.url).entries
             assert {asked.method for asked in server.asked} == {"GET"}
@@ -563,7 +567,7 @@ class TestSession:
         assert "kind=" in entry.error
 
     def test_the_workers_of_a_router_are_replicas(self, recorded, recorders):
-        """Each has an entry of its own, under its own address."""
+        """Each worker has its own entry, under its own address."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with (
             serving(dict(routes)) as one,

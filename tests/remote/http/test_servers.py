@@ -104,7 +104,7 @@ def forgotten(monkeypatch):
 
 @pytest.fixture(params=[VllmLike, SglangLike], ids=["vllm", "sglang"])
 def server(request, tmp_path):
-    """A server of each kind that does what it is asked; its routes can be changed."""
+    """A server of each kind that answers all requests. Its routes can be changed."""
     like = request.param(tmp_path / "traces")
     with serving(like.routes) as made:
         like.asked = made.asked
@@ -201,7 +201,7 @@ class TestServers:
 
     @pytest.mark.parametrize("status", [401, 500])
     def test_a_stop_that_is_refused(self, server, recorded, status):
-        """Nothing is claimed that is not there."""
+        """The entry lists no files that do not exist."""
         server.routes["POST /stop_profile"] = (status, {"error": "no"})
         done = recorded(server)
         assert done.entry.status == "failed"
@@ -209,7 +209,9 @@ class TestServers:
         assert done.entry.error
 
     def test_a_start_that_takes_too_long(self, server, recorded):
-        """Training waits no longer than the bound; the late start is stopped at once, and what it brought is kept."""
+        """Training waits no longer than the timeout. The late start is stopped at once, and its files are
+        kept.
+        """
         go = threading.Event()
         server.routes["POST /start_profile"] = server.a_start(lambda _: go.wait(8) and 200)
         threading.Timer(3.0, go.set).start()

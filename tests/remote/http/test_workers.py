@@ -1,4 +1,4 @@
-"""Which workers of a router may be followed."""
+"""The workers of a router that may be followed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestHosts:
 
     @pytest.mark.parametrize("given", [[], "", None, 7, ["http://a"], ["a/b"], ["a b"], [3], {"a": 1}])
     def test_what_is_none(self, given):
-        """It is refused when it is attached."""
+        """An invalid address is refused when it is attached."""
         with pytest.raises(ConfigError, match="workers"):
             Hosts.parse(given)
 
@@ -123,7 +123,7 @@ class TestChoice:
         assert len(shown) < 3000
 
     def test_their_number_is_bounded(self):
-        """Also that of those that are looked at."""
+        """The number of workers is limited, and so is the number of candidates that are checked."""
         choice = Choice.among((f"http://a:{port}" for port in range(1, 60_000)), Hosts.parse("a"))
         assert len(choice.urls) == MOST_WORKERS
         assert len(choice.refused) < 4 * MOST_WORKERS

@@ -43,7 +43,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    """The help of nsys is asked for once in a process."""
+    """Read the help of nsys again; it is read once in a process."""
     launch.profile_help.cache_clear()
     yield
     launch.profile_help.cache_clear()
@@ -233,7 +233,9 @@ class TestServer:
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]
 
     def test_one_of_another_host(self, jobs):
-        """Its process cannot be looked at: what it writes is found in the folder that was named for it alone, and else left where it is."""
+        """The process on another host cannot be inspected. Its report is taken from the folder that only
+        this engine uses; otherwise it stays in its place.
+        """
         far = "from stepprof.remote.nsys import server as nsys_server\nnsys_server.listener = lambda port: None\n"
         folder = jobs.folder / "shared"
         folder.mkdir()
@@ -353,7 +355,7 @@ class TestKeptCount:
 
     @pytest.mark.parametrize("trap", ["pipe", "link"])
     def test_what_is_no_file(self, tmp_path, trap):
-        """It is neither waited for nor followed."""
+        """A path that is not a file is neither awaited nor followed."""
         (tmp_path / "seven").write_text("7")
         os.mkfifo(tmp_path / "kept") if trap == "pipe" else (tmp_path / "kept").symlink_to("seven")
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
@@ -371,7 +373,7 @@ def test_the_environment_of_another_users_server():
 
 
 class TestRangeCount:
-    """How nsys counts: a start inside a range has no effect, nor has a stop outside."""
+    """nsys counts like this: a start inside a range has no effect, and neither has a stop outside."""
 
     def test_engines_of_one_session(self):
         """They share a range, which is the first one's."""
@@ -397,7 +399,7 @@ class TestRangeCount:
         assert not count.of_this_process
 
     def test_a_late_stop(self):
-        """It does not end a range that has begun since."""
+        """A late stop does not end a range that has begun in the meantime."""
         count = RangeCount()
         count.begin((2, "a"))
         count.end(1)
@@ -406,7 +408,7 @@ class TestRangeCount:
         assert (count.open, count.ended) == (True, 1)
 
     def test_one_that_was_never_begun(self):
-        """It does not count, unless another participant has it."""
+        """The range does not count, unless another participant has begun it."""
         count = RangeCount()
         count.withdraw(count.begin((2, "a")))
         assert count.begin((3, "a")) == 1

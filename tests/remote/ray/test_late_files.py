@@ -39,7 +39,7 @@ class Soon:
 
 
 def collected(owed, seconds=None):
-    """What an actor says when it is asked until it says something."""
+    """Return the answers of an actor until it has a final answer."""
     deadline = time.monotonic() + 10
     while (answer := owed.collect(WINDOW, seconds)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -57,7 +57,7 @@ class TestInTheActor:
         ],
     )
     def test_it_is_asked_for(self, outcome, answer):
-        """Nothing until it has come; then what it is, once."""
+        """There is no result until the file exists. Then it is returned once."""
         owed = PendingReports()
         owed.begin(WINDOW, Soon(outcome))
         assert owed.collect(WINDOW, None) is None
@@ -69,7 +69,7 @@ class TestInTheActor:
 
 
 def waited(answers, until=None, bring=None):
-    """Wait for an actor that answers so; what it was asked with."""
+    """Wait for an actor that gives these answers; return the arguments of its calls."""
     asked: list[float | None] = []
 
     async def ask(seconds):

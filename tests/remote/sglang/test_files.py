@@ -1,4 +1,6 @@
-"""What SGLang leaves on disk, and what it is called in the run. The folder trees of Ascend are made up: there is no such device here."""
+"""The files that SGLang writes, and their names in the run. The folders of Ascend are generated, because no
+such device was available.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ class TestNames:
         assert find(tmp_path) == []
 
     def test_missing_and_unwanted_ranks(self, tmp_path: Path) -> None:
-        """Of the asked-for ranks one is missing; what was not asked for is thrown away."""
+        """One of the selected ranks is missing, and files of other ranks are removed."""
         window = make_window(tmp_path, workers=frozenset({1, 2}))
         for rank in (0, 1, 3):
             write(window.output / f"x-TP-{rank}.trace.json.gz")
@@ -139,7 +141,7 @@ class TestNames:
         assert (window.output / "x-TP-1.trace.json.gz").exists()
 
     def test_discard(self, tmp_path: Path) -> None:
-        """What the engine wrote goes, what was there before stays."""
+        """Files of the engine are removed; older files stay."""
         write(tmp_path / "x-TP-0.trace.json.gz")
         (tmp_path / "mine").write_text("stays")
         discard(tmp_path)
@@ -311,7 +313,9 @@ class TestStages:
 
     @pytest.mark.parametrize("ts", ["hunter2", [], {"a": 1}, 10**400])
     def test_a_reason_shows_nothing_of_the_trace(self, tmp_path: Path, ts: object) -> None:
-        """It goes into the log; what was written before the failure is removed."""
+        """The content of the trace is not in the reason; the reason is logged. Files written before the
+        failure are removed.
+        """
         events = [self.event(1, DECODE, "user_annotation"), {**self.event(2), "ts": ts}]
         trace = tmp_path / "a.gz"
         trace.write_bytes(gzip.compress(json.dumps({"hunter2": 1, "traceEvents": events}).encode()))

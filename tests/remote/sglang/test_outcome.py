@@ -1,4 +1,4 @@
-"""Which times to the first token of SGLang are believed, by its version and by what it counted."""
+"""SGLang's times to the first token that are accepted, by its version and its counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What each version of SGLang is asked, by the signature of its start; what is refused before it is asked."""
+"""The request for each version of SGLang, according to the signature of its start, and the requests that
+are refused before they are sent.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,9 @@ NEWEST = (
 
 
 class Manager:
-    """Stands in for the tokenizer manager of a version that cannot be installed beside the newest: it has its signature, and keeps
-    what it is called with."""
+    """Replace the tokenizer manager of a version that cannot be installed together with the newest one. It
+    has the same signature, and keeps its arguments.
+    """
 
     def __init__(self, version: str, **args: Any) -> None:
         parameters = [
@@ -441,7 +444,9 @@ class TestBackends:
 
 
 class NsysLink(Link):
-    """An SGLang engine whose schedulers run under the nsys of this process; what it answers to a stop."""
+    """An SGLang engine whose schedulers run under the nsys of this process. Its answer to a stop is set by
+    the test.
+    """
 
     def __init__(self, answer: bool | None = True, *, unused: bool = False, **more: Any) -> None:
         key = f"object:{id(self)}"
@@ -517,7 +522,7 @@ class TestNsys:
         assert self.brought(stopped, tmp_path)
 
     def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
-        """It covers less than the window, and says so."""
+        """The trace covers less than the window, and the outcome says so."""
         stopped = self.end(NsysLink(answer=False), tmp_path)
         assert stopped.partial == "another client stopped it before the window ended"
         assert self.brought(stopped, tmp_path)
@@ -570,7 +575,7 @@ class TestObjects:
             remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
 
     def test_loop_that_has_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing can be sent to an engine whose loop is closed: its health says so."""
+        """No call can be sent to an engine whose event loop is closed. Its health says so."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         ended = asyncio.new_event_loop()

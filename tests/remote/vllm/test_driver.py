@@ -1,4 +1,6 @@
-"""What stepprof knows of vLLM without running it: its files in every version's names, the folder with the link, engines that do not run here.
+"""The parts of the vLLM driver that need no vLLM: its files under every version's names, the folder with
+the link, and engines that do not run here. Everything that runs on a CPU is tested with the real vLLM in
+`tests/real/vllm`.
 
 Whatever runs on a CPU is tested with the real vLLM in `tests/real/vllm`.
 """
@@ -127,7 +129,7 @@ class TestNames:
         assert stated["traceEvents"][0]["pid"] == 11
 
     def test_numbers_that_cannot_be(self, tmp_path: Path) -> None:
-        """Neither a process nor a rank of 5,000 digits is one."""
+        """A number of 5,000 digits is neither a process id nor a rank."""
         link = lay_out(tmp_path / "traces")
         place = TraceFolder(link, "object:1", lambda: True)
         place.prepare()
@@ -300,7 +302,7 @@ class TestFolder:
 
 
 class TestWords:
-    """What came of a capture, in words."""
+    """The text of a capture's result."""
 
     def test_missing_workers_make_it_partial(self, tmp_path: Path) -> None:
         """Those of another node wrote to their own disk."""
@@ -318,7 +320,9 @@ class TestWords:
             outcome(make_window(tmp_path), brought, Workers(), early=False, asleep=False, name="e")
 
     def test_differences_are_told_one_by_one(self, tmp_path: Path) -> None:
-        """What was asked for and not built in, and what was built in and is dangerous."""
+        """Each difference has its own message: requested options that are not configured, and configured
+        options that are dangerous.
+        """
         window = make_window(tmp_path, activities=["cpu", "cuda"], record_shapes=True)
         built = Settings("/t", with_stack=True, record_shapes=False, activities=("cpu",))
         shapes, stacks, activities = differences(window, built, {"max_iterations"})

@@ -345,7 +345,7 @@ class TestStop:
         assert "capture.recovered" not in caplog.text
 
     def test_without_a_folder_its_failure_is_all_there_is(self, window: EngineWindow) -> None:
-        """Nothing can be looked for."""
+        """Without a folder no files can be found, so only the failure is reported."""
         with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
             run(driver.arm(window))
             run(driver.start(window))

@@ -43,7 +43,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def attachment(run):
-    """Return a function that makes what the other process sends."""
+    """Return a function that makes the messages of the driver process."""
 
     def attachment(kind="engine", **fields):
         config = {"steps": "2-4", "ranks": "all", "backend": "null", "output_dir": "elsewhere"}
@@ -120,7 +120,9 @@ class TestEngines:
         assert (disk / "job" / "step-000002" / report.stopped.artifacts[0].path).is_file()
 
     def test_the_same_path_on_another_disk(self, run, attachment, engine):
-        """That a folder of this name exists says nothing: the other process has left a mark in its own."""
+        """A folder with the same name is no proof that the disk is shared: the driver has left a marker
+        file in its own folder.
+        """
         facts = until_answered(
             serve(
                 SimpleNamespace(engine=engine()), "same", "arm", attachment(marker=".seen-other"), window(run)
@@ -431,7 +433,7 @@ class TestLeases:
         )
 
     def test_a_run_after_another_of_one_driver(self, ask, run, attachment, driver):
-        """A process has one run at a time: with the next one, what is left of the one before ends."""
+        """A process has one run at a time. When the next run begins, the previous one ends."""
         held = Lease(writer_identity(driver.pid))
         ask(None, "join", attachment("spans", lease=held), token="before")
         facts = ask(None, "join", attachment("spans", lease=held, run_id="next", marker=""), token="after")

@@ -20,5 +20,5 @@ class Cluster:
 
 
 def configuration(world_size):
-    """Return what a cluster is configured with, as far as the adapter reads it."""
+    """Return the part of a cluster's configuration that the adapter reads."""
     return Options(world_size=world_size, strategy_args=Options(strategy_name="sglang"))

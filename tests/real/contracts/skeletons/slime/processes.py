@@ -12,7 +12,7 @@ timing = import_module({"slime": "slime.observability.timer", "miles": "miles.ut
 
 
 class MegatronTrainRayActor:
-    """Stands for a rank: its timers are those of the real one."""
+    """Replace a rank; its timers are those of the real one."""
 
     def __init__(self, world_size, rank, master_addr, master_port):
         os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK="0")

@@ -1,4 +1,6 @@
-"""Stands in for torchvision, whose wheel is a CUDA build and fails to load beside a CPU torch. Only what SGLang and transformers import."""
+"""Replace torchvision, because its wheel is a CUDA build and does not load together with a CPU torch.
+Contains only the names that SGLang and transformers import.
+"""
 
 from torchvision import io, ops, transforms
 from torchvision._absent import absent

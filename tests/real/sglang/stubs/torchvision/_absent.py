@@ -1,4 +1,6 @@
-"""What every module of the stub answers with: a function that says what it stands for."""
+"""Provide the attributes of every module of the stub: functions that raise an error with the name of the
+missing function.
+"""
 
 from collections.abc import Callable
 
