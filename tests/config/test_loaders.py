@@ -1,4 +1,4 @@
-"""Where a configuration comes from, and where an error says that the mistake stands."""
+"""The sources of a configuration, and the position of a mistake in error messages."""
 
 from __future__ import annotations
 

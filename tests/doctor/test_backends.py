@@ -1,4 +1,4 @@
-"""Which backends can record here, by what the probes found."""
+"""The backends that can record on this machine, according to the probes."""
 
 from __future__ import annotations
 

@@ -442,7 +442,7 @@ class Job:
         self.facts.settled_files = self._files(sorted(self.folder.rglob("*")))
 
     def look_at_state(self) -> None:
-        """What `stepprof.state` shows while the session lives, once it has settled."""
+        """Return the result of `stepprof.state` in a live session, once it no longer changes."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             targets = [t for attached in self.attached.values() for t in attached.targets]

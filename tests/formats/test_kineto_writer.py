@@ -216,7 +216,7 @@ class TestFinish:
         ],
     )
     def test_an_unexpected_shape_is_kept_as_it_is(self, tmp_path: Path, text: str, problem: str) -> None:
-        """What cannot be understood is compressed unchanged, and the result says what is wrong."""
+        """A file with an unknown structure is compressed unchanged, and the result names the problem."""
         done, written = finished(tmp_path, text, note())
         assert written == text
         assert problem in str(done.problem)

@@ -310,7 +310,9 @@ class TestShow:
 
 class TestCheck:
     def test_a_snapshot_is_read_whole(self, run: Any) -> None:
-        """The hostile one is a problem, the other is not; other kinds of files beside them are not named twice."""
+        """The hostile snapshot is reported as a problem, the other one is not. Other kinds of files next to
+        them are not named twice.
+        """
         reported = [f"{problem.where}: {problem.problem}" for problem in verify_run(run.path).problems]
         assert reported == [
             "step-000002/actor/rank-1.memory.pickle: is not read: instruction GLOBAL at byte 2: it would run code"

@@ -1,4 +1,4 @@
-"""`stepprof analyse` where torch_npu is not: what it says of runs that have something to analyse, and of those that have not."""
+"""`stepprof analyse` without torch_npu: its messages for runs with and without folders to analyse."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TestPlainValues:
         assert gc.isenabled()
 
     def test_one_that_contains_itself(self) -> None:
-        """Is made, and stays what it is."""
+        """The object is created and contains itself."""
         value: list[object] = []
         value.append(value)
         made = read_pickle(pickle.dumps(value))

@@ -70,7 +70,7 @@ class Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def carry_out(self, command: str, run: Path, folder: Path) -> Outcome:
-        """Carry out a command on a run, in a folder of its own."""
+        """Run a command on a run, in a separate folder."""
         arguments = [re.sub(r"^RUN\b", lambda _: str(run), each) for each in COMMANDS[command]]
         return self._ask(arguments, folder, run.parent)
 

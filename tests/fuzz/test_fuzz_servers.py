@@ -41,7 +41,7 @@ HEALTHS = ("ok", "busy", "unconfigured", "unreachable", "unknown", "dead")
 
 
 def fuzzed(cases):
-    """As many examples as were asked for. What is found is printed, and found again with the same seed."""
+    """Run the requested number of examples. A failure is printed, and the same seed reproduces it."""
     return settings(
         max_examples=cases,
         deadline=None,

@@ -88,7 +88,7 @@ ENGINES = (of_vllm, of_sglang)
 @pytest.mark.timeout(0)  # as many cases as are asked for
 @pytest.mark.parametrize("engine", ENGINES)
 def test_whatever_an_engine_leaves(engine: Callable[..., list[Artifact]]) -> None:
-    """Nothing is raised, and an artifact is a plain gzip file with events and times of 64 bits."""
+    """No error is raised, and an artifact is a plain gzip file with events and times of 64 bits."""
 
     @fuzzed
     def check(parts: list[tuple[str, int]], compressed: bool, mutations: list[tuple[str, int]]) -> None:

@@ -220,7 +220,7 @@ class EngineTrace:
 
     @property
     def has_stacks(self) -> bool:
-        """Whether Python functions were recorded."""
+        """Return whether Python functions were recorded."""
         return any(event.get("cat") == "python_function" for event in self.events)
 
     @property

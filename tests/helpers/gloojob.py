@@ -96,7 +96,9 @@ def record(folder: Path, other: dict[str, str] | None = None, server: Server | N
 
 
 def shift(run: Path, ahead_ns: int) -> None:
-    """Make of what a node wrote what it would have written with a clock that is so far ahead."""
+    """Change the files of a node to those that it would have written with a clock that is ahead by this
+    amount.
+    """
     for file in run.glob("step-*/*/*.trace.json.gz"):
         text = re.sub(
             rb'("baseTimeNanoseconds":\s*)(\d+)',

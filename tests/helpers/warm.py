@@ -124,7 +124,7 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Return the output so far."""
         return self._out.read_text()
 
     def wait_for(self, text: str, timeout: float = 60) -> Running:

@@ -43,7 +43,7 @@ def test_a_thread_that_has_ended() -> None:
 
 
 def test_bytes_of_storage(tmp_path) -> None:
-    """What is written is counted."""
+    """Bytes that are written to storage are counted."""
     before = storage_bytes()
     with (tmp_path / "large").open("wb") as file:
         file.write(bytes(1 << 20))

@@ -65,7 +65,7 @@ class TestIsAlive:
         assert is_alive({**writer_identity(), **change}) is expected
 
     def test_without_proc(self, monkeypatch, tmp_path, child):
-        """Where there is no /proc the process id alone must do, and on Windows not even that is asked."""
+        """Without /proc only the process id is used. On Windows it is not used either."""
         monkeypatch.setattr(process_identity, "_BOOT_ID", tmp_path / "none")
         identity = {**writer_identity(), "pid": child.pid}
         assert is_alive(identity) is True

@@ -114,7 +114,9 @@ class TestLaunchers:
 
 class TestTorchDistributed:
     def test_initialised(self, monkeypatch) -> None:
-        """It comes before the variables: a framework may number its ranks anew."""
+        """The process group has priority over the variables, because a framework may number its ranks
+        again.
+        """
         distributed = SimpleNamespace(
             is_available=lambda: True,
             is_initialized=lambda: True,

@@ -164,7 +164,7 @@ class TestSameFunction:
         assert list(f(2)) == [0, 1]
 
     def test_a_generator_that_raises(self, decorate) -> None:
-        """The very object arrives where it is iterated."""
+        """The same exception object reaches the code that iterates."""
         error = OSError("mine")
 
         @decorate

@@ -68,7 +68,7 @@ class TestBlock:
         assert 10_000_000 <= span["dur"] < 5_000_000_000
 
     def test_an_async_block_is_one_too(self, session) -> None:
-        """It lasts over its awaits, and says which task it is of."""
+        """The region lasts over its awaits, and its span names its task."""
 
         async def tool_call():
             async with region("tool_call"):
@@ -156,7 +156,7 @@ class TestBlock:
 
     @pytest.mark.parametrize("thing", [None, 3, property(lambda self: 1)])
     def test_what_is_no_name(self, thing) -> None:
-        """It is refused at once, in words that say what is expected."""
+        """An invalid name is refused at once, and the message states the expected type."""
         with pytest.raises(TypeError, match="expected a name or a function"):
             region(thing)
 
@@ -383,7 +383,7 @@ class TestScope:
         assert only(session, "helper")["step"] == 1
 
     def test_a_task_that_outlives_its_window(self, session) -> None:
-        """It stays of the step that it began in, while the loop is in the next one."""
+        """The task keeps the step in which it began, while the loop is in the next one."""
 
         async def sample(go_on):
             with region("early"):
@@ -525,7 +525,9 @@ class TestBind:
         assert ["attrs" in s for s in spans if s["name"] == "outside"] == [False]
 
     def test_left_in_any_order(self, session) -> None:
-        """Out of order, twice, or inside itself: what is over never comes back."""
+        """A region may be left out of order, twice, or inside itself. A region that has ended never becomes
+        current again.
+        """
         one, two = bind(a=1), bind(b=2)
         one.__enter__()
         two.__enter__()

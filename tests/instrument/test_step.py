@@ -42,7 +42,7 @@ def seen(session):
 
 class TestForms:
     def test_a_block(self, session) -> None:
-        """Entering gives the window; its span has its step and role, and no attributes of its own."""
+        """Entering returns the window. Its span has its step and role, and no attributes."""
         with profile_step(3, role="actor", version=7) as window:
             assert isinstance(window, stepprof.instrument.step.StepWindow)
         with profile_step(4):
@@ -377,7 +377,9 @@ class TestDecorator:
                 pass
 
     def test_what_is_no_function(self) -> None:
-        """Brackets that were forgotten, and classes, are refused in words that say so."""
+        """A decorator without parentheses, and a decorated class, are refused. The message names the
+        mistake.
+        """
         with pytest.raises(TypeError, match="expected a name or a function"):
             profile_step(1)(3)  # type: ignore[type-var]
         with pytest.raises(TypeError, match="decorate its methods"):

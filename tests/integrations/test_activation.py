@@ -55,7 +55,7 @@ class TestOrder:
         assert windows(tmp_path) == [("rollout", "joined"), ("step", "complete")]
 
     def test_undone_patches_leave_nothing(self, run_script) -> None:
-        """The functions are the very ones from before."""
+        """After the patches are removed, the functions are the original objects."""
         run_script(
             "import framework\n"
             "before = {c: dict(vars(c)) for c in (framework.Trainer, framework.Timer)}\n"

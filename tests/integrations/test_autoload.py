@@ -1,4 +1,4 @@
-"""What entry points name, and the `sitecustomize` of `stepprof run`."""
+"""The module that entry points name, and the `sitecustomize` of `stepprof run`."""
 
 from __future__ import annotations
 

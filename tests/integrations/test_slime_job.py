@@ -28,7 +28,7 @@ def _asked(monkeypatch):
 @pytest.mark.usefixtures("_asked")
 class TestTakeOver:
     def test_steps(self) -> None:
-        """They count from the first rollout of the job, and end before the last number."""
+        """Steps count from the first rollout of the job, and end before the last number."""
         args = options()
         profiler = take_over(args)
         assert profiler.as_configuration(0)["steps"] == [4, 5]

@@ -49,7 +49,7 @@ class TestTimes:
         assert stated(output(1), output(2), output(2, finished=True))["decode_seconds"] == 1.0
 
     def test_several_tokens_at_once(self) -> None:
-        """It is not known when the first of them came."""
+        """The time of the first token is not known."""
         assert stated(output(3), output(4, finished=True)) == {"generated_tokens": 4}
 
     @pytest.mark.parametrize(

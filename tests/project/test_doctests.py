@@ -22,7 +22,9 @@ PAGES = sorted([*Path(__file__).parents[2].glob("*.md"), *Path(__file__).parents
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each example of a module gives what it says; importing the module needs no torch."""
+    """The examples in the docstrings of a module give the documented results, and importing the module
+    needs no torch.
+    """
     monkeypatch.chdir(tmp_path)
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

@@ -103,7 +103,7 @@ class TestImport:
 
 class TestPublicNames:
     def test_every_name_is_there(self) -> None:
-        """What `__all__` and `dir` promise can be had, and documents itself."""
+        """Every name in `__all__` and `dir` exists and has a docstring."""
         assert stepprof.__all__ == sorted(stepprof.__all__)
         assert set(stepprof.__all__) <= set(dir(stepprof))
         for name in stepprof.__all__:

@@ -238,7 +238,7 @@ def _numbers_of(name: str) -> tuple[int, int] | None:
 
 class TestTheEnd:
     def test_is_one_timeline(self, job: Job) -> None:
-        """Of the last recorded step, where `stepprof merge` puts it; its path is printed."""
+        """The timeline of the last recorded step. `stepprof merge` prints its path."""
         timeline = job.path / f"step-{RECORDED[-1]:06d}" / "timeline.pftrace"
         assert timeline.stat().st_size > 100_000
         assert str(timeline) in job.stdout

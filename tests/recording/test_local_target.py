@@ -670,7 +670,7 @@ class TestStrict:
         assert stepprof.state().status == "idle"
 
     def test_the_bodys_exception_goes_first(self, start) -> None:
-        """It is never replaced."""
+        """The exception of the body is never replaced by another one."""
         start(steps="2", strict=True)
         control.fail("stop")
         with pytest.raises(ZeroDivisionError), profile_step(2):

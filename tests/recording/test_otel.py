@@ -292,7 +292,7 @@ class TestConfigured:
             Config(otel={"endpoint": endpoint})
 
     def test_processes_that_only_follow_send_theirs(self) -> None:
-        """Whose regions belong to the run sends them where the run's go."""
+        """A process whose regions belong to a run exports its spans to the exporter of that run."""
         config = Config(steps="2", otel={"enabled": True, "endpoint": "http://collector:4318/v1/traces"})
         theirs = Config.from_mapping(spans_only(config.to_dict()))
         assert (theirs.otel, theirs.off) == (config.otel, True)

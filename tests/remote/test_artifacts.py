@@ -126,7 +126,9 @@ class TestAdopt:
 
     @pytest.mark.parametrize("base", ['"baseTimeNanoseconds": 1790857026000000000,', ""])
     def test_when_its_recording_ended(self, tmp_path, window, base):
-        """torch's last event says so, on the clock of the engine; when it was written, the file's time says."""
+        """The end is the last event of torch, on the clock of the engine. The time of writing is that of
+        the file.
+        """
         end = '{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 4515854019279.829}'
         step = '{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}'
         text = f'{{"schemaVersion": 1, {base} "traceEvents": [{step},\n{end}\n], "traceName": "x"}}'

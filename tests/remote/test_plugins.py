@@ -87,7 +87,9 @@ def recorded(start):
 
 class TestPlugin:
     def test_it_records(self, engine, recorded):
-        """The library's file becomes an artifact that states what it is, and the run passes its check."""
+        """The file of the library becomes an artifact that contains its metadata, and the run passes
+        `check`.
+        """
         session, entry = recorded(engine, name="first", level=3)
         assert (entry.status, entry.error, entry.kind, entry.name) == ("complete", None, "toy", "first")
         assert [artifact["events"] for artifact in entry.artifacts] == [5]

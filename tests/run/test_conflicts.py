@@ -76,7 +76,7 @@ def job(tmp_path):
 
 
 class TestTwoJobs:
-    """Processes that live at the same time, each rank 0 of a job of its own."""
+    """Concurrent processes, each of them rank 0 of a different job."""
 
     def test_at_once(self, job, tmp_path):
         """The second job logs the conflict once, `check` reports it, and the windows of each job are a
@@ -155,7 +155,7 @@ class TestNumbers:
         assert jobs_apart([spans]) == [{"j", "l"}, {"k"}]
 
     def test_without_times(self):
-        """What never began is of the last occurrence."""
+        """A window that never began belongs to the last occurrence."""
         late = {**entry("step-rank-1.json", "k", None, None, "c")}
         assert number_fragments([entry("step-rank-0.json", "j", 1, 2), late])["step-rank-1.json"] == 1
 
@@ -193,7 +193,7 @@ class TestRival:
 
 
 class TestJobKey:
-    """What processes of one job have in common."""
+    """The key that all processes of one job share."""
 
     def test_launchers(self):
         """Jobs are distinguished by the variables of their launcher, for any run id."""

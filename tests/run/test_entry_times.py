@@ -53,7 +53,7 @@ def spin(seconds: float) -> None:
 
 class TestTiming:
     def test_before_the_body(self) -> None:
-        """What is written ahead has the entry's time, and no figure that is not known."""
+        """The entry that is written before the body has the time of the entry, and no unknown figure."""
         found = keys(Timing(500, waited_seconds=1.23456789))
         assert (found["start_unix_ns"], found["end_unix_ns"]) == (10**18 + 500, None)
         assert (found["arm_seconds"], found["arm_unix_ns"], found["wait_seconds"]) == (0.0, None, 1.234568)
@@ -260,7 +260,7 @@ class TestOwnTime:
         assert (actor["stall_seconds"] > 0) == thread_bound
 
     def test_a_slow_start_takes_nothing_from_the_cap(self, start) -> None:
-        """The bound is for what is recorded: it counts from when the profiler runs."""
+        """The limit applies to the recording, and counts from the time at which the profiler runs."""
         session = start(steps="2", max_seconds=0.3)
         control.hold("start")
         threading.Thread(target=self._release_late, args=("start", 0.4)).start()
@@ -312,7 +312,7 @@ class TestOwnTime:
         assert entry["cpu_seconds"] > 0
 
     def test_waiting_for_an_earlier_stop(self, start) -> None:
-        """The wait is a figure of its own, and in no other."""
+        """The wait has its own figure, and is not part of another one."""
         session = start(steps="2-3")
         control.hold("stop")
         first = threading.Thread(target=lambda: profile_step(2, role="a").start().stop())

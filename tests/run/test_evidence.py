@@ -75,7 +75,7 @@ class TestReading:
         assert names == {"forward", "unrecorded", "actor"}
 
     def test_another_step(self, run) -> None:
-        """It has none."""
+        """Another step has no evidence."""
         assert read_evidence(run(*ALL), 3) == []
 
     def test_what_the_system_does_not_tell(self, run) -> None:

@@ -59,7 +59,7 @@ def test_ranks_and_steps():
     "path", [None, "", "/a", "a/../b", "..", "a\\b", "a\0b", "a/" * 3000, "x" * 300, "a/" + "x" * 256]
 )
 def test_paths_that_are_refused(path):
-    """Those that leave the step, and those that would raise where they are opened."""
+    """Paths that lead out of the step, and paths that cannot be opened."""
     assert path_problem(path)
     assert path_problem("actor/rank-0.trace.json.gz") is None
 

@@ -77,7 +77,7 @@ class TestAgree:
         assert "store.unreachable" in caplog.text
 
     def test_a_store_that_fails(self, torch, tmp_path, caplog):
-        """The rank has a run of its own, and the log says why."""
+        """The rank opens its own run, and the log gives the reason."""
         torch.distributed.distributed_c10d = SimpleNamespace()
         assert agree(tmp_path).source == "process"
         assert "store.unreachable" in caplog.text

@@ -142,7 +142,7 @@ class TestPublish:
 
 class TestWriteAtomically:
     def test_replaces_the_whole_file(self, tmp_path):
-        """The new version is there, and nothing beside it."""
+        """The new version exists, and no other file next to it."""
         path = tmp_path / "a.json"
         write_atomically(path, b"old")
         write_atomically(path, b"new")
@@ -205,7 +205,9 @@ class TestStepFolder:
 
 class TestOpenRun:
     def test_describes_the_job(self, tmp_path):
-        """`run.json` says which run it is, how the name was found, who wrote it, and what the caller adds."""
+        """`run.json` names the run, the source of its id, the process that wrote it, and the fields of the
+        caller.
+        """
         run = make_run(tmp_path / "a" / "b", description={"config": {"steps": "2"}})
         content = json.loads((run.path / "run.json").read_text())
         assert run.path == tmp_path / "a" / "b" / "r"

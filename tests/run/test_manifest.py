@@ -226,7 +226,7 @@ class TestReadStep:
         assert re.search(problem, manifest["findings"][0]["problem"])
 
     def test_artifacts_get_every_key(self, tmp_path):
-        """What a fragment leaves out is None."""
+        """A key that is missing in a fragment is None."""
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, fragment(window(artifacts=[{"path": "actor/a.json", "bytes": 1}])))
         (artifact,) = read_step(run.path, 2)["windows"][0]["artifacts"]
@@ -281,7 +281,7 @@ class TestLost:
         assert (found["status"], found["error"]) == (status, None)
 
     def test_a_killed_writer_lost_it(self, tmp_path):
-        """SIGKILL, in a process of its own: lost."""
+        """After SIGKILL in a separate process the window is lost."""
         code = (
             "import os, sys, json\n"
             "from stepprof.host.process_identity import writer_identity\n"

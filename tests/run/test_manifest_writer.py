@@ -22,12 +22,12 @@ WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
 
 @pytest.fixture
 def origin(tmp_path):
-    """Rank 0 of 2, in a run of its own."""
+    """Return rank 0 of 2, in a new run."""
     return Origin(make_run(tmp_path), 0, 2)
 
 
 def at_once(work) -> None:
-    """What the background thread would do."""
+    """Run the work of the background thread at once."""
     work()
 
 
@@ -75,12 +75,12 @@ class TestFragment:
         assert len(list(fragment.claim.fragment.parent.iterdir())) == 1
 
     def test_two_fragments_of_one_window(self, origin) -> None:
-        """Neither overwrites the other."""
+        """Neither fragment overwrites the other one."""
         claims = [Fragment(origin, WINDOW, at_once).write_ahead() for _ in range(2)]
         assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2"]
 
     def test_a_disk_that_refuses(self, origin, log) -> None:
-        """The log says so, since the manifest cannot."""
+        """The log reports the problem, because the manifest cannot be written."""
         shutil.rmtree(origin.run.path)
         origin.run.path.write_text("in the way")
         Fragment(origin, WINDOW, at_once).save()

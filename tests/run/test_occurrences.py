@@ -1,4 +1,6 @@
-"""A step number that is used again, in each epoch or by a restarted job: each time is an occurrence of its own."""
+"""A step number that is used again, in each epoch or by a restarted job. Each time is a separate
+occurrence.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def fragment(run, *, at, rank=0, role="actor", host="a", pid=7, seconds=1.0, vis
 
 
 def times(run, step=2):
-    """Of each occurrence: role, rank and begin of its windows."""
+    """Return role, rank and begin of the windows of each occurrence."""
     return [
         [(each["role"], each["rank"], (each["start_unix_ns"] - BEGIN) / SECOND) for each in part["windows"]]
         for part in split(read_step(run.path, step))
@@ -92,7 +94,7 @@ class TestSplit:
         assert len(times(run)) == 1
 
     def test_visits_of_one_process(self, tmp_path):
-        """As the recording side counts them, role by role."""
+        """Visits as the recording side counts them, for each role."""
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
             fragment(run, at=at, role="rollout", visit=visit)
@@ -137,7 +139,7 @@ class TestSplit:
         assert len(times(run)) == 1
 
     def test_engines(self, tmp_path):
-        """Those of a driver go with its windows."""
+        """The engines of a driver belong to the occurrence of its windows."""
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
             fragment(run, at=at, role="rollout", visit=visit)

@@ -205,7 +205,7 @@ class TestRun:
 
 class TestStep:
     def test_slices(self, run):
-        """Of traces and spans, each with the process that it belongs to."""
+        """Slices of traces and spans, each with its process."""
         found = {row["name"]: row for row in rows(run.step().slices)}
         assert set(found) == {
             "aten::mm",
@@ -230,7 +230,7 @@ class TestStep:
         assert found["update"]["source_kind"] == "spans"
 
     def test_clocks_that_were_never_compared(self, tmp_path):
-        """Their slices say so: their times cannot be compared."""
+        """The slices are marked: their times cannot be compared."""
         made = make_run(tmp_path, "r")
         record(made, data=trace(op("a", 1, 1)))
         record(made, rank=1, host="other", data=trace(op("b", 1, 1)))

@@ -13,7 +13,9 @@ from stepprof.run.evidence import CaptureUse, Evidence, Frame, StackStretch
 
 
 def found(*calls, call="self._selector.poll"):
-    """The findings of a step of 1 s whose thread runs an event loop; calls are (name, start, length, coroutine)."""
+    """Return the findings of a step of 1 s whose thread runs an event loop. Calls are (name, start, length,
+    coroutine).
+    """
     made = source(
         Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
         ("thread", "window", "rollout", 0, 1000, "rollout"),
@@ -62,6 +64,6 @@ def test_nothing_to_mend(calls):
 
 
 def test_a_thread_that_works_does_not_wait():
-    """The last sample is open while the thread computes: it may be what the sample does."""
+    """The last sample is open while the thread computes, and this work may belong to the sample."""
     calls = [("sample", 0, 300, number) for number in range(7)]
     assert found(*calls, ("sample", 0, 900, 7), call="torch.mm") == []

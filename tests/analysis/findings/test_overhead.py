@@ -1,4 +1,4 @@
-"""What computing preempted sequences again cost, from forward steps and the engine's own count."""
+"""The cost of computing preempted sequences again, from forward steps and the engine's own count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether the collectives in a trace are exactly those that its window called: on a simulation of two ranks and gloo's threads."""
+"""Whether the collectives in a trace are exactly those that its window called, on a simulation of two ranks
+and gloo's threads.
+"""
 
 from __future__ import annotations
 

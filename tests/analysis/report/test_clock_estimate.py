@@ -1,4 +1,6 @@
-"""The offsets of hosts that were never compared, from the collectives of their ranks: on simulated jobs whose truth is known."""
+"""The offsets of hosts that were never compared, estimated from the collectives of their ranks, on
+simulated jobs with known clocks.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +217,7 @@ class TestRefused:
         assert "the call with one number" in self.made(other, numbered=True)
 
     def test_a_rank_twice(self):
-        """Two jobs in one run, or one that was started anew: which calls belong together is not known."""
+        """Two jobs in one run, or a restarted job: it is not known which calls belong together."""
         assert "recorded twice" in self.made(lambda members: [*members, members[0]], numbered=True)
 
     def test_some_numbers(self):

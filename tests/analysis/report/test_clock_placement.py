@@ -50,7 +50,7 @@ class TestMoved:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory, torch_server):
-    """What two real ranks recorded."""
+    """Return the recordings of two real ranks."""
     folder = tmp_path_factory.mktemp("recorded")
     record(folder, server=torch_server)
     return folder
@@ -194,7 +194,7 @@ class TestGloo:
         assert placed_by(job)[0] == "unmeasured"
 
     def test_a_clock_that_was_set(self, job):
-        """Collectives that no offset fits place nothing, and a finding says so."""
+        """If no offset fits the collectives, no host is placed, and a finding says so."""
 
         def later(content):
             events = [each for each in content["traceEvents"] if "ts" in each]

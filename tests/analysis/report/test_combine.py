@@ -613,7 +613,7 @@ class TestCoverage:
         assert made.idle[0].causes == {"host": 0.07}
 
     def test_a_lost_capture_covers_nothing(self):
-        """Of rank 1 only the manifest is left: it has a row all the same, and a place in the Gantt chart."""
+        """Only the manifest of rank 1 exists. The rank still has a row, and a place in the Gantt chart."""
         made = report(
             trace(0, ("thread", "cpu_op", "mm", 0, 100)),
             manifests=[manifest(window(0), window(1, status="lost", artifacts=[], error="export: killed"))],
@@ -840,7 +840,9 @@ class TestRollout:
         ]
 
     def test_the_schedulers_of_a_data_parallel_engine_are_added_up(self):
-        """Each has a file and a batch of its own: for 50 ms 4 and 8 sequences, then the second one has none."""
+        """Each scheduler has its own file and batch. For 50 ms they have 4 and 8 sequences, then the second
+        one has none.
+        """
         made = report(engine(0, (0, 50, 4), (50, 50, 4), group=0), engine(0, (0, 50, 8), group=1))
         (row,) = made.rollout
         assert (row.label, row.iterations, row.peak_batch, row.below_half, row.tail) == (

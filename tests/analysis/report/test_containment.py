@@ -51,7 +51,7 @@ times = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda each: (min(
 
 @given(st.lists(times, min_size=1, max_size=30))
 def test_slices_of_one_thread(slices):
-    """It is the last slice to open that ends no earlier."""
+    """The parent is the latest slice that ends no earlier."""
     slices.sort(key=lambda each: (each[0], -each[1]))
     start, end = zip(*slices, strict=True)
     count = len(slices)

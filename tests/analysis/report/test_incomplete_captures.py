@@ -11,7 +11,9 @@ from stepprof.analysis.report.processes import gather
 
 
 def short(*windows, sources=(), engines=()):
-    """Of each: label, status, what capped it, the reason, seconds recorded, seconds of the window."""
+    """Return for each: label, status, the limit that capped it, the reason, recorded seconds, seconds of
+    the window.
+    """
     processes = gather([digest(each) for each in sources], windows)
     return [
         (each.label, each.status, each.capped_by, each.reason, each.recorded, each.window)

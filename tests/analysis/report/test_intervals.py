@@ -94,7 +94,9 @@ def columns(slices):
 
 
 def own_slowly(slices):
-    """Of each slice the points of time in which it is the innermost one: of equal ones, the one that was opened last."""
+    """Return for each slice the points of time in which it is the innermost one; among equal slices, the
+    one that was opened last.
+    """
     owned = [0] * len(slices)
     for track in {track for track, _, _ in slices}:
         mine = [at for at, each in enumerate(slices) if each[0] == track]

@@ -1,4 +1,6 @@
-"""Which calls of several ranks are one collective, and which stay unmatched: nothing is matched that the traces do not show to belong together."""
+"""The calls of several ranks that are one collective, and those that stay unmatched. Calls are matched only
+if the traces show that they belong together.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from stepprof.analysis.report.matching import match
 
 
 def matched(*peers):
-    """What was matched: the kind, and by process the starts of its calls [ms]."""
+    """Return the matched calls: the kind, and by process the starts of its calls [ms]."""
     found = match(peers)
     return [
         (
@@ -162,7 +164,9 @@ class TestOneGroup:
         assert matched(*peers) == []
 
     def test_the_clocks_errors_are_allowed_for(self):
-        """Of two hosts the errors add up: 5 ms apart may be together within 2 x 3 ms, not within 2 x 2 ms; on one host there is none."""
+        """The errors of two hosts add up: calls 5 ms apart may be simultaneous with 2 x 3 ms, but not with
+        2 x 2 ms. On one host there is no error.
+        """
 
         def pair(error, host):
             first = peer("a", 0, (0, 10), world=2, error=error, host="h")
@@ -291,7 +295,7 @@ class TestSeveralGroups:
         assert left(*peers)["3"] == [(0, 0, 0), (20, 0, 0)]
 
     def test_where_a_rank_was_not_recorded_nothing_is_matched(self):
-        """Of three ranks two were recorded: each call may be of the group of all."""
+        """Only two of three ranks were recorded, so each call may belong to the group of all ranks."""
         peers = [peer(f"{rank}", rank, (0, 10), world=3, groups=[(0, 1)]) for rank in range(2)]
         assert matched(*peers) == []
 

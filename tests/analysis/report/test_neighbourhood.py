@@ -133,7 +133,7 @@ def add_regions(run, rank, regions) -> None:
 
 
 class TestRegions:
-    """Where no role divides the step."""
+    """Steps that no role divides."""
 
     @pytest.fixture(params=[None, "actor"])
     def role(self, request):

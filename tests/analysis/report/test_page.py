@@ -1,4 +1,6 @@
-"""The page as a file: its size, what it may load, what of the report is in it, and that nothing of a trace is markup."""
+"""The page as a file: its size, the resources that it may load, its content, and that no text of a trace is
+interpreted as markup.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ MEGABYTE = 1_000_000
 
 
 def payload(page):
-    """What the page carries, decoded as its script does: the table and the columns."""
+    """Return the data of the page, decoded as its script does: the table and the columns."""
     (text,) = re.findall(r'id="data">([^<]*)</script>', page)
     raw = gzip.decompress(base64.b64decode(text))
     (length,) = struct.unpack_from("<I", raw)
@@ -42,7 +44,7 @@ def payload(page):
 
 
 def unpacked(gantt, columns):
-    """Rows of (label, bars as (start, seconds, name, role, depth), busy) from what is packed."""
+    """Return rows of (label, bars as (start, seconds, name, role, depth), busy) from the packed data."""
     rows, at, busy_at = [], 0, 0
     for row in gantt["rows"]:
         found = []
@@ -97,7 +99,9 @@ class TestPage:
         assert columns["length"].min() * table["gantt"]["tick"] >= longest_left_out - table["gantt"]["tick"]
 
     def test_the_policy_names_the_digests_of_what_is_inline_and_allows_no_request(self):
-        """No source of anything but inline data pictures; the digests are those of the script and the style that stand there."""
+        """The policy allows inline pictures and no other source. Its digests are those of the inline script
+        and style.
+        """
         page = render(make_report(2))
         (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
         rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -119,7 +123,9 @@ class TestPage:
         assert word not in render(make_report(1))
 
     def test_nothing_of_a_trace_stands_in_the_markup(self):
-        """A report whose every text is hostile has, but for the data, the page of any other."""
+        """A report in which every text is hostile has the same markup as any other one, except for the
+        data.
+        """
         report = make_report(2)
         hostile = msgspec.structs.replace(
             report,

@@ -44,7 +44,7 @@ def report(tmp_path, *ranks):
 
 
 def waited(made):
-    """By which process and how long each waited for the one that came last."""
+    """Return how long each process waited for the last one."""
     return {
         row.straggler: {each.label: round(each.seconds * 1e6) for each in row.waited}
         for row in made.skew

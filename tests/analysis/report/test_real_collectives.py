@@ -176,7 +176,7 @@ class Job:
 
     @classmethod
     def of(cls, folder: Path) -> Job:
-        """Read what a job left in a folder."""
+        """Read the files of a job in a folder."""
         (run,) = list_runs(folder / "runs")
         files = sorted(folder.glob("truth-*.json"))
         return cls(run, [json.loads(file.read_text()) for file in files])
@@ -223,7 +223,7 @@ def waits_in(report) -> dict[str, tuple[int, dict[int, float]]]:
 
 
 def causes_of(report, rank: int) -> dict[str, float]:
-    """What a rank spent its step on."""
+    """Return the causes of a rank's time in the step."""
     (row,) = (row for row in report.idle if row.label == f"actor rank {rank}")
     assert row.busy + sum(row.causes.values()) == pytest.approx(row.wall, abs=1e-6)
     return {"busy": row.busy, **row.causes}
@@ -339,7 +339,7 @@ class TestTwoRanks:
         assert was_late["busy"] < 0.25 * matched  # it slept
 
     def test_sentences(self, two_ranks, late):
-        """The sentences name the rank that was late and no other; what the terminal prints is the same."""
+        """The sentences name the late rank and no other one. The terminal prints the same sentences."""
         report = report_of(two_ranks.run, late + 2)
         assert named_in(report) == {late}
         text = printed(report)

@@ -171,7 +171,9 @@ HIDDEN = ("profiler::_record_function_enter_new", "profiler::_record_function_ex
 
 @pytest.mark.torch
 def test_the_averages_of_torch(run_script, tmp_path, monkeypatch):
-    """Calls and self time of each operator in each region, and calls and time of each region, are those of torch.profiler."""
+    """Calls and self time of each operator in each region, and calls and time of each region, equal those
+    of torch.profiler.
+    """
     for module in (region_calls, region_rows):
         monkeypatch.setattr(module, "MOST_CALLED", 100)
     ran = run_script(JOB)
@@ -239,7 +241,9 @@ stepprof.shutdown()
 @pytest.mark.torch
 @pytest.mark.parametrize("spans", ["spans", "trace alone"])
 def test_regions_with_attributes(run_script, tmp_path, spans):
-    """Their operators are theirs: a trace holds attributes next to the range of the thread. Those of coroutines are not known."""
+    """Operators are listed under the region, because a trace holds its attributes next to the range of the
+    thread. The attributes of coroutines are not known.
+    """
     ran = run_script(WITH_ATTRIBUTES, spans)
     assert ran.returncode == 0, ran.stderr
     rows = by_path(analyse(find([], output_dir=tmp_path / "runs"), workers=1).tree)

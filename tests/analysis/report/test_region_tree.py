@@ -1,4 +1,6 @@
-"""The nesting of one source's regions, and what they called: times in milliseconds."""
+"""The nesting of one source's regions, and the operators and kernels that they called. Times are in
+milliseconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the steps of a run differ among themselves, and that a comparison of two says so."""
+"""The spread between the steps of a run, and its use in a comparison of two steps."""
 
 import json
 

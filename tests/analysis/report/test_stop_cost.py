@@ -35,7 +35,7 @@ class TestEstimate:
         ]
 
     def test_not_for_the_bound_that_it_had(self):
-        """That is known."""
+        """There is no estimate for the actual bound, because its cost was measured."""
         (cost,) = stop_costs(processes(32), [engine_entry(write_seconds=2.0, capped_by="engine")])
         assert [bound for bound, _ in cost.estimates] == [128, 512]
 

@@ -1,4 +1,6 @@
-"""Which rank waited for which inside collectives, how long and in which phase; times in milliseconds."""
+"""Which rank waited for which one inside collectives, for how long and in which phase. Times are in
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +191,7 @@ class TestRooted:
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
 
     def test_a_transfer_is_no_wait(self):
-        """All take 30 ms, the source with all others one after the other."""
+        """All calls take 30 ms: the source sends to the others one after the other."""
         assert waited(self.calls((0, 30), (1, 29), (2, 28))) == pytest.approx({"0": 2, "1": 1})
 
     def test_of_two_that_came_together_none_is_blamed(self):
@@ -200,7 +202,9 @@ class TestRooted:
 
     @pytest.mark.parametrize(("name", "straggler"), [("gloo:broadcast", None), (DEVICE, "2")])
     def test_a_thread_may_leave_late(self, name, straggler):
-        """Rank 2 came 20 ms after rank 1 and just before rank 0 left: on a busy machine a thread goes on so late with what it had from rank 1. A kernel does not."""
+        """Rank 2 entered 20 ms after rank 1 and just before rank 0 left. On a busy machine a thread may
+        resume that late with the data of rank 1. A kernel does not.
+        """
         found = self.calls((0, 222), (200, 1), (220, 2), name=name)
         assert found.by_phase[ACTOR].straggler == straggler
         assert waited(found) == {"0": 220}
@@ -224,7 +228,9 @@ class TestRooted:
 
 
 class TestProfiler:
-    """What a rank came later because the profiler held it up for longer than others is the recording's doing."""
+    """If the profiler delayed a rank for longer than the others, this part of the wait is caused by the
+    recording.
+    """
 
     def test_a_start_that_took_longer(self):
         """b's profiler started for 40 ms and a's for 10 ms: of the 40 ms that a waits, b is 10 ms late by itself."""

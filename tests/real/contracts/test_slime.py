@@ -72,7 +72,7 @@ class TestNames:
         ("package", "module"), [("slime", "ray.rollout"), ("miles", "ray.rollout.rollout_manager")]
     )
     def test_rollout_manager(self, package, module) -> None:
-        """It has the methods that the loop calls."""
+        """The rollout manager has the methods that the loop calls."""
         called = {f"RolloutManager.{name}" for name in (*slime_job.CALLS, "get_updatable_engines_and_lock")}
         assert called <= set(load(package)["modules"][f"{package}.{module}"])
 

@@ -84,7 +84,7 @@ SWITCHED = {"STEPPROF_STEPS": "2", "STEPPROF_BACKEND": "null", "STEPPROF_OUTPUT_
 
 @pytest.fixture
 def job(tmp_path):
-    """Return a function that runs a script, and returns its process and what it printed."""
+    """Return a function that runs a script, and returns its process and its output."""
 
     def run(script, *arguments, launcher=(), status=0, **variables):
         (tmp_path / "job.py").write_text(script)

@@ -88,7 +88,7 @@ class Npu(Warm):
         return found
 
     def folder_of(self, step: int = 2) -> Path:
-        """What torch_npu made for a step's one window."""
+        """Return torch_npu's folder of a step's only window."""
         (artifact,) = self.window(step)["artifacts"]
         assert artifact["kind"] == "npu-profile"
         return self.run_path / f"step-{step:06d}" / artifact["path"]

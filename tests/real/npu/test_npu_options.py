@@ -110,7 +110,7 @@ class TestInstalled:
 
 
 def npu_ranges(npu):
-    """With those of other domains."""
+    """Run a job with ranges of other domains."""
     return [f"({call.detail.split(' ', 2)[2]}" for call in npu.calls("mstx") if "Start" in call.name]
 
 

@@ -1,4 +1,6 @@
-"""Ray's own nsight plug-in, with what stands in for nsys on PATH: ranks in actors that were made under it follow the driver's windows, and their reports come into the step's folder."""
+"""Ray's own nsight plug-in, with an executable on PATH that replaces nsys. Ranks in actors that were
+created under it follow the driver's windows, and their reports are moved to the step's folder.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ class TestNsight:
         )
 
     def test_reports_of_an_engine(self, recorded):
-        """In an actor whose files lie elsewhere: nsys writes them late, they are brought when they have come, and the training loop did not wait."""
+        """The engine is in an actor on another disk. nsys writes the reports late, they are fetched when
+        they exist, and the training loop does not wait.
+        """
         folder, pids, _ = recorded
         found = engines(folder, 0)
         assert {step: entry["status"] for step, entry in found.items()} == {2: "complete", 4: "complete"}, (

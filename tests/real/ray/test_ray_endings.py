@@ -171,7 +171,7 @@ class TestExit:
 
     @pytest.fixture
     def leave(self, cluster, plugin, tmp_path):
-        """Run a script to its end; what it printed, its log, and when its process had ended."""
+        """Run a script until it ends; return its output, its log, and the time at which its process ended."""
 
         def leave(script, start_seconds):
             env = {**os.environ, "PYTHONPATH": workers_path(plugin)}

@@ -188,7 +188,7 @@ class TestFinding:
         assert caught.value.health == "unconfigured"
 
     def test_no_engine_at_all(self, make, connect, windows):
-        """Nothing is guessed: what can be said of an actor is named."""
+        """Nothing is guessed. The message lists the possible kinds of an actor."""
         with pytest.raises(
             EngineFailure, match=r'kind="engine" with find.*kind="rank".*kind="both".*kind="spans"'
         ):

@@ -115,7 +115,7 @@ class TestRunningCluster:
         assert (found["THEIRS"], found["STEPPROF_STEPS"], found["adapters"]) == ("hook", "2", True)
 
     def test_a_configuration_that_is_wrong(self, cluster, tmp_path: Path) -> None:
-        """One line; the job's environment is left alone."""
+        """One line is printed, and the environment of the job is not changed."""
         wrong = "os.environ.update(STEPPROF_BACKEND='nonsense') or {'env_vars': {'THEIRS': '1'}}"
         done = run(tmp_path, RUNNING.replace("RUNTIME", wrong), cluster.address, "second")
         found = json.loads(done.stdout.splitlines()[-1])

@@ -157,7 +157,7 @@ class TestRunningLoop:
         return servers, ranks
 
     def test_from_a_coroutine_of_the_program(self, targets, tmp_path):
-        """Every call of the body is in the traces, and none of what is around it."""
+        """The traces contain every call of the body, and no other call."""
         servers, ranks = targets
         session = stepprof.init(configuration(tmp_path), run_id="job")
         stepprof.attach(servers, find="engine")

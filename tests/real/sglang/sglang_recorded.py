@@ -23,7 +23,7 @@ Plain = dict[str, Any]
 
 @contextmanager
 def logged() -> Iterator[list[Plain]]:
-    """Take what is logged in the block, without what cannot be sent to the tests."""
+    """Collect the log lines of the block, without values that cannot be sent to the tests."""
     with structlog.testing.capture_logs() as lines:
         yield lines
     structlog.reset_defaults()

@@ -178,7 +178,9 @@ class TestState:
         assert brought["partial"] == "another client stopped it before the window ended"
 
     def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
-        """SGLang keeps a request armed whose step was not reached; after a window of ours it is not."""
+        """SGLang keeps an armed request if its step was not reached. After a window of stepprof it is
+        cleared.
+        """
         brought = host.run(sglang_scenarios.armed_by_another, tmp_path)
         assert brought == {"trap": ["by-itself-TP-0.trace.json.gz"], "ours": [FILE], "after": []}
 

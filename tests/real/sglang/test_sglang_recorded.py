@@ -82,7 +82,7 @@ class TestSessions:
     def test_a_step_that_never_comes(
         self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The engine was armed for it, and nothing of it is left."""
+        """The engine was armed for the step, and no file of it is left."""
         assert host.run(sglang_recorded.armed_in_vain, tmp_path)
         check_only_step(tmp_path / "run", capsys)
 

@@ -31,7 +31,8 @@ Counts = dict[int, list[int]]
 
 
 def counted(host: Host, folder: Path, steps: dict[int, tuple[int, int]]) -> tuple[Path, Counts]:
-    """Return a run in which SGLang's counts were there in time, and what it returned of the requests.
+    """Return a run for which SGLang's counts arrived in time, and its answers to the requests. No call
+    waits for the counts: on a busy machine an answer may be late, and then the entry has no counts.
 
     No call waits for the counts: on a busy machine an answer can be late, and the entry then has none.
     """

@@ -74,7 +74,7 @@ def server_of(engine):
 
 
 class Client(LLMServerClient):
-    """verl's client of one server, whose replies are pickled as by Ray."""
+    """verl's client of one server. Its replies are pickled, as by Ray."""
 
     def __init__(self, server):
         rollout = SimpleNamespace(name="vllm", full_determinism=False)

@@ -1,4 +1,6 @@
-"""Hosts whose clocks really differ: one of two processes gets another time from the C library itself (libfaketime, Debian's `faketime`), and nothing of stepprof's knows."""
+"""Hosts with different clocks: one of two processes gets another time from the C library (libfaketime,
+Debian's `faketime`), without a change to stepprof.
+"""
 
 from pathlib import Path
 

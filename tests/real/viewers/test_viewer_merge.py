@@ -87,7 +87,7 @@ def random_source(seed: int, slices: int, tracks: int) -> Source:
 
 
 def seen(rows: Sequence[dict[str, Any]], format_: str) -> Counter[tuple[object, ...]]:
-    """What the trace processor says of slices, without the lane that is in the name of a thread."""
+    """Return the slices according to the trace processor, without the lane in the name of a thread."""
     found: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         track = (

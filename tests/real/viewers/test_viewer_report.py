@@ -147,8 +147,8 @@ def background(page: Chromium, folder: Path) -> float:
 
 class TestPage:
     def test_64_ranks_are_painted_within_a_second(self, page: Chromium, tmp_path: Path) -> None:
-        """By the browser's own clock, in the best of five loads, since the machine has other work;
-        nothing but the file is requested.
+        """By the browser's own clock, in the fastest of five loads, because other programs use the machine.
+        The browser requests only the file.
         """
         address = show(page, tmp_path, make_report(64, 4))
         assert colours(page) > 20

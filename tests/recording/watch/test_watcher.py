@@ -339,7 +339,9 @@ class TestBudget:
         assert len(claims(tmp_path / "run")) == 2
 
     def test_captures_run_out(self, loop) -> None:
-        """For all ranks together, and over a restart of the job in the same run."""
+        """The limit applies to all ranks together, and continues after a restart of the job in the same
+        run.
+        """
         watched = loop(max_captures=2)
         for step in (10, 40):
             assert self.slow(watched, step) == f"step {step + 2}"

@@ -152,7 +152,7 @@ class TestSlots:
         assert caught.value.health == "unconfigured"
 
     def test_the_age_of_a_word(self, tmp_path: Path, window: EngineWindow) -> None:
-        """By the clock of the file system; a beat makes it young again."""
+        """The age is measured by the clock of the file system. A heartbeat resets it."""
         slot = FileSlot(tmp_path / "slot.json")
         assert slot.take(held(window))
         assert slot.silent_seconds() < 60
@@ -408,7 +408,7 @@ class TestHold:
 
 
 def entries(window: EngineWindow) -> list[dict[str, Any]]:
-    """What the manifest says of a window's engines."""
+    """Return the entries of a window's engines in the manifest."""
     (path,) = (window.folder / "manifest").iterdir()
     reported: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return reported

@@ -548,7 +548,9 @@ class TestNsys:
         assert self.brought(self.end(NsysLink(), tmp_path), tmp_path, 2)
 
     def test_inside_a_window_of_this_process(self, tmp_path: Path) -> None:
-        """Nothing is sent: the engine is in that window's report, and its stop would end it."""
+        """No start is sent: the engine is in the report of that window, and its stop would end the window's
+        range.
+        """
         ranges.begin((2, "step/rank-0"), own=True)
         link = NsysLink()
         stopped = self.end(link, tmp_path)

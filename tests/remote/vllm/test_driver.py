@@ -597,7 +597,7 @@ class TestNsys:
             ).result(10)
 
     def test_a_delay_is_refused_when_it_is_attached(self, tmp_path: Path) -> None:
-        """By its key."""
+        """The message names the key."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         roles = {"rollout": {"engine": {"backend": "nsys", "delay_iterations": 3}}}
         stepprof.init({"steps": "2", "backend": "null", "roles": roles, "output_dir": str(tmp_path)}, rank=0)

@@ -1,4 +1,5 @@
-"""Answers of a vLLM server that the real one of one version does not give when it is asked to: its failures, and other versions.
+"""Answers of a vLLM server that the real server cannot be made to give: its failures, and those of other
+versions. The real server is recorded in `tests/real/vllm/test_vllm_server.py`.
 
 The real server is recorded in `tests/real/vllm/test_vllm_server.py`.
 """
@@ -83,7 +84,7 @@ def window(tmp_path: Path) -> EngineWindow:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Callable[..., EngineWindow]:
-    """Return a function that makes a window whose engine writes to a folder with a link; as many as are wanted of one folder."""
+    """Return a function that makes windows whose engine writes to one folder with a link."""
     link = lay_out(tmp_path / "traces")
 
     def made(**options: Any) -> EngineWindow:
@@ -138,7 +139,9 @@ class TestArm:
         ],
     )
     def test_settings_of_a_wrong_type(self, tmp_path: Path, reported: Any) -> None:
-        """What a server says of itself is believed where it is of the right type, and no reason to fail otherwise."""
+        """A value in a server's answer is used if it has the right type. Otherwise it is ignored, and the
+        call does not fail.
+        """
         with serving({**READY, "GET /server_info?config_format=json": reported}) as server:
             run(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
 
@@ -321,7 +324,9 @@ class TestStop:
     def test_a_close_while_a_stop_is_pending(
         self, shared: Callable[..., EngineWindow], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It waits for that stop and sends no other: one of two would find that the other has taken the files."""
+        """The close waits for that stop and sends no second one: the later of two stops would find that the
+        files have already been taken.
+        """
         release = threading.Event()
 
         def stop(_: Any) -> int:

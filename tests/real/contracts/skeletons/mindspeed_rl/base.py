@@ -2,7 +2,7 @@
 
 
 class RayBaseTrainer:
-    """What every trainer has."""
+    """The common part of all trainers."""
 
     def __init__(
         self, actor_worker=None, ref_worker=None, reward_list=None, critic_worker=None, train_iters=1

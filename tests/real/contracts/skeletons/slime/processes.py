@@ -52,7 +52,7 @@ class MegatronTrainRayActor:
 
 @ray.remote(num_cpus=0)
 class SGLangEngine:
-    """Stands for the actor that starts a server: nothing answers at its address."""
+    """Replace the actor that starts a server. No server answers at its address."""
 
     server_host = "127.0.0.1"
     server_port = 9
