@@ -154,7 +154,7 @@ def campaigns(session: nox.Session) -> None:
 def diagnosis(session: nox.Session) -> None:
     """Run jobs with one planted fault each, and compare the first finding of their reports with it."""
     session.env["DIAGNOSIS"] = "all"
-    run_tests(session, "-n", "0", "tests/diagnosis")
+    run_tests(session, "-n", "0", "tests/diagnosis", measured=False)
 
 
 @nox.session(venv_backend="none")
@@ -236,7 +236,7 @@ def adapters_oldest(session: nox.Session) -> None:
     before = Path(session.virtualenv.location).resolve() / "trl-before"
     unpack(session, TRL_BEFORE, before)
     session.env["TRL_BEFORE"] = str(before)
-    run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray")
+    run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray", measured=False)
 
 
 # Frameworks that cannot run here, or not in every mode: their adapters are checked against these
@@ -264,7 +264,7 @@ def contracts(session: nox.Session) -> None:
         for version, folder in zip(versions, folders, strict=True):
             unpack(session, f"{name}=={version}", folder, options=("--ignore-requires-python",))
         session.env[f"{name.upper()}_WHEEL".replace("-", "_")] = os.pathsep.join(map(str, folders))
-    run_tests(session, "tests/real/contracts")
+    run_tests(session, "tests/real/contracts", measured=False)
 
 
 # Next to verl's environment, not in it: verl imports a name of TRL, if it finds one, that newer TRL
@@ -283,7 +283,7 @@ def verl(session: nox.Session) -> None:
         session,
         "tests/real/verl",
         *("-k", "not (modes or sglang) or separate_async"),
-        coverage=("--concurrency=thread",),
+        measured=False,
     )
 
 
@@ -396,7 +396,10 @@ def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
 def run_tests(
     session: nox.Session, *arguments: str, measured: bool = True, coverage: tuple[str, ...] = ()
 ) -> None:
-    """Run tests in the session's own environment, or in that of nox if it has none, and measure their coverage."""
+    """Run tests in the session's own environment, or in that of nox if it has none, and measure their coverage.
+
+    Coverage is not measured where nearly every line is measured elsewhere: it makes each import of torch, Ray or vLLM a half slower.
+    """
     # concurrent sessions each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
     command = ["-m", "pytest", "-o", memory, "--durations=10", *arguments, *session.posargs]
