@@ -64,7 +64,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """The evidence of one process, for the thread that opened its windows."""
+    """The evidence of one process, for the thread that is followed."""
 
     stacks: Sequence[Stack] = ()
     collecting: Intervals = field(default_factory=lambda: EMPTY)
@@ -78,10 +78,17 @@ class Signs:
         object.__setattr__(self, "_ends", [*accumulate((stack.end for stack in self.stacks), max)])
 
     @classmethod
-    def of(cls, evidence: Evidence, offset_ns: int) -> Signs:
-        """Return the evidence of a process whose clock is ahead of the common one by some nanoseconds."""
-        counts = Counter(each.thread for each in (*evidence.captures, *evidence.regions))
-        main = counts.most_common(1)[0][0] if counts else None
+    def of(cls, evidence: Evidence, offset_ns: int, main: int | None) -> Signs:
+        """Return the evidence of a process.
+
+        Args:
+            evidence: what was recorded.
+            offset_ns: how far its clock is ahead of the common one.
+            main: the native id of the thread that is followed; None: the one that opened most windows and regions.
+        """
+        if main is None:
+            counts = Counter(each.thread for each in (*evidence.captures, *evidence.regions))
+            main = counts.most_common(1)[0][0] if counts else None
         stacks = [
             Stack(
                 each.start_unix_ns - offset_ns,

@@ -298,7 +298,9 @@ def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[s
             else None
         )
         if own is not None:
-            found[process.label] = Signs.of(own, process.offset_ns)
+            threads = [digest.nest.thread for digest in process.digests if digest.nest is not None]
+            main = next((each for each in threads if each is not None), None)
+            found[process.label] = Signs.of(own, process.offset_ns, main)
     return found
 
 

@@ -1,7 +1,8 @@
 """Follow a source's nested windows and regions: which region is innermost at each moment.
 
 A window and its regions are on the thread that opened the window, or on the row of coroutines. There,
-the region that opened last and is still open is the innermost one.
+the region that opened last and is still open is the innermost one. Of threads that open windows
+concurrently, one is followed (`followed_threads`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Source
 from stepprof.run.amounts import amounts
 
@@ -62,6 +64,8 @@ class Nest(msgspec.Struct, frozen=True):
     """Packed intervals in which regions of other threads and of coroutines were open."""
     coroutines: list[Concurrent] = []
     """The calls of coroutines of the thread that opened the windows."""
+    thread: int | None = None
+    """The native id of the followed thread; None: not known."""
 
     def stretches(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, end, place) in the order of time."""
@@ -80,13 +84,14 @@ class Nest(msgspec.Struct, frozen=True):
 
 
 def nest_of(source: Source, chosen: Chosen) -> Nest | None:
-    """Return the nesting of the threads and coroutines that opened windows; None: there is none."""
+    """Return the nesting of the followed threads and their coroutines; None: there is none."""
     slices = source.slices
     which = np.union1d(chosen.windows, chosen.regions)
     opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
-    beside = which[:0]
+    beside, thread = which[:0], None
     if len(opened):
-        tracks = np.unique(slices.track[opened])
+        followed, thread = followed_threads(source, chosen, opened)
+        tracks = np.array(followed)
         if source.origin.kind != "spans" and len(chosen.regions):  # a trace has windows on a row of their own
             least = int(tracks.max()) + 1
             spent = np.bincount(slices.track[chosen.regions], slices.duration[chosen.regions], least)
@@ -103,7 +108,10 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     nest = _Sweep(source, chosen, which, set(opened.tolist())).nest()
     others = Intervals.union(slices.start[beside], slices.start[beside] + slices.duration[beside])
     return msgspec.structs.replace(
-        nest, beside=others.coarse(MOST_BESIDE)[0].pack(), coroutines=concurrent_calls(source, chosen)
+        nest,
+        beside=others.coarse(MOST_BESIDE)[0].pack(),
+        coroutines=concurrent_calls(source, chosen),
+        thread=thread,
     )
 
 

@@ -1,7 +1,8 @@
 """Nest the regions of one source: roles, regions, and the operators and kernels that they called.
 
 The thread that opened the windows is partitioned: each moment belongs to the region that opened last
-and is still open, or to none. Regions of other threads stand apart: their time runs concurrently.
+and is still open, or to none. Roles and regions of other threads stand apart: their time runs
+concurrently.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.nesting import innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
@@ -99,9 +101,9 @@ class _Tree:
         self.main = self._main(windows)
 
     def _main(self, windows: Indices) -> set[int]:
-        """Return the tracks that windows divide: the thread that opened them, and its coroutines."""
+        """Return the tracks that windows divide: the followed threads, and their coroutines."""
         slices, which = self.source.slices, self.which
-        tracks = set(np.unique(slices.track[windows]).tolist())
+        tracks = set(followed_threads(self.source, self.chosen, windows)[0])
         threads = which[~self.tasks[slices.track[which]]]
         if not tracks - set(
             np.flatnonzero(self.tasks).tolist()

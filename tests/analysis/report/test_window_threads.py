@@ -1,0 +1,100 @@
+"""Threads that open windows concurrently: their roles and regions are not inside each other."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, source
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.evidence import CaptureUse, Evidence, Frame, RegionCpu, StackStretch
+
+ORIGIN = Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100)
+MAIN, OTHER = ("thread", "7"), ("thread", "8")
+
+
+def rows(*slices):
+    """The region tree and the path, in milliseconds."""
+    made = combine([digest(source(ORIGIN, *slices))], step=2, run_id="r")
+    tree = {}
+    names = []
+    for row in made.tree:
+        names.append((*(names[row.parent] if row.parent is not None else ()), row.name))
+        tree["/".join(names[-1])] = round(1e3 * row.seconds)
+    return tree, [(each.role, each.region, round(1e3 * each.seconds)) for each in made.path]
+
+
+def test_a_role_next_to_another_one():
+    """The reference model answers in a thread, while the main thread scores: each role has its own region only."""
+    tree, path = rows(
+        (MAIN, "window", "step", 0, 200, None),
+        (OTHER, "window", "ref", 5, 120, "ref"),
+        (OTHER, "region", "logprob", 6, 118, "ref"),
+        (MAIN, "window", "reward", 10, 70, "reward"),
+        (MAIN, "region", "score", 11, 68, "reward"),
+        (MAIN, "window", "actor", 130, 60, "actor"),
+    )
+    assert tree["step/reward/score"] == 68
+    assert tree["other threads/ref/logprob"] == 118
+    assert ("reward", "score", 68) in path
+    assert all(region != "logprob" for _, region, _ in path)
+
+
+def test_a_role_that_the_main_thread_waits_for():
+    """A window in a worker thread is inside the step that its driver opened and then waited."""
+    tree, path = rows(
+        (MAIN, "window", "step", 0, 200, None),
+        (OTHER, "window", "rollout", 10, 100, "rollout"),
+        (OTHER, "region", "generate", 20, 80, "rollout"),
+        (MAIN, "window", "actor", 120, 60, "actor"),
+    )
+    assert tree["step/rollout/generate"] == 80
+    assert tree["step/actor"] == 60
+    assert ("rollout", "generate", 80) in path
+
+
+@pytest.mark.parametrize("sleeper", [7, 8])
+def test_the_stacks_are_of_the_thread_that_is_followed(sleeper):
+    """A sleep in the shorter role is no sleep in the longer one, whichever thread opened the capture."""
+    at = (2, None, T0, T0 + 200 * MS)
+    made = combine(
+        [
+            digest(
+                source(
+                    ORIGIN,
+                    (OTHER, "window", "rollout", 0, 100, "rollout"),
+                    (OTHER, "region", "generate", 0, 100, "rollout"),
+                    (MAIN, "window", "actor", 1, 199, "actor"),
+                    (MAIN, "region", "update", 1, 199, "actor"),
+                )
+            )
+        ],
+        step=2,
+        run_id="r",
+        evidence=[
+            Evidence(
+                0,
+                "h",
+                100,
+                stretches=(
+                    StackStretch(
+                        sleeper,
+                        2,
+                        None,
+                        T0 + 100 * MS,
+                        T0 + 200 * MS,
+                        4,
+                        (Frame("f", "job.py", 5),),
+                        "time.sleep",
+                        None,
+                        None,
+                    ),
+                ),
+                regions=(RegionCpu(8, *at, "generate", 0.0), RegionCpu(7, *at, "update", 0.2)),
+                captures=(CaptureUse(8, *at, None, None, 0),),
+            )
+        ],
+    )
+    found = [(each.topic, each.region) for each in made.findings if each.start is not None]
+    assert found == ([("poll", "update")] if sleeper == 7 else [])
