@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 from cudamemory import cuda, rehearsed  # noqa: F401 - fixtures
 from faulty import faulty, log, start  # noqa: F401 - fixtures
 from looping import other_loop  # noqa: F401 - a fixture
+from other_user import shared  # noqa: F401 - a fixture
 from ran import Ran
 from simulated import engine  # noqa: F401 - a fixture
-from stranger import shared  # noqa: F401 - a fixture
 
 if importlib.util.find_spec("hypothesis"):  # an engine's own environment has none of it
     from hypothesis import settings

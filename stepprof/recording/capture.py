@@ -95,7 +95,7 @@ class LocalCapture:
         self._ending: Ending | None = None
         self._last = opener
         """The window that exited last."""
-        self.exported_beside = False
+        self.has_background_export = False
         """Whether the background thread submits its export, which delays no window."""
         self.submitting = threading.Lock()
         self.over = False
@@ -299,7 +299,7 @@ class LocalCapture:
     def _conclude(self, result: ExportResult) -> bool:
         self.record.export_seconds = round(result.seconds, 6)
         self.record.export_note = result.note
-        if not self.exported_beside:
+        if not self.has_background_export:
             self.add_stall(result.stall_seconds)
         self.record.artifacts = as_entries(result.artifacts)
         if result.error is not None and result.outcome != "partial":

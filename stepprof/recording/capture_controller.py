@@ -217,7 +217,7 @@ class Capturer:
             self.machine.stop(**fields, reason=ending.capped_by or ending.error)
             self.changed()
             capture.close_regions()
-            self.exports.owe(capture, capture.backend.stop(capture.place, capture.annotate()))
+            self.exports.add_pending(capture, capture.backend.stop(capture.place, capture.annotate()))
             capture.end(ending, left)
             self.machine.done(**fields)
             self.backend = None

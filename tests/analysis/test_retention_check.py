@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
+from other_user import as_other_user, needs_root, plant, shared  # noqa: F401 - a fixture
 from runs import make_run, record
-from stranger import as_stranger, needs_root, plant, shared  # noqa: F401 - a fixture
 
 import stepprof
 from stepprof.analysis.verify import verify_run
@@ -81,7 +81,7 @@ class TestCheck:
         (run.path / "after").mkdir()
         (run.path / "after").chmod(0o777)
         for name in ("leader.json", "leader.2.json"):
-            as_stranger('touch "$1"', run.path / "after" / name)
+            as_other_user('touch "$1"', run.path / "after" / name)
         assert notes(run.path) == [
             "after: leader.2.json and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
         ]
@@ -102,7 +102,7 @@ class TestJob:
             run = shared / "r"
             for folder in (run / "after", run / "step-000002" / "manifest", run / "status"):
                 folder.mkdir(parents=True, exist_ok=True)
-            as_stranger('test -w "$1" || true', run)
+            as_other_user('test -w "$1" || true', run)
             attack(run)
             with stepprof.profile_step(2, role="actor"):
                 pass

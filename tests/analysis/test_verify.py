@@ -197,7 +197,7 @@ class TestOtherKinds:
         return run.path
 
     def test_a_folder_of_torch_npu(self, tmp_path):
-        """Its parts are looked for; its size changes when it is analysed, and its files are not strangers."""
+        """The check looks for its parts. Its size changes when it is analysed, and its files are not reported as unknown."""
 
         def write(folder):
             (folder / "FRAMEWORK").mkdir(parents=True)

@@ -177,7 +177,7 @@ class TestRun:
 
 
 @contextlib.contextmanager
-def as_nobody():
+def as_ordinary_user():
     """Run as a user to whom permissions apply."""
     was = os.geteuid()
     if was == 0:
@@ -210,7 +210,7 @@ class TestPermissions:
 
     def test_a_run_of_somebody_else(self, folder, capsys):
         """The run is not listed. If it is named, the message says that it cannot be read."""
-        with as_nobody():
+        with as_ordinary_user():
             assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
             for command in ("ls", "show", "check", "merge", "report"):
                 assert main([command, str(folder / "theirs")]) == 2
@@ -220,7 +220,7 @@ class TestPermissions:
     def test_spans_that_may_not_be_read(self, folder, capsys):
         """Unreadable spans are reported. All other data is shown."""
         (folder / "mine" / "spans").chmod(0o000)
-        with as_nobody():
+        with as_ordinary_user():
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
             report = json.loads(printed(capsys, "report", "mine", "--json"))
         assert {"source": None, "problem": "the spans cannot be read: Permission denied"} in report[

@@ -6,8 +6,8 @@ import os
 import threading
 
 import pytest
+from other_user import as_other_user, needs_root, python_as_other_user, shared  # noqa: F401 - a fixture
 from runs import make_run, record
-from stranger import as_stranger, needs_root, python_of_stranger, shared  # noqa: F401 - a fixture
 
 import stepprof
 from stepprof.analysis.verify import verify_run
@@ -75,14 +75,14 @@ class TestMakeFolder:
     @needs_root
     def test_a_folder_of_another_user(self, shared):  # noqa: F811
         """Is left where it is; the error says whose it is."""
-        as_stranger('mkdir "$1"', shared / "run")
+        as_other_user('mkdir "$1"', shared / "run")
         (shared / "run" / "step-000002").mkdir(mode=0o755)
         script = (
             "run = pathlib.Path(sys.argv[1])\n"
             "try: make_folder(run, run / 'step-000002' / 'manifest')\n"
             "except OSError as error: print(error)"
         )
-        said = python_of_stranger(
+        said = python_as_other_user(
             "pathlib, sys\nfrom stepprof.run.folders import make_folder", script, shared / "run"
         )
         assert "step-000002 belongs to user 0, and the run to user 65534" in said
@@ -123,6 +123,6 @@ class TestCheck:
         record(run)
         record(run, rank=1)
         run.path.chmod(0o777)
-        as_stranger('mkdir "$1"', run.path / "step-000003")
+        as_other_user('mkdir "$1"', run.path / "step-000003")
         problems = [(each.where, each.problem) for each in verify_run(run.path).problems]
         assert ("step-000003", "belongs to user 65534, and the run to user 0") in problems

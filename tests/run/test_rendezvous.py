@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stranger import as_stranger, needs_root, plant
+from other_user import as_other_user, needs_root, plant
 
 from stepprof.errors import ConfigError
 from stepprof.host.process_identity import writer_identity
@@ -78,7 +78,7 @@ class TestAnotherUsersClaim:
         """Claims and members of another user are not waited for. The next free number is taken at once."""
         folder = folder_of(shared)
         plant(folder / "000001.json", "{")
-        as_stranger(
+        as_other_user(
             'cd "$1"; for n in $(seq 2 40); do mkfifo "00000$n.json"; done; ln -s /dev/zero 000041.json',
             folder,
         )
@@ -93,13 +93,13 @@ class TestAnotherUsersClaim:
         """A folder that another user filled is named, with what helps."""
         monkeypatch.setattr(rendezvous, "MOST_FILES", 10)
         plant(folder_of(shared) / "000001.json", "{}")
-        as_stranger('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder_of(shared))
+        as_other_user('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder_of(shared))
         with pytest.raises(ConfigError, match="more than 10 files; remove this folder"):
             claim(shared)
 
     def test_a_link_in_its_place(self, shared, tmp_path):
         """Claims are not written where another user's link leads."""
-        as_stranger('ln -s "$2" "$1/.claims"', shared, tmp_path)
+        as_other_user('ln -s "$2" "$1/.claims"', shared, tmp_path)
         with pytest.raises(ConfigError, match="is a link"):
             claim(shared)
         assert list(tmp_path.iterdir()) == []

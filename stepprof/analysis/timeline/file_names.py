@@ -59,9 +59,9 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     if not isinstance(host, str):
         host = handler["host"] if handler else None
     pid = int(handler["pid"]) if handler and len(handler["pid"]) < 12 else None
-    told = header.get("stepprof")
-    if isinstance(told, dict):
-        return _of_ours(told, shown, host, pid), findings
+    stated = header.get("stepprof")
+    if isinstance(stated, dict):
+        return _of_ours(stated, shown, host, pid), findings
     distributed = header.get("distributedInfo")
     rank = worker_of(path.name)
     stated = distributed.get("rank") if isinstance(distributed, dict) else None
@@ -72,10 +72,10 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
 
 def stated_step(path: Path) -> tuple[str | None, int | None]:
     """Return the step and run of a file, from what stepprof has written into its head."""
-    told = _header(path)[0].get("stepprof")
-    if not isinstance(told, dict):
+    stated = _header(path)[0].get("stepprof")
+    if not isinstance(stated, dict):
         return None, None
-    run_id, step = told.get("run_id"), told.get("step")
+    run_id, step = stated.get("run_id"), stated.get("step")
     return (run_id, step) if isinstance(run_id, str) and type(step) is int else (None, None)
 
 
@@ -88,18 +88,18 @@ def _header(path: Path) -> tuple[dict[str, object], list[str]]:
     return stream.header, stream.findings
 
 
-def _of_ours(told: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:
+def _of_ours(stated: dict[str, object], shown: str, host: str | None, pid: int | None) -> Origin:
     def text(key: str) -> str | None:
-        value = told.get(key)
+        value = stated.get(key)
         return value if isinstance(value, str) else None
 
     def number(key: str) -> int | None:
-        value = told.get(key)
+        value = stated.get(key)
         return value if isinstance(value, int) else None
 
-    rank = told.get("rank")
+    rank = stated.get("rank")
     return Origin(
-        "engine" if "replica" in told else "rank",
+        "engine" if "replica" in stated else "rank",
         shown,
         text("role"),
         rank if isinstance(rank, int | str) else None,

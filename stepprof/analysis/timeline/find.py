@@ -174,7 +174,7 @@ def find(
             raise ConfigError(
                 f"{names}: no run, no step and no trace (.json, .json.gz, .db of torch_npu) is there"
             )
-        _tell_apart(found.inputs)
+        _add_folders(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
         if not runs and len(plain) == 1 and plain[0].is_file():
             found.run_id, found.step = stated_step(plain[0])
@@ -373,7 +373,7 @@ def _may_be_trace(file: Path) -> bool:
     return file.name.endswith(TRACES) and is_trace_name(file.name)
 
 
-def _tell_apart(inputs: list[Input]) -> None:
+def _add_folders(inputs: list[Input]) -> None:
     """Show files of the same name with their folders."""
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):

@@ -252,14 +252,14 @@ def with_machines(inputs: Iterable[Input], windows: Iterable[Mapping[str, Any]])
     """Return the inputs. Span files without a machine get that of their process's windows, if only
     one process fits.
     """
-    told: dict[Process, set[tuple[str | None, str | None]]] = defaultdict(set)
+    reported: dict[Process, set[tuple[str | None, str | None]]] = defaultdict(set)
     for window in windows:
         writer = (window["boot_id"], window["pid_namespace"])
-        told[window["host"], window["pid"], window["rank"]].add(writer)
+        reported[window["host"], window["pid"], window["rank"]].add(writer)
     named = []
     for each in inputs:
         origin = each.origin
-        machines = told.get((origin.host, origin.pid, origin.rank), set())
+        machines = reported.get((origin.host, origin.pid, origin.rank), set())
         if origin.kind == "spans" and origin.machine is None and len(machines) == 1:
             machine, namespace = next(iter(machines))
             each = replace(each, origin=replace(origin, machine=machine, pid_namespace=namespace))  # noqa: PLW2901

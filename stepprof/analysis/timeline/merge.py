@@ -40,7 +40,7 @@ __all__ = ["Merged", "default_output", "merge", "nothing", "places", "refuse_not
 
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
-_TOLD = 3
+_MOST_LISTED = 3
 """The most entries listed about left-out files, if nothing else was found."""
 _GUESSED_FROM = 1 << 17
 """Bytes of a trace from which the start of the timeline is estimated."""
@@ -149,9 +149,9 @@ def merge(
 
 def nothing(left_out: Sequence[tuple[str | None, str]]) -> str:
     """Return the error if there is no source, with the files that are not sources."""
-    told = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
-    more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
-    return "; ".join(["nothing to merge: no trace and no spans were found", *told[:_TOLD], *more])
+    listed = [problem if label is None else f"{label}: {problem}" for label, problem in left_out]
+    more = [f"and {len(listed) - _MOST_LISTED} more"] if len(listed) > _MOST_LISTED else []
+    return "; ".join(["nothing to merge: no trace and no spans were found", *listed[:_MOST_LISTED], *more])
 
 
 def refuse_nothing(parts: Sequence[Part], filters: Filters | None = None) -> None:

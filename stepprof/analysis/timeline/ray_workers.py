@@ -27,7 +27,7 @@ __all__ = ["Cluster"]
 Result = TypeVar("Result")
 LOOK_SECONDS = 60.0
 """The time limit for asking a node which files it sees."""
-KNOCK_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 BESIDE = 2
 """Concurrent tasks on one node. Each needs the memory of one source, in addition to training on
 that node.
@@ -55,7 +55,7 @@ class Cluster:
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
-                _knock(address)
+                _require_listener(address)
                 ray.init(
                     address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="stepprof"
                 )
@@ -237,11 +237,11 @@ def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
     return sizes
 
 
-def _knock(address: str) -> None:
+def _require_listener(address: str) -> None:
     """Raise OSError where no process listens at HOST:PORT: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -106,14 +106,14 @@ def span_files(folder: Path) -> list[SpanFiles]:
         if match is None:
             continue
         rank: int | str = int(match[1]) if match[1].isdecimal() and len(match[1]) < 10 else match[1]
-        told = _Header()
+        reported = _Header()
         try:
             with open_plain(file) as lines:
-                told = _header.decode(lines.read(_HEADER_BYTES).partition(b"\n")[0])
+                reported = _header.decode(lines.read(_HEADER_BYTES).partition(b"\n")[0])
         except (OSError, *DECODE_ERRORS):
             pass
-        rank = told.rank if is_rank(told.rank) and told.rank is not None else rank
-        writer = (rank, told.host, told.pid, told.boot_id, told.pid_namespace)
+        rank = reported.rank if is_rank(reported.rank) and reported.rank is not None else rank
+        writer = (rank, reported.host, reported.pid, reported.boot_id, reported.pid_namespace)
         groups.setdefault(writer, []).append((int(match[2]), file))
     ordered = sorted(
         groups.items(),

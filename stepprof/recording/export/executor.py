@@ -113,11 +113,11 @@ class Exporter:
             else:
                 self._run(job)
         except BaseException as interrupt:
-            if not self._is_somebodys(job):
+            if not self._is_accounted_for(job):
                 self._finish(job, (), f"interrupted by {type(interrupt).__name__}", job.stall_seconds)
             raise
 
-    def _is_somebodys(self, job: ExportJob) -> bool:
+    def _is_accounted_for(self, job: ExportJob) -> bool:
         """Return whether a job whose caller was interrupted has a thread, a child or a place in the queue, or has ended."""
         with self._lock:
             children = any(child.job is job for child in self._children)

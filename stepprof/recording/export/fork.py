@@ -101,8 +101,8 @@ def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoRe
     code = 70
     try:
         gc.disable()  # also if another thread of the parent has enabled it again
-        _let_go_of_signals(mask)
-        _let_go_of_sockets()
+        _reset_signals(mask)
+        _close_sockets()
         _step_back()
         work(lambda told: _write(writer, json.dumps(told).encode()))
         _write(writer, b"\n")
@@ -118,7 +118,7 @@ def _write(writer: int, data: bytes) -> None:
         data = data[os.write(writer, data) :]
 
 
-def _let_go_of_signals(mask: set[int]) -> None:
+def _reset_signals(mask: set[int]) -> None:
     signal.set_wakeup_fd(-1)  # of an asyncio loop: the parent shares it
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -130,7 +130,7 @@ def _let_go_of_signals(mask: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGALRM})
 
 
-def _let_go_of_sockets() -> None:
+def _close_sockets() -> None:
     """Close the sockets: if the job dies, its peers notice at once and its ports are free. The
     descriptors stay taken, because objects of the parent refer to them.
     """

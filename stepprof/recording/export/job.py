@@ -87,9 +87,9 @@ def read_report(data: bytes) -> tuple[int, tuple[Artifact, ...], str | None, flo
     Raises:
         ValueError, KeyError, TypeError: the child ended before its report.
     """
-    told = json.loads(data)
-    artifacts = tuple(_artifact(entry) for entry in told["artifacts"])
-    return int(told["pid"]), artifacts, told["error"], float(told["seconds"]), told["outcome"]
+    result = json.loads(data)
+    artifacts = tuple(_artifact(entry) for entry in result["artifacts"])
+    return int(result["pid"]), artifacts, result["error"], float(result["seconds"]), result["outcome"]
 
 
 def _artifact(entry: Mapping[str, object]) -> Artifact:

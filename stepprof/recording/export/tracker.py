@@ -64,7 +64,7 @@ class Exports:
         """Return the labels of the jobs that have not ended."""
         return tuple(self._running.copy().values())
 
-    def owe(self, capture: LocalCapture, export: ExportCall) -> None:
+    def add_pending(self, capture: LocalCapture, export: ExportCall) -> None:
         """Note that the stop is done; the export is to be submitted."""
         self._pending[capture] = export
 
@@ -83,7 +83,7 @@ class Exports:
             export = self._pending.get(capture)
             if export is None:
                 return
-            capture.exported_beside = is_background()
+            capture.has_background_export = is_background()
             label = self._running[capture] = self._label(capture.window)
             self._exporter.submit(
                 label,

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
-from stranger import needs_root, python_of_stranger
+from other_user import needs_root, python_as_other_user
 
 from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder, viewer_version
 from stepprof.errors import ConfigError
@@ -256,7 +256,8 @@ class TestOtherUsers:
         )
         port, name = server.server_address[1], trace_path(server).removeprefix(home(server))
         answers = [
-            python_of_stranger("encodings.idna, http.client, sys", script, port, path) for path in ("/", name)
+            python_as_other_user("encodings.idna, http.client, sys", script, port, path)
+            for path in ("/", name)
         ]
         assert answers == ["404\n", "404\n"]
 

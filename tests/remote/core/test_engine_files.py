@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stranger import NOBODY, as_stranger, needs_root, plant, server_of_stranger
+from other_user import OTHER_UID, as_other_user, needs_root, plant, server_of_other_user
 
 from remote.test_artifacts import EVENT, kineto, written
 from remote.vllm.test_driver import make_window
@@ -97,10 +97,10 @@ class TestAdopt:
         source = written(tmp_path, kineto(EVENT), "a.json")
         os.chown(source, 1234, 1234)
         assert "not a file of the engine's user" in failure(
-            adopt, source, window, "rank-0", users=writers(NOBODY)
+            adopt, source, window, "rank-0", users=writers(OTHER_UID)
         )
-        os.chown(source, NOBODY, NOBODY)
-        assert adopt(source, window, "rank-0", users=writers(NOBODY)).events == 1
+        os.chown(source, OTHER_UID, OTHER_UID)
+        assert adopt(source, window, "rank-0", users=writers(OTHER_UID)).events == 1
 
 
 class TestWriters:
@@ -138,8 +138,8 @@ class TestUserOfServer:
     @needs_root
     def test_of_another_user(self) -> None:
         """Who listens, not who asks."""
-        with server_of_stranger({}) as port:
-            assert user_of_server(port) == NOBODY
+        with server_of_other_user({}) as port:
+            assert user_of_server(port) == OTHER_UID
 
 
 @needs_root
@@ -155,7 +155,7 @@ class TestServerOfAnotherUser:
             "GET /version": (200, '{"version": "0.32.0"}'),
             "GET /server_info?config_format=json": (200, json.dumps(config)),
         }
-        with server_of_stranger(routes) as port:
+        with server_of_other_user(routes) as port:
             driver = VllmDriver.of_server(Client(f"http://127.0.0.1:{port}"))
             try:
                 remote_loop().submit(driver.arm(window)).result(20)
@@ -172,13 +172,13 @@ class TestServerOfAnotherUser:
         before = sorted(home.rglob("*"))
         said = self.arm(home / name, window)
         assert said is not None
-        assert f"runs as user {NOBODY}" in said
+        assert f"runs as user {OTHER_UID}" in said
         assert "trace_dir=" in said
         assert sorted(home.rglob("*")) == before
 
     def test_names_a_folder_of_its_own(self, shared, window) -> None:
         """The engine's own folder is used."""
-        as_stranger('mkdir "$1/traces"', shared)
+        as_other_user('mkdir "$1/traces"', shared)
         assert self.arm(shared / "traces", window) is None
 
     def test_names_a_folder_that_was_prepared_for_it(self, shared, window) -> None:
@@ -189,12 +189,12 @@ class TestServerOfAnotherUser:
     def test_a_prepared_folder_that_it_made_itself(self, tmp_path, shared, window) -> None:
         """A link of its own makes no folder of the driver's user fit."""
         (tmp_path / "home").mkdir()
-        as_stranger('ln -s "$2" "$1/current"', shared, tmp_path / "home")
+        as_other_user('ln -s "$2" "$1/current"', shared, tmp_path / "home")
         assert check_refuses(shared / "current")
         assert list((tmp_path / "home").iterdir()) == []
 
 
-def check_refuses(folder: Path, user: int | None = NOBODY) -> bool:
+def check_refuses(folder: Path, user: int | None = OTHER_UID) -> bool:
     try:
         check_named_folder(folder, user)
     except EngineFailure:
@@ -246,7 +246,7 @@ class TestTraceFolder:
         folder.prepare()
         session = folder.begin(window)
         (session.folder / NAME).write_text("{}")
-        os.chown(session.folder / NAME, NOBODY, NOBODY)
+        os.chown(session.folder / NAME, OTHER_UID, OTHER_UID)
         assert folder.traces(session, "") == []
 
     def test_a_folder_that_was_exchanged_for_a_link(self, tmp_path, window) -> None:
@@ -302,7 +302,7 @@ class TestSglang:
         for name in (self.TRACE, self.SNAPSHOT, self.ASCEND):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             written(folder, kineto(EVENT), name)
-            os.chown(folder / name, NOBODY, NOBODY)
+            os.chown(folder / name, OTHER_UID, OTHER_UID)
         assert find(folder, facts.users) == []
         assert not is_whole(folder / self.TRACE, facts.users)
         brought = bring(folder, window, facts, both)
@@ -321,9 +321,9 @@ class TestSglang:
         file = window.output / name
         file.parent.mkdir(parents=True, exist_ok=True)
         written(window.output, kineto(EVENT), name)
-        facts = Facts("engine", users=writers(NOBODY))
+        facts = Facts("engine", users=writers(OTHER_UID))
         assert bring(window.output, window, facts, Request({})).artifacts == []
-        os.chown(file, NOBODY, NOBODY)
+        os.chown(file, OTHER_UID, OTHER_UID)
         (artifact,) = bring(window.output, window, facts, Request({})).artifacts
         assert artifact.events == 1
 
@@ -335,7 +335,7 @@ class TestSglang:
             "POST /start_profile": (200, ""),
             "POST /stop_profile": (200, ""),
         }
-        with server_of_stranger(routes) as port:
+        with server_of_other_user(routes) as port:
             driver = SglangDriver.of_server(Client(f"http://127.0.0.1:{port}"))
             for verb in (driver.arm, driver.start):
                 remote_loop().submit(verb(window)).result(20)
@@ -347,7 +347,7 @@ class TestSglang:
     @needs_root
     def test_a_server_of_another_user(self, shared, tmp_path) -> None:
         """From arm to stop: the trace of the server's user is brought, the one that a third user left is not."""
-        stopped = self.record(make_window(tmp_path, trace_dir=shared), [NOBODY, 1234])
+        stopped = self.record(make_window(tmp_path, trace_dir=shared), [OTHER_UID, 1234])
         assert [Path(artifact.path).name for artifact in stopped.artifacts] == ["rank-0.trace.json.gz"]
         assert stopped.partial == "no trace of the engine's rank 1 of 2"
         assert [path.name for path in shared.rglob("*.json")][-1] == "x-TP-1.trace.json"
@@ -366,7 +366,7 @@ class TestSglang:
         target.chmod(0o600)
         folder = shared / "traces"
         plant(folder / "x", "")
-        as_stranger(
+        as_other_user(
             'for pid in "$2"; do ln -s "$3" "$1/.stepprof-probe-$pid"; done', folder, os.getpid(), target
         )
         require_writable(folder, "started")

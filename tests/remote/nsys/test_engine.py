@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from nsys.tools import HERE, build
-from stranger import needs_root, server_of_stranger
+from other_user import needs_root, server_of_other_user
 
 from stepprof.backends.nsys import launch, nsys_command
 from stepprof.backends.nsys.reports import RangeCount
@@ -365,7 +365,7 @@ class TestKeptCount:
 @needs_root
 def test_the_environment_of_another_users_server():
     """It says nothing: it could name any folder of the driver's user."""
-    with server_of_stranger({}) as port:
+    with server_of_other_user({}) as port:
         pid = listener(port)
         assert pid is not None
         assert environment_of(pid) is None

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-NOBODY = 65534
+OTHER_UID = 65534
 
-_BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+_BECOME = f"os.setgroups([]); os.setgid({OTHER_UID}); os.setuid({OTHER_UID})"
 _SERVER = """
 import encodings.idna, http.server, os
 def serve(routes):
@@ -49,13 +49,13 @@ def shared() -> Iterator[Path]:
         yield folder
 
 
-def as_stranger(script: str, *arguments: object) -> str:
+def as_other_user(script: str, *arguments: object) -> str:
     """Run a shell script as another user, and return what it prints."""
     command = ["sh", "-euc", f"umask 022; {script}", "sh", *map(str, arguments)]
     ran = subprocess.run(
         command,
-        user=NOBODY,
-        group=NOBODY,
+        user=OTHER_UID,
+        group=OTHER_UID,
         extra_groups=[],
         cwd="/",
         check=True,
@@ -66,14 +66,14 @@ def as_stranger(script: str, *arguments: object) -> str:
     return ran.stdout
 
 
-def python_of_stranger(modules: str, script: str, *arguments: object) -> str:
+def python_as_other_user(modules: str, script: str, *arguments: object) -> str:
     """Run a script of Python as another user, after these modules were imported, and return what it prints."""
     command = [sys.executable, "-c", f"import os, {modules}\n{_BECOME}\n{script}", *map(str, arguments)]
     return subprocess.run(command, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
 
 
 @contextmanager
-def server_of_stranger(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]:
+def server_of_other_user(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]:
     """An HTTP server that runs as another user, and answers each "METHOD /path" with a status and a body; gives its port."""
     command = [
         sys.executable,
@@ -90,4 +90,6 @@ def server_of_stranger(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]:
 
 def plant(path: Path, content: str) -> None:
     """Write a file as another user, and the folders that it lies in, open to everybody."""
-    as_stranger('umask 000; mkdir -p "$(dirname "$1")"; printf %s "$2" > "$1"; chmod 644 "$1"', path, content)
+    as_other_user(
+        'umask 000; mkdir -p "$(dirname "$1")"; printf %s "$2" > "$1"; chmod 644 "$1"', path, content
+    )
