@@ -61,7 +61,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}:{line}: not UTF-8, which TOML has to be") from error
+        raise ConfigError(f"{path}:{line}: must be UTF-8, as TOML requires") from error
     except tomllib.TOMLDecodeError as error:
         matched = re.search(r"at line (\d+)", str(error))
         line = int(matched[1]) if matched else len(text.splitlines()) or 1

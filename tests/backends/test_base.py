@@ -111,7 +111,9 @@ class TestContract:
             begin("null", roles={"actor": {"backend": "duck"}})
 
     def test_a_function_that_returns_something_else(self, begin) -> None:
-        """It is only called when the backend is made: then the target is unconfigured, and the log says why."""
+        """The function is called only when the backend is made. Then the target is unconfigured, and the
+        log gives the reason.
+        """
         with structlog.testing.capture_logs() as lines:
             begin("badmaker")
         (line,) = [line for line in lines if line.get("backend") == "badmaker"]

@@ -200,7 +200,7 @@ class TestMistakes:
             Config.from_mapping(mapping)
 
     def test_the_error_carries_its_parts(self) -> None:
-        """Key, value and problem can be read off the error, whose class is a ValueError too."""
+        """The error has the attributes key, value and problem. Its class is also a ValueError."""
         with pytest.raises(ValueError, match="unknown backend") as caught:
             Config(roles={"rollout": {"backend": "Torch"}})
         assert isinstance(caught.value, ConfigError)

@@ -44,7 +44,7 @@ class TestFile:
     def test_a_file_that_is_not_utf8_is_told_with_its_line(self, here: Path) -> None:
         """Bytes that are no text are located too."""
         (here / "stepprof.toml").write_bytes(b"steps = 2\noutput_dir = '\xff'")
-        with pytest.raises(ConfigError, match=r"^stepprof\.toml:2: not UTF-8"):
+        with pytest.raises(ConfigError, match=r"^stepprof\.toml:2: must be UTF-8"):
             load("stepprof.toml", {})
 
     def test_a_mistake_names_the_file(self, here: Path) -> None:

@@ -17,7 +17,9 @@ TRIES = 3
 
 
 def problems(plan: Plan, seen: Counter[str] | None = None) -> list[str]:
-    """What is wrong in a run of this plan, with all that was seen of it; nothing: []. Counts the outcomes of its engines."""
+    """Return the problems in a run of this plan, according to all observations; [] if there are none. Count
+    the outcomes of its engines.
+    """
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             facts = play(plan, Path(folder))

@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(eq=False)
 class Capture:
-    """What an engine really recorded: from when to when, for which window, and what ended it."""
+    """The actual recording of an engine: its times, its window, and the cause of its end."""
 
     owner: object
     began: int

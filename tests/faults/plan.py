@@ -1,4 +1,4 @@
-"""What one run of the campaign does: engines with their faults, and the windows over them."""
+"""The plan for one run of the campaign: engines with their faults, and their windows."""
 
 from __future__ import annotations
 

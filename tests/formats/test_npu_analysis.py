@@ -31,7 +31,9 @@ def run(tmp_path):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A torch_npu whose analysis does what the test says: of ours nothing is replaced, and the real one is run in the session `npu`."""
+    """Make a torch_npu whose analysis is set by the test. Nothing of stepprof is replaced, and the session
+    `npu` runs the real one.
+    """
 
     def install(body):
         package = tmp_path / "installed" / "torch_npu" / "profiler"

@@ -189,7 +189,7 @@ def start(tmp_path: Path):
 
 @pytest.fixture
 def log():
-    """Return the list of what is logged."""
+    """Return the list of logged lines."""
     with structlog.testing.capture_logs() as lines:
         yield lines
     structlog.reset_defaults()

@@ -34,7 +34,7 @@ def over() -> None:
 
 
 def watch_end(stderr: int, seconds: float = END_SECONDS) -> None:
-    """Once the main thread has nothing left to do the process has so long."""
+    """Limit the time that the process may take after the main thread has finished."""
 
     def wait() -> None:
         threading.main_thread().join()

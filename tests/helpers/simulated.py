@@ -140,7 +140,7 @@ class ListeningDriver(Driver):
 
 
 class SimulatedKind:
-    """What the entry point names."""
+    """The kind of engine that the entry point names."""
 
     def recognises(self, target):
         return isinstance(target, Simulated)

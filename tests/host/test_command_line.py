@@ -36,7 +36,9 @@ SECRET = "Zq7-w0rd.that/nobody=knows"
     ],
 )
 def test_a_secret_is_not_shown(arguments) -> None:
-    """By the name of its option or key, by its shape, or by the variable of the environment that holds it."""
+    """A secret is recognised by the name of its option or key, by its form, or by the environment variable
+    that holds it.
+    """
     environ = {"MY_API_KEY": "a value of the environment", "HOME": "train.py"}
     shown = command_line(["python", "train.py", *arguments, "--epochs=3"], environ)
     text = " ".join(shown)

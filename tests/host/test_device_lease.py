@@ -145,7 +145,7 @@ class TestLease:
         "text", ["{", "[" * 4000, '{"pid": 1, "holder": "x", "since": 1' + "0" * 400 + "}", "7"]
     )
     def test_damaged(self, holder, lease, tmp_path, text):
-        """What the file says is for the message alone."""
+        """The content of the file is used only for the message."""
         (tmp_path / "npu-0.lease").write_text(text)
         with pytest.raises(Busy, match="recorded by another process"):
             lease.take("rollout/rank-0")

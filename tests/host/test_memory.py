@@ -69,7 +69,7 @@ class TestAvailableAndTotal:
         assert memory.available_and_total() == (GIB, 2 * GIB)
 
     def test_of_a_tighter_address_space(self, run_script) -> None:
-        """`ulimit -v`, less what the process has of it."""
+        """The limit of `ulimit -v`, minus the address space that the process uses."""
         run_script(
             """
             import resource

@@ -27,7 +27,7 @@ def sparse(path, head=b""):
 
 class TestOpenPlain:
     def test_a_pipe_is_not_waited_for(self, tmp_path):
-        """Nobody writes into it."""
+        """The pipe has no writer."""
         os.mkfifo(tmp_path / "a")
         with pytest.raises(OSError, match="no plain file"):
             open_plain(tmp_path / "a")

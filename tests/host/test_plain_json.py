@@ -45,7 +45,7 @@ class TestParse:
 
     @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
     def test_what_is_refused(self, text):
-        """By a ValueError, however deep."""
+        """A ValueError is raised, at any depth."""
         with pytest.raises(ValueError, match=r"\w"):
             parse_json(text)
 

@@ -16,7 +16,9 @@ def session(start):
 
 class TestHeardWindows:
     def test_what_is_open(self, session) -> None:
-        """The innermost names the step and the role of regions, until it is heard to end; a late announcement changes nothing."""
+        """Regions take their step and role from the innermost window, until its end is announced. A late
+        announcement changes nothing.
+        """
         windows_there = AnnouncedWindows()
         for number, windows in ((1, [(1, None)]), (3, [(1, None), (1, "actor")]), (2, []), (4, [(1, None)])):
             windows_there.follow(number, windows, (), session)

@@ -96,7 +96,9 @@ class TestSameFunction:
             f()
 
     def test_a_coroutine_function(self, decorate) -> None:
-        """It stays one, and what it awaits, returns and raises passes through."""
+        """The decorated function is still a coroutine function. Its awaits, result and exceptions are
+        passed through.
+        """
 
         @decorate
         async def f(x):
@@ -587,7 +589,7 @@ class TestPickling:
         assert done.stdout.strip() == str(expected)
 
     def test_the_cell_is_never_copied(self) -> None:
-        """By whatever way it is pickled, it is the one of this process."""
+        """Unpickling always returns the cell of this process."""
         import copy
 
         assert pickle.loads(pickle.dumps(cell)) is cell

@@ -222,7 +222,7 @@ class TestAttributes:
         assert only(session)["attrs"] == {"loss": "<Tensor>", "losses": ["<Tensor>"]}
 
     def test_nothing_of_the_loop_is_held(self, start) -> None:
-        """What a region was given is free as soon as it has ended, before anything is written."""
+        """The arguments of a region can be freed as soon as it has ended, before its span is written."""
         import gc
         import weakref
 

@@ -147,7 +147,7 @@ class TestSteps:
         ],
     )
     def test_what_is_no_step(self, session, log, step, reported) -> None:
-        """It is reported once, and the body runs as if there were no window."""
+        """An invalid step is reported once, and the body runs as without a window."""
         ran = []
         for _ in range(3):
             with profile_step(step, role="actor"):

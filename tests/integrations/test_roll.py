@@ -85,7 +85,7 @@ class TestPipeline:
 class TestOwnProfiler:
     @pytest.mark.parametrize(("profiles", "reported"), [(True, [[9]]), (False, [])])
     def test_it_records_too(self, environment, profiles, reported) -> None:
-        """It records every call of every step, so that nothing but leaving it out helps."""
+        """The framework's profiler records every call of every step, so it must be left off."""
         with capture_logs() as lines:
             roll._run_begins(pipeline(profiles=profiles), (), {})
         stated = [each for each in lines if each["event"] == "adapter.other_profiler"]

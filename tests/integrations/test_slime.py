@@ -150,7 +150,7 @@ class TestRanks:
 
 class TestNeeds:
     def test_every_patch_is_among_them(self) -> None:
-        """What is patched without having been looked up could fail half way."""
+        """A name that is patched without a check beforehand could fail after other patches were made."""
         for package in slime.PACKAGES:
             needs = {need for each in slime.ADAPTERS for need in each.needs}
             methods = {

@@ -54,7 +54,9 @@ class Job:
 
     @property
     def gaps(self) -> dict[int, float]:
-        """For each step, how far the engine's log-probabilities were from the trainers'."""
+        """Return for each step the difference between the log-probabilities of the engine and of the
+        trainers.
+        """
         return {int(step): float(gap) for step, _, gap in LOG.findall(self.stdout)}
 
     @property

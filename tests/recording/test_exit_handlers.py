@@ -447,7 +447,7 @@ class TestSignals:
         assert warm.is_readable(window)
 
     def test_an_orphan_that_hangs(self, warm):
-        """A hung export whose job has died does not keep the job's memory for ever."""
+        """If an export hangs and its job has died, the export ends and frees the job's memory."""
         running = warm.start("""
             from stepprof.recording.export import executor, fork, job
             fork.LIFE_SECONDS = 1

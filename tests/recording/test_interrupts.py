@@ -27,7 +27,7 @@ NOTHING_RAN_YET = "step.py:__exit__"
 
 
 class Interrupt(BaseException):
-    """What the interrupt raises."""
+    """The exception of the interrupt."""
 
 
 Call = tuple[str, int]

@@ -82,7 +82,7 @@ class TestRemove:
         assert read_step(run.path, 2)["windows"]
 
     def test_bounded(self, run, left):
-        """Where listing takes longer than it may, the rest stays."""
+        """If listing the files takes too long, the remaining files stay."""
         assert remove_leftovers(run.path, -1.0) == 0
 
     def test_a_run_that_is_gone(self, tmp_path):

@@ -279,7 +279,7 @@ class TestWhatIsInTheCapture:
         return [(a.name, a.kind, dict(a.attributes)) for a in control.annotations[0]]
 
     def test_synchronous_regions_are_marked(self, start) -> None:
-        """By the backend, on the stack of their thread."""
+        """The backend marks them on the stack of their thread."""
         start(steps="2")
         with region("before"), profile_step(2), region("forward"):
             pass

@@ -116,7 +116,7 @@ class TestTwoJobs:
 
 
 def entry(fragment, job, begin, end, process="a"):
-    """What a reader needs of a window."""
+    """Return the keys of a window that a reader needs."""
     return {
         "fragment": fragment, "job": job, "start_unix_ns": begin, "end_unix_ns": end, "process": process, "visit": 1,
         "rival": None,
@@ -146,7 +146,7 @@ class TestNumbers:
         }  # fmt: skip
 
     def test_a_restart_beside_another_job(self):
-        """Three jobs, of which two ran one after the other: the third is apart from both."""
+        """Two of three jobs ran one after the other. The third one is separate from both."""
         spans = [
             ((0, 10), entry("a", "j", 0, 10)),
             ((5, 30), entry("b", "k", 5, 30)),

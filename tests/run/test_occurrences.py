@@ -113,7 +113,7 @@ class TestSplit:
         assert times(run) == [[("rollout", 0, 0.0)], [("actor", 0, 110.0), ("rollout", 0, 100.0)]]
 
     def test_a_role_of_the_second_epoch_alone(self, tmp_path):
-        """It is placed by time, although it comes before the others."""
+        """The role is placed by time, although it begins before the others."""
         run = make_run(tmp_path)
         fragment(run, at=0)
         fragment(run, at=98, role="evaluate")

@@ -156,7 +156,7 @@ class TestIsPart:
         assert is_part(run, evidence_of(run))
 
     def test_an_older_job_under_the_same_path(self, tmp_path):
-        """A node whose disk holds another run of this name has no part of ours."""
+        """If the disk of a node has another run of this name, it is not part of this run."""
         ours, theirs = job(tmp_path / "a"), job(tmp_path / "b")
         assert not is_part(theirs, evidence_of(ours))
 

@@ -157,13 +157,15 @@ class TestDemo:
         assert not (path / "step-000003" / "timeline.pftrace").exists()
 
     def test_stderr_has_the_lines_of_the_recorded_steps_alone(self, demo) -> None:
-        """Neither torchrun nor Kineto nor transformers nor stepprof has anything to complain of."""
+        """There is no warning of torchrun, Kineto, transformers or stepprof."""
         done, _ = demo
         shown = done.stderr.splitlines()
         assert [line.split(" is recorded: ")[0] for line in shown] == ["stepprof: step 2", "stepprof: step 3"]
 
     def test_a_backend_that_is_not_there_is_told(self, tmp_path: Path) -> None:
-        """Where nothing could be recorded the loop still trains, and the demo ends with 1 and the reason."""
+        """If nothing can be recorded, the loop still trains. The demo ends with status 1 and prints the
+        reason.
+        """
         command = ("-m", "stepprof", "demo", "--train-steps", "1", "--steps", "1", "--output-dir", "runs")
         done = run(*command, cwd=tmp_path, STEPPROF_BACKEND="npu")
         assert done.returncode == 1

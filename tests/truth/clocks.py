@@ -65,7 +65,7 @@ def _engine(notes: Notes, source: SourceInfo) -> Engine:
 
 
 def _island(notes: Notes, source: SourceInfo, machine: Machine) -> object:
-    """Which of the report's islands a source is on; where the report has none, all are on one."""
+    """Return the report's island of a source; if the report has no islands, all sources are on one."""
     islands = notes.report.islands
     if not islands:
         return "one"

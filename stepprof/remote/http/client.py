@@ -55,7 +55,7 @@ class _Asked:
 
     @property
     def changes(self) -> bool:
-        """Return whether it does more than ask for information."""
+        """Return whether the request changes the state of the server."""
         return self.method != "GET"
 
 

@@ -1,4 +1,6 @@
-"""A step without a rollout says so where the spans show that other steps have one, and names the nearest."""
+"""A step without a rollout is reported if the spans show that other steps have one. The finding names the
+nearest of these steps.
+"""
 
 from __future__ import annotations
 

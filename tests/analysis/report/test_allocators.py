@@ -1,4 +1,4 @@
-"""What the allocators of devices counted, from the summaries of the memory backend."""
+"""The counters of the devices' allocators, from the summaries of the memory backend."""
 
 from __future__ import annotations
 

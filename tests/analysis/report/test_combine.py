@@ -240,7 +240,7 @@ class TestSkew:
         assert made.unmatched == []
 
     def test_where_a_member_was_not_recorded_nobody_is_named(self):
-        """Of three ranks two were recorded: the third may be the one that they waited for."""
+        """Only two of three ranks were recorded. They may have waited for the third one."""
         made = report(
             *(
                 trace(
@@ -452,7 +452,9 @@ class TestIdle:
         assert (made.idle[0].busy, made.idle[0].causes) == (0.01, {"rollout": 0.04})
 
     def test_the_job_waits_for_an_engine_to_start_and_to_stop(self):
-        """By the clock of the process that drives it: the first 10 ms for its start, 30 ms after the rollout for its stop."""
+        """By the clock of the controlling process, the first 10 ms are the wait for the start, and 30 ms
+        after the rollout are the wait for the stop.
+        """
         entry = engine_entry(
             start_unix_ns=T0 + 10 * MS,
             start_seconds=0.01,
@@ -692,7 +694,7 @@ class TestCpuTime:
         assert (row.busy, row.causes) == (0.04, {"unknown": 0.06})
 
     def test_it_is_not_more_than_the_gaps(self):
-        """CPU time of other windows' threads, or a clock that is coarse."""
+        """The excess comes from CPU time of other windows' threads, or from a clock with a low resolution."""
         row = self.made(window(thread_cpu_seconds=0.5))
         assert (row.busy, row.causes) == (pytest.approx(0.1), {})
 
@@ -1061,7 +1063,7 @@ def test_regions_of_several_captures_of_one_process_are_added_up():
 
 
 def test_a_rank_whose_peers_were_not_captured_waits_for_nobody_that_is_known():
-    """What it computed meanwhile is work; the rest of the call is waiting or transfer."""
+    """The rank's computation during the call is work. The rest of the call is waiting or transfer."""
     made = report(
         trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 30), ("thread", "cpu_op", "mm", 0, 5))
     )

@@ -285,7 +285,9 @@ class TestRollout:
 
     @pytest.mark.parametrize("more", [0, 1])
     def test_a_merged_file_counts_one_of_its_workers(self, more):
-        """They go the same steps at about the same times; one of them may have been stopped a step later."""
+        """The workers make the same steps at about the same times, but one of them may have stopped a step
+        later.
+        """
         steps, counters = [], []
         for worker, count in enumerate((3, 3 + more)):
             at = [10 * n + 0.1 * worker for n in range(count + 1)]

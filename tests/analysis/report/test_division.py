@@ -1,4 +1,4 @@
-"""What divides the step in bars and strips."""
+"""The parts of the step in bars and strips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_roles_divide_it() -> None:
 
 
 def test_regions_divide_the_time_in_no_role() -> None:
-    """Where it is a fifth of the step or more: the outermost ones of that time, behind the roles."""
+    """If a fifth of the step or more is in no role, its outermost regions are listed after the roles."""
     rollout = TimeOf("rollout", None, 1.0, 0.1, [])
     inside = TimeOf("rollout", "load", 1.0, 0.1, [])
     path = [*PATH[:3], segment(9.05, 0.95, "load", "rollout")]

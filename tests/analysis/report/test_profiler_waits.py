@@ -21,7 +21,7 @@ class TestOrder:
     """Each process went through its collectives in the order that its own clock shows."""
 
     def test_of_one_clock(self):
-        """By their ends."""
+        """Calls on one clock are ordered by their ends."""
         assert ends(peer("a", 0, (20, 5), (0, 5), world=2), peer("b", 1, (20, 5), (0, 5), world=2)) == [5, 25]
 
     def test_a_clock_that_is_ahead(self):
@@ -59,7 +59,7 @@ class TestOrder:
         assert found == [3_600_005, 15, 25, 3_600_045]
 
     def test_calls_that_overlap(self):
-        """On two streams: neither came first, so their ends decide."""
+        """The calls are on two streams. Neither precedes the other, so they are ordered by their ends."""
         found = ends(
             peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(5, 4, 1, (0, 1))),
             peer("b", 1, numbered(0, 10, 1, (0, 1, 2)), numbered(5, 8, 1, (0, 1))),

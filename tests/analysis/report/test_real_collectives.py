@@ -186,7 +186,9 @@ class Job:
         return [left - entered for entered, left, _ in (rank[str(step)][name] for rank in self.truth)]
 
     def close(self, step: int, *names: str) -> float:
-        """How far the report may be from what the ranks measured in these calls."""
+        """Return the permitted difference between the report and the ranks' own measurements in these
+        calls.
+        """
         return CLOSE + sum(rank[str(step)][name][2] for rank in self.truth for name in names)
 
     def quiet(self, step: int, name: str) -> bool:
@@ -387,7 +389,7 @@ class TestGroupsThatCross:
                     assert (region, rank, straggler) in {(region, *each) for each in allowed[region]}
 
     def test_time_in_calls(self, four_ranks, late):
-        """What each rank stood in its calls is waiting or unmatched, all of it."""
+        """All of the time that a rank spent in its calls is either waiting or unmatched."""
         report = report_of(four_ranks.run, late + 2)
         for rank in range(4):
             names = four_ranks.truth[0]["2"]
@@ -532,7 +534,9 @@ class TestCaptures:
 
     @pytest.mark.parametrize("slow", [0, 1])
     def test_a_profiler_that_starts_later_on_one_rank(self, warm, slow):
-        """What a rank waits since the profiler of another one took longer to start is of the profiler: no rank is named."""
+        """If the profiler of one rank took longer to start, the resulting wait of another rank counts as
+        `profiler`, and no rank is named.
+        """
         for rank in start_ranks(warm, 2, ROUNDS, SLOW_START=str(slow)):
             rank.wait().check()
         job = Job.of(warm.folder)

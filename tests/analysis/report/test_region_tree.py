@@ -47,7 +47,7 @@ class TestSelfTime:
         }
 
     def test_role(self):
-        """The window of a role is a node of its own, a window without a role is the step."""
+        """The window of a role is a separate node; a window without a role is the step."""
         assert of_spans(
             ("window", "step", 0, 100, None),
             ("window", "actor", 10, 40, "actor"),

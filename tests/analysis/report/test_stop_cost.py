@@ -14,7 +14,7 @@ STEPS = [(at * 10, 8, 4) for at in range(40)]
 
 
 def processes(*workers, replica=0):
-    """Of an engine's workers, each with so many forward steps recorded."""
+    """Return an engine's workers, each with this number of recorded forward steps."""
     made = []
     for rank, steps in enumerate(workers):
         each = digest(engine(replica, *STEPS[:steps], rank=rank))

@@ -129,7 +129,7 @@ class TestReport:
         ]
 
     def test_what_other_bounds_would_have_cost(self):
-        """Of each engine, and marked as an estimate."""
+        """The figures of each engine are marked as an estimate."""
         costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
         lines = section(
             text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),

@@ -25,7 +25,10 @@ def held(*stretches):
 
 
 def waits(*peers, profiler=None, phases=None, computing=None):
-    """Of ranks of one job; `profiler`: by label when it held that process up; `phases`: by label the phase of each call; `computing`: by label when it computed."""
+    """Return the waits of the ranks of one job. `profiler`: by label the times at which the profiler
+    delayed the process; `phases`: by label the phase of each call; `computing`: by label the times of
+    computation.
+    """
     labels = [each.label for each in peers]
     of = phases or {}
     return waits_in(
@@ -131,7 +134,7 @@ class TestSynchronising:
         assert when(found.by_process["a"].unmatched) == [(0, 10), (20, 25)]
 
     def test_calls_at_the_same_time_count_once(self):
-        """Two all-reduces that were started one after the other without waiting, on two threads."""
+        """Two all-reduces are started on two threads, the second one without waiting for the first."""
         gather = "gloo:all_gather"
         found = waits(
             peer("a", 0, (0, 10), (gather, 1, 9), world=2), peer("b", 1, (8, 2), (gather, 8, 2), world=2)
@@ -294,7 +297,7 @@ class TestProfiler:
         }
 
     def test_a_source_that_was_held_up(self):
-        """Of a broadcast."""
+        """The source of a broadcast."""
         found = waits(
             peer("a", 0, (DEVICE, 40, 5), world=2),
             peer("b", 1, (DEVICE, 0, 45), world=2),
@@ -392,7 +395,7 @@ class TestPhases:
 
 
 def test_a_call_that_had_not_ended_is_unmatched_time():
-    """Its duration is what was seen of it."""
+    """Its duration is the recorded part."""
     found = waits(peer("a", 0, (20, 8, {"finished": False}), world=2), peer("b", 1, (25, 5), world=2))
     assert in_ms(found.unmatched[ACTOR].spent) == {"a": 8, "b": 5}
 

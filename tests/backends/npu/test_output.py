@@ -64,7 +64,7 @@ class TestOverhear:
             assert (heard.errors, out.getvalue()) == ([], f"{ERROR}\n")
 
     def test_another_stream_meanwhile(self):
-        """Somebody else's is left where it is."""
+        """A stream that other code has set in the meantime is not replaced."""
         with redirect_stdout(io.StringIO()):
             other = io.StringIO()
             with capture_output():

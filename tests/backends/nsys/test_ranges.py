@@ -258,7 +258,7 @@ stepprof.shutdown()
         assert sum(event["op"] == "string" for event in found.events) <= MAX_NAMES + 2
 
     def test_without_a_tool(self, noted):
-        """Nothing is marked, nothing is registered, and no object is made for a region."""
+        """No range is marked, no name is registered, and no object is made for a region."""
         script = """
 session = begin()
 with stepprof.profile_step(2):

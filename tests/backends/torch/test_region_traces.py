@@ -143,7 +143,9 @@ def assert_stacks_nest(events) -> int:
 
 class TestTraces:
     def test_what_nests_and_what_does_not(self, warm, tmp_path) -> None:
-        """Synchronous regions are annotations of their thread, what awaits or yields is an interval of its own with its real length, and no stack is broken."""
+        """Synchronous regions are annotations of their thread. Coroutines and generators are separate
+        intervals with their real length, and no stack is broken.
+        """
         warm.run(BEGIN + MIXED + END, timeout=110).check()
         events = trace(tmp_path)
         assert assert_stacks_nest(events) > 100

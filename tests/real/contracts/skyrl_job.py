@@ -15,7 +15,7 @@ STEPS = 3
 
 
 class Batch(dict):
-    """What the phases pass on."""
+    """The data that one phase passes to the next."""
 
     def __init__(self):
         super().__init__(rewards=1)

@@ -144,7 +144,7 @@ class TestDriver:
         )  # one before the rollout, one before the evaluation
 
     def test_the_recorded_step(self, driver) -> None:
-        """It is the one that AReaL's log calls 2, whole."""
+        """The recorded step is the one that AReaL's log calls 2, as a whole."""
         assert steps(driver) == [2]
         assert {each["status"] for each in read_step(driver, 2)["windows"]} == {"complete", "joined"}
         attached = {"status": "attached", "version": "1.0.4"}
@@ -153,7 +153,7 @@ class TestDriver:
 
 class TestOtherJobs:
     def test_each_rank_runs_the_loop(self, job) -> None:
-        """Without a scheduler the process is a rank, with a trace of its own."""
+        """Without a scheduler the process is a rank, with its own trace."""
         run = job("ranks", "--steps", "2", AREAL_SPMD_MODE="1")
         assert {each["rank"] for each in read_step(run, 2)["windows"]} == {0}
 

@@ -134,7 +134,7 @@ class TestJob:
         assert "http://127.0.0.1:9 cannot be reached" in error
 
     def test_adapters(self, run) -> None:
-        """Those of the modules that the job imports are attached; a checkout has no version."""
+        """The adapters of the imported modules are attached. A checkout has no version."""
         assert {name: each["status"] for name, each in read_run(run)["adapters"].items()} == {
             **dict.fromkeys(("nemo_rl.timer", "nemo_rl.nsys", "nemo_rl.grpo"), "untested"),
             "ray": "attached",

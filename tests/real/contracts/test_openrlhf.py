@@ -130,7 +130,7 @@ class TestJob:
             }
 
     def test_evaluation(self, run) -> None:
-        """It is a role of the step that it follows, also of the last one."""
+        """An evaluation is a role of the step before it, also after the last step."""
         assert "eval" in windows(run, 2)
         assert "eval" in windows(run, 3)
 

@@ -90,7 +90,7 @@ class TestNames:
 
 
 def run_job(folder, package, *arguments, **environment):
-    """Run a job whose second step is recorded, and return its run."""
+    """Run a job and record its second step; return its run."""
     shutil.copy(SKELETON / "processes.py", folder)
     options = [] if environment else ["--steps", "2", "--ranks", "all"]
     return run_skeleton(
@@ -155,7 +155,7 @@ class TestSlime:
         assert order == {0: ["eval"], 1: once, 2: [*once, "eval"], 3: once}
 
     def test_regions(self, slime_run) -> None:
-        """What else the loop waits for is a region; the timers are regions of the ranks."""
+        """Other waits of the loop are regions, and the timers are regions of the ranks."""
         driver = dict.fromkeys(("offload", "clear_memory", "onload_weights", "onload_kv"), 1)
         ranks = {**dict.fromkeys(("train", "ref_log_probs", "actor_train"), 3), "update_weights": 2}
         assert spans(slime_run, 2, "region") == {**driver, **ranks}

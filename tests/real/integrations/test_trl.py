@@ -82,7 +82,9 @@ class TestOneProcess:
         assert {"transformers", "trl"} <= set(adapters)
 
     def test_a_step_without_generation_says_so(self, tmp_path) -> None:
-        """Samples of step 1 are used again in step 2; the log and the report name step 3. Evaluations have a role of their own."""
+        """Samples of step 1 are used again in step 2, so the log and the report refer to step 3.
+        Evaluations have a separate role.
+        """
         command = [*RECORDED, *ALONE]
         errors = end(
             start(tmp_path / "job", command, num_iterations=2, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)

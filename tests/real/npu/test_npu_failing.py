@@ -258,7 +258,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("variable", ["PROFILER_SAMPLECONFIG", "PROFILING_MODE"])
     def test_msprof(self, npu, variable):
-        """Under it torch_npu does nothing, and says nothing when it is asked to."""
+        """Under msprof torch_npu's profiler does nothing, and raises no error."""
         npu.run(TWO, env={variable: "dynamic"}).check()
         assert npu.window()["status"] == "failed"
         assert f"${variable} is set" in npu.window()["error"]

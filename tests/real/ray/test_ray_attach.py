@@ -111,7 +111,9 @@ class TestWindows:
         assert [entry["status"] for entry in engines(session, 2)] == ["complete"]
 
     def test_asked_again(self, ray_here, make, session):
-        """A callable is asked at each recorded step: who is still there keeps its number, also when its handle is another object."""
+        """A callable is called at each recorded step. An actor that still exists keeps its number, even if
+        its handle is another object.
+        """
         handles = [make(), make()]
         there = list(handles)
         stepprof.attach(lambda: [copy.copy(handle) for handle in there], find="engine")

@@ -108,7 +108,7 @@ def stop_without_start(engine: Any, folder: Path) -> Plain:
 
 
 def stopped_by_another(engine: Any, folder: Path) -> Plain:
-    """Somebody else stops the engine inside the window."""
+    """Another client stops the engine inside the window."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
 
     def body() -> None:

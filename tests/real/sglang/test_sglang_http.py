@@ -174,7 +174,7 @@ class TestServer:
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == STEPS
 
     def test_clock(self, driver: SglangDriver, tmp_path: Path) -> None:
-        """It is this host's."""
+        """The clock of the server is that of this host."""
         on_remote(driver.arm(make_window(tmp_path)))
         clock = on_remote(driver.clock())
         assert (clock.offset_ns, clock.method) == (0, "same-host")

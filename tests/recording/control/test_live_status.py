@@ -1,4 +1,6 @@
-"""A running job of several processes: triggered, watched, killed; nothing of it changes the job's result."""
+"""A running job of several processes is triggered, watched and killed. The result of the job does not
+change.
+"""
 
 from __future__ import annotations
 

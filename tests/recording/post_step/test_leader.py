@@ -395,7 +395,9 @@ class TestUpload:
 
 class TestKeeping:
     def test_the_oldest_steps_go(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Their manifests stay and say so; files that are no artifacts stay too. Every reader knows the status."""
+        """Their manifests stay and report the deletion. Files that are not artifacts stay too. All reading
+        commands know this status.
+        """
         job.env["FILING_BYTES"] = "2000"
         config = {"keep_bytes": 9000, "steps": "1-8"}
         for rank in (0, 1):

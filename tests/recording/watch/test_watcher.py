@@ -311,7 +311,7 @@ class TestBudget:
         return watched.captures.record("slow step", {"step": step, "role": None}, None, lambda: step + 2)
 
     def passed(self, watched: Loop, step: int, *, entered_steps: bool = True) -> None:
-        """The step that was asked for is over."""
+        """End the requested step."""
         if entered_steps:
             watched.selector.window(step, None, None)
         watched.captures.look(step + 1, lambda role: step + 3)

@@ -46,7 +46,7 @@ def router(*urls):
 
 
 def old_router(*urls):
-    """What the older ones answered."""
+    """Return the answers of older routers."""
     return {"/list_workers": {"urls": list(urls)}, **OLD_SGLANG}
 
 

@@ -125,7 +125,7 @@ class TestNames:
         assert brought.stages == (set() if stage is None else {stage})
 
     def test_damaged_file(self, tmp_path: Path) -> None:
-        """It is kept unchanged, and reported; the other rank's is moved to the run."""
+        """The damaged file is kept unchanged and reported. The file of the other rank is moved to the run."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz")
         write(window.output / "x-TP-1.trace.json.gz")

@@ -406,7 +406,7 @@ class TestBackends:
         ],
     )
     def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
-        """Nothing is sent; the message says what to keep."""
+        """No request is sent, and the message names the setting to keep."""
         reported = refusal(EngineOptions(backend=backend), facts(**asked))
         assert reported.startswith(f'engine: engine.backend = "{backend}": it {why}')
         assert 'leave it at engine.backend = "torch"' in reported

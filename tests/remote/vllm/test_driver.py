@@ -220,7 +220,7 @@ class TestFolder:
         assert (tmp_path / "plain").is_dir()
 
     def test_the_folder_of_the_link_stands_for_it(self, tmp_path: Path) -> None:
-        """What ``trace_dir`` names is the folder that holds ``current``."""
+        """``trace_dir`` names the folder that contains ``current``."""
         link = lay_out(tmp_path)
         assert TraceFolder(link.parent, "object:1", lambda: True).link == link
 
@@ -281,7 +281,7 @@ class TestFolder:
         place.prepare()
 
     def test_a_damaged_trace_is_named_and_stays(self, tmp_path: Path) -> None:
-        """The whole one beside it is kept; the outcome is partial."""
+        """The complete trace next to it is kept, and the outcome is partial."""
         link = lay_out(tmp_path / "traces")
         place = TraceFolder(link, "object:1", lambda: True)
         place.prepare()
@@ -344,7 +344,9 @@ class TestWords:
     def test_a_bound_that_holds_as_the_engine_was_built(
         self, tmp_path: Path, asked: dict[str, Any], built: Settings, reported: str | None
     ) -> None:
-        """Up to 0.31 a default that cannot be kept keeps no engine from being recorded; a warning says so."""
+        """Up to 0.31 the default bound cannot be set for a capture. The engine is recorded nevertheless,
+        with a warning.
+        """
         window = make_window(tmp_path, **asked)
         assert start_arguments(window, built, {"profile_prefix"}, "p") == {"profile_prefix": "p"}
         lines = differences(window, built, {"profile_prefix"})
@@ -501,7 +503,7 @@ class TestNsys:
     """A role whose backend is nsys: the engine marks its part with cudaProfilerStart and cudaProfilerStop."""
 
     def test_it_is_built_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """None of torch's settings, which vLLM refuses beside another profiler."""
+        """None of torch's settings is passed, because vLLM refuses them together with another profiler."""
         fields = dict.fromkeys(
             ("profiler", "torch_profiler_dir", "ignore_frontend", "max_iterations", "delay_iterations")
         )
@@ -565,7 +567,7 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_one_that_was_left_open(self, tmp_path: Path) -> None:
-        """Begun for a window whose stop failed: it is stopped before the next one begins."""
+        """The stop of an earlier window failed. This capture is stopped before the next one begins."""
         calls: list[str] = []
 
         def stop_profile(self: Any) -> None:
@@ -652,7 +654,7 @@ class TestNsys:
 
 
 class TestArguments:
-    """What an engine is built with."""
+    """The arguments with which an engine is built."""
 
     def test_without_vllm_there_is_nothing_to_build(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

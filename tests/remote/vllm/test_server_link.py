@@ -65,7 +65,7 @@ def entries(window: EngineWindow) -> list[dict[str, Any]]:
 
 
 def posts(server: SimpleNamespace) -> list[str]:
-    """What was begun and ended."""
+    """Return the starts and stops that were sent."""
     return [asked.path for asked in server.asked if asked.method == "POST"]
 
 
@@ -103,7 +103,7 @@ class TestArm:
             assert not posts(server)
 
     def test_something_else_that_answers(self, window: EngineWindow) -> None:
-        """Neither 404 nor 405 is an answer of vLLM."""
+        """vLLM answers this request with 404 or 405 only, so another server has answered."""
         with vllm(GET_start_profile=(500, "a proxy")) as (_, driver):
             error = refusal(driver.arm(window))
             assert error.health == "unreachable"
@@ -393,7 +393,9 @@ class TestNsys:
             run(stopped.later.wait())
 
     def test_one_that_cannot_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of another user, or in a container, and without a folder that was named: what it wrote is not lost, but not here."""
+        """The server belongs to another user or runs in a container, and no folder was named. Its files are
+        not lost, but they are not in the run.
+        """
         monkeypatch.setattr("stepprof.remote.nsys.server.listener", lambda port: None)
         with vllm() as (_, driver):
             window = make_window(tmp_path, backend="nsys")
