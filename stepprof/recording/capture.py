@@ -216,6 +216,7 @@ class LocalCapture:
     def annotate(self) -> list[Annotation]:
         """Return what the backend's stacks cannot hold, with absolute times."""
         found = []
+        ahead = self.fragment.wall_ahead_ns
         for name, kind, start, end, thread, _task, where, attributes, error in list(self.annotations):
             place = {} if where is None else {"step": where.number, "role": where.role, **(where.bound or {})}
             values = {**place, **(attributes or {})}
@@ -223,8 +224,8 @@ class LocalCapture:
                 Annotation(
                     name=name,
                     kind=kind,
-                    start_unix_ns=self._origin.unix_ns(start),
-                    end_unix_ns=self._origin.unix_ns(end),
+                    start_unix_ns=self._origin.unix_ns(start) + ahead,
+                    end_unix_ns=self._origin.unix_ns(end) + ahead,
                     thread=thread,
                     attributes={key: plain(value) for key, value in values.items() if value is not None},
                     error=error,

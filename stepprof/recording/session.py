@@ -109,6 +109,7 @@ class Session:
         self._spans = SpanFile(
             lambda: self._new_span_file(run),
             header | {key: origin.writer[key] for key in ("host", "pid", "boot_id", "pid_namespace")},
+            origin.anchor,
         )
         self.background = Background(self._chores)
         self.recorder.wake = self.background.wake

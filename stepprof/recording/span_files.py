@@ -34,17 +34,23 @@ class SpanFile:
     Args:
         new_path: creates the next file, empty and ours alone, and returns its path.
         header: the header's fields besides the anchor.
+        anchor: places all spans in time, as it places the windows of the process.
     """
 
     def __init__(
-        self, new_path: Callable[[], Path], header: Mapping[str, object], *, roll_bytes: int = ROLL_BYTES
+        self,
+        new_path: Callable[[], Path],
+        header: Mapping[str, object],
+        anchor: Anchor,
+        *,
+        roll_bytes: int = ROLL_BYTES,
     ) -> None:
         self._new_path = new_path
-        self._header = dict(header)
+        self._header = {**header, "anchor": anchor.to_dict()}
         self._roll_bytes = roll_bytes
         self._fd: int | None = None
         self._size = 0
-        self._offset = 0
+        self._offset = anchor.unix_ns - anchor.monotonic_ns
         self._heads: dict[object, str] = {}
         self._failed = False
         self._is_outdated = False
@@ -119,7 +125,7 @@ class SpanFile:
         if not batch:
             return 0
         try:
-            self._ready()  # first: times use the anchor of their file
+            self._ready()
             self._put("".join(map(self._line, batch)).encode("utf-8", "surrogatepass"))
         except OSError as error:
             self._lose(len(batch))
@@ -147,12 +153,10 @@ class SpanFile:
                 return
             self.close()
         self._is_outdated = False
-        anchor = Anchor.take()
-        self._offset = anchor.unix_ns - anchor.monotonic_ns
         path = self._new_path()
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         self._size = 0
-        header = {"schema_version": 1, "kind": "spans", **self._header, "anchor": anchor.to_dict()}
+        header = {"schema_version": 1, "kind": "spans", **self._header}
         try:
             self._put(json.dumps(header).encode() + b"\n")
         except OSError:

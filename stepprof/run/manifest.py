@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.formatting import counted
+from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import readable
 from stepprof.run.fields import cut, wrong
 from stepprof.run.fragments import read_after, read_clock, read_engine, read_window
@@ -92,7 +93,7 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
     """Return by which clock each fragment of a step was written, and its comparisons with others.
 
     Returns:
-        {fragment, host, boot_id, clocks} of each: the writer's host and boot (None if not stated), and its comparisons. Unreadable fragments are omitted; `read_step` reports them.
+        {fragment, host, boot_id, anchor, clocks} of each: the writer's host, boot and anchor (None if not stated), and its comparisons. Unreadable fragments are omitted; `read_step` reports them.
     """
     try:
         files = _fragments(path, step)
@@ -108,7 +109,14 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
         known = {key: reported[key] for key in ("host", "boot_id") if isinstance(reported.get(key), str)}
         clocks = _clocks(content, lambda problem: None)
         written.append(
-            {"fragment": readable(file.name), "host": None, "boot_id": None, **known, "clocks": [*clocks]}
+            {
+                "fragment": readable(file.name),
+                "host": None,
+                "boot_id": None,
+                **known,
+                "anchor": Anchor.of(content.get("anchor")),
+                "clocks": [*clocks],
+            }
         )
     return written
 

@@ -64,7 +64,9 @@ class Origin:
         """Called with every fragment after a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
-        """Return a ``perf_counter_ns`` reading as wall-clock time."""
+        """Return a ``perf_counter_ns`` reading by the clock of this process: that of the wall when its
+        session began.
+        """
         return self.anchor.to_unix_ns(monotonic_ns)
 
     def metadata(self, window: Window) -> dict[str, object]:
@@ -155,6 +157,11 @@ class Fragment:
         self.windows: list[WindowEntry] = []
         self.engines: list[EngineEntry] = []
         self.clocks: list[dict[str, Any]] = []
+        self.wall_ahead_ns, self.wall_error_ns = Anchor.take().ahead_of(origin.anchor, of_process=True) or (
+            0,
+            0,
+        )
+        """How far the wall clock is ahead of this process's times: it was set since the session began."""
         self.uploads: list[UploadEntry] = []
         self.rival: dict[str, Any] | None = None
         """A living process of another job that has written as this rank."""
@@ -266,15 +273,28 @@ class Fragment:
             "step": self._window.step,
             "version": self._window.version,
             "writer": origin.writer,
+            "anchor": origin.anchor.to_dict(),
             "job": origin.job,
             **({"rival": self.rival} if self.rival is not None else {}),
             "windows": [_shown(record) for record in self.windows],
-            "engines": [_shown(entry) for entry in list(self.engines)],
+            "engines": [self._by_own_clock(_shown(entry)) for entry in list(self.engines)],
             **({"uploads": [_shown(entry) for entry in self.uploads]} if self.uploads else {}),
             "clocks": [
-                {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"},
-                *self.clocks,
+                {
+                    "host": origin.host,
+                    "offset_ns": self.wall_ahead_ns,
+                    "error_ns": origin.anchor.error_ns + self.wall_error_ns,
+                    "method": "local",
+                },
+                *({**each, "offset_ns": each["offset_ns"] + self.wall_ahead_ns} for each in self.clocks),
             ],
+        }
+
+    def _by_own_clock(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return an engine's entry, whose times are by the wall clock, by the clock of this process."""
+        return {
+            key: value - self.wall_ahead_ns if key.endswith("_unix_ns") and value is not None else value
+            for key, value in entry.items()
         }
 
 

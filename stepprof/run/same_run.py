@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.formatting import duration
+from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import data_bytes, open_plain, read_table
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import MANIFEST, SPANS, step_folder
@@ -58,17 +59,23 @@ class Evidence:
     life: Life | None = None
     by_boot: dict[str, Life] = field(default_factory=dict)
     """Intervals of each machine, by its boot id."""
+    anchors: dict[str, Anchor] = field(default_factory=dict)
+    """Of each machine, the anchor of a process by whose clock its interval is."""
     ranks: dict[tuple[object, object], dict[Process, Life]] = field(default_factory=dict)
     """(rank, role) → its processes."""
 
-    def note(self, boot: object, begin: object, end: object) -> None:
-        """Extend the interval of a machine."""
+    def note(self, boot: object, begin: Any, end: Any, anchor: Anchor | None = None) -> None:
+        """Extend the interval of a machine; the anchor is that of the process that stated the times."""
         if not _is_time(begin):
             return
         last = end if _is_time(end) else begin
         self.life = _widened(self.life, begin, last)
         if isinstance(boot, str):
-            self.by_boot[boot] = _widened(self.by_boot.get(boot), begin, last)
+            if anchor is not None:
+                self.anchors.setdefault(boot, anchor)
+            ahead = _ahead(anchor, self.anchors.get(boot))
+            if ahead is not None:
+                self.by_boot[boot] = _widened(self.by_boot.get(boot), begin - ahead, last - ahead)
 
 
 def evidence_of(path: Path) -> Evidence:
@@ -78,7 +85,7 @@ def evidence_of(path: Path) -> Evidence:
     run = read_run(path)
     writer, created, named_by = (run.get(key) for key in ("writer", "created_unix_ns", "run_id_from"))
     found = Evidence(_founder(run), named_by if isinstance(named_by, str) else None)
-    boots = {}
+    boots: dict[object, object] = {}
     if isinstance(writer, dict):
         boots[writer.get("host")] = writer.get("boot_id")
         found.note(writer.get("boot_id"), created, created)
@@ -87,10 +94,10 @@ def evidence_of(path: Path) -> Evidence:
             writer = content.get("writer")
             if isinstance(writer, dict):
                 boots[writer.get("host")] = writer.get("boot_id")
-                _take(found, writer, content.get("windows"))
+                _take(found, writer, Anchor.of(content.get("anchor")), content.get("windows"))
     spanned: dict[tuple[object, ...], Life] = {}
     for header, begin, end in _spans(path / SPANS):
-        found.note(boots.get(header.get("host")), begin, end)
+        found.note(boots.get(header.get("host")), begin, end, Anchor.of(header.get("anchor")))
         key = (header.get("rank"), header.get("host"), header.get("pid"))
         spanned[key] = _widened(spanned.get(key), begin, end)
     for (rank, _), lives in found.ranks.items():
@@ -107,7 +114,12 @@ def why_apart(one: Evidence, other: Evidence) -> str | None:
     if one.named_by == other.named_by == "process" and None not in (one.founder, other.founder):
         return "each was named by a process that was alone (run_id_from = process)"
     for boot in one.by_boot.keys() & other.by_boot.keys():
-        lives = sorted((one.by_boot[boot], other.by_boot[boot]), key=lambda life: life.begin)
+        ahead = _ahead(other.anchors.get(boot), one.anchors.get(boot))
+        if ahead is None:
+            continue
+        there = other.by_boot[boot]
+        lives = [one.by_boot[boot], Life(there.begin - ahead, there.end - ahead)]
+        lives.sort(key=lambda life: life.begin)
         if not lives[0].overlaps(lives[1]):
             between = duration((lives[1].begin - lives[0].end) / 1e9)
             return (
@@ -151,13 +163,21 @@ def _rank_apart(one: Evidence, other: Evidence) -> str | None:
     return None
 
 
-def _take(found: Evidence, writer: Mapping[str, Any], windows: object) -> None:
+def _ahead(anchor: Anchor | None, other: Anchor | None) -> int | None:
+    """Return how far the wall clock of one process is ahead of another's of the same boot; None: not
+    known. An anchor that is missing states no other clock.
+    """
+    ahead = (0, 0) if anchor is None or other is None else anchor.ahead_of(other)
+    return None if ahead is None else ahead[0]
+
+
+def _take(found: Evidence, writer: Mapping[str, Any], anchor: Anchor | None, windows: object) -> None:
     """Add the windows of a fragment."""
     for window in windows if isinstance(windows, list) else []:
         if not isinstance(window, dict) or not _is_time(window.get("start_unix_ns")):
             continue
         begin, end = window["start_unix_ns"], window.get("end_unix_ns")
-        found.note(writer.get("boot_id"), begin, end)
+        found.note(writer.get("boot_id"), begin, end, anchor)
         rank, role = window.get("rank"), window.get("role")
         if isinstance(rank, int | str) and isinstance(role, str | None):
             lives = found.ranks.setdefault((rank, role), {})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 JOB = """
 import select, socket, sys, time
 
-rank, port = int(sys.argv[1]), int(sys.argv[2])
+rank, port, host = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 # libfaketime cannot sleep until a moment of the monotonic clock, as Python does since 3.11
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
@@ -29,9 +29,10 @@ import stepprof
 import stepprof.host.process_identity
 
 boot = stepprof.host.process_identity.boot_id()
-stepprof.host.process_identity.boot_id = lambda: f"{boot}-{rank}"
+if not host:
+    stepprof.host.process_identity.boot_id = lambda: f"{boot}-{rank}"
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-socket.gethostname = lambda: f"node-{rank}"
+socket.gethostname = lambda: host or f"node-{rank}"
 
 config = {"output_dir": f"node-{rank}", "steps": "2", "ranks": "all", "backend": "torch"}
 stepprof.init(config, run_id="r", rank=rank, world_size=2)
@@ -50,13 +51,16 @@ dist.destroy_process_group()
 """
 
 
-def record(folder: Path, other: dict[str, str] | None = None, server: Server | None = None) -> list[Path]:
+def record(
+    folder: Path, other: dict[str, str] | None = None, server: Server | None = None, host: str = ""
+) -> list[Path]:
     """Have both ranks record step 2, each into a folder of its own, and return the run directories.
 
     Args:
         folder: where the folders of both are made.
         other: what the environment of node-1 has beside that of node-0.
         server: starts them, with torch loaded, unless `other` is for what loads it.
+        host: the one host of both ranks.
     """
     (folder / "job.py").write_text(JOB)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
@@ -66,7 +70,7 @@ def record(folder: Path, other: dict[str, str] | None = None, server: Server | N
         ranks = [
             server.start(
                 folder / "job.py",
-                *(str(rank), str(port)),
+                *(str(rank), str(port), host),
                 cwd=folder,
                 env=environment,
                 out=folder / f"{rank}.out",
@@ -80,7 +84,7 @@ def record(folder: Path, other: dict[str, str] | None = None, server: Server | N
         return [folder / f"node-{rank}" / "r" for rank in (0, 1)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "job.py", str(rank), str(port)],
+            [sys.executable, "job.py", str(rank), str(port), host],
             cwd=folder,
             env=environment | (other or {} if rank else {}),
             stdout=subprocess.PIPE,

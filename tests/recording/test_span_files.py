@@ -15,6 +15,7 @@ from spanning import lines_of, spans_of
 
 import stepprof
 from stepprof import counter, mark, region
+from stepprof.host.clock import Anchor
 from stepprof.instrument import span_recorder as spans_module
 from stepprof.instrument.attributes import plain
 from stepprof.instrument.context import cell
@@ -58,7 +59,7 @@ def folder(tmp_path):
 class TestFiles:
     def test_a_header_and_a_line_per_span(self, folder) -> None:
         """The first line says whose spans these are and ties the clocks; times are absolute."""
-        file = SpanFile(folder, {"run_id": "r", "rank": 0})
+        file = SpanFile(folder, {"run_id": "r", "rank": 0}, Anchor.take())
         recorder = Recorder()
         before = time.time_ns()
         recorder.instant("m", "mark", {"a": 1})
@@ -80,14 +81,14 @@ class TestFiles:
 
     def test_nothing_to_write_makes_no_file(self, folder) -> None:
         """A process without regions leaves no file."""
-        file = SpanFile(folder, {})
+        file = SpanFile(folder, {}, Anchor.take())
         assert file.drain(Recorder()) == 0
         file.close()
         assert not folder.path.exists()
 
     def test_files_roll(self, folder) -> None:
         """At a size the next file begins, with a header of its own; no span is lost or written twice."""
-        file = SpanFile(folder, {}, roll_bytes=100_000)
+        file = SpanFile(folder, {}, Anchor.take(), roll_bytes=100_000)
         recorder = Recorder()
         fill(recorder, 20_000)
         assert file.drain(recorder) == 20_000
@@ -110,7 +111,7 @@ class TestFiles:
                 fill(recorder, 10)
                 return super()._write(batch)
 
-        file = Endless(folder, {})
+        file = Endless(folder, {}, Anchor.take())
         assert file.drain(recorder) == 10
         assert len(recorder.pending) == 10
         file.close()
@@ -120,7 +121,7 @@ class TestFiles:
         recorder = Recorder()
         for number in range(10_000):
             fill(recorder, 1, f"r{number}")
-        file = SpanFile(folder, {})
+        file = SpanFile(folder, {}, Anchor.take())
         file.drain(recorder)
         assert len(file._heads) <= 5000
         file.close()
@@ -175,7 +176,7 @@ class TestLosses:
 
     def test_a_full_disk(self, folder, log) -> None:
         """Every write fails: spans are lost, counted, and logged once; nothing is raised, and other files stay."""
-        file = SpanFile(lambda: Path("/dev/full"), {})
+        file = SpanFile(lambda: Path("/dev/full"), {}, Anchor.take())
         recorder = Recorder()
         for _ in range(3):
             fill(recorder, 10)
@@ -188,7 +189,7 @@ class TestLosses:
     def test_a_disk_that_gets_room_again(self, folder) -> None:
         """Writing goes on in a new file, and the file says how many are missing."""
         places = iter([Path("/dev/full"), Path("/dev/full")])
-        file = SpanFile(lambda: next(places, None) or folder(), {})
+        file = SpanFile(lambda: next(places, None) or folder(), {}, Anchor.take())
         recorder = Recorder()
         for _ in range(3):
             fill(recorder, 5)
@@ -201,7 +202,7 @@ class TestLosses:
 
     def test_no_litter_on_a_full_disk(self, folder, monkeypatch) -> None:
         """Where not even the header can be written, the empty file goes away again."""
-        file = SpanFile(folder, {})
+        file = SpanFile(folder, {}, Anchor.take())
         recorder = Recorder()
         fill(recorder, 5)
 
@@ -231,7 +232,7 @@ class TestLosses:
                     raise OSError(errno.EIO, "no")
                 super()._put(data)
 
-        file = Refusing(folder, {})
+        file = Refusing(folder, {}, Anchor.take())
         file.drain(recorder)
         refuse[0] = False
         fill(recorder, 1)

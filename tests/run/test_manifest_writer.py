@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from runs import make_run
@@ -49,6 +50,22 @@ class TestFragment:
         assert content["clocks"] == [
             {"host": origin.host, "offset_ns": 0, "error_ns": origin.anchor.error_ns, "method": "local"}
         ]
+
+    def test_a_clock_that_was_set(self, origin) -> None:
+        """Windows and engines stay on the clock of the process, and the wall's is said to be ahead."""
+        real = origin.anchor
+        origin.anchor = replace(real, unix_ns=real.unix_ns - 37 * 10**9)
+        fragment = Fragment(origin, WINDOW, at_once)
+        fragment.windows.append(window_entry(origin, WINDOW, Timing(real.monotonic_ns), status="lost"))
+        fragment.engines.append(EngineEntry(start_unix_ns=real.unix_ns))
+        fragment.clocks = [{"host": "b", "offset_ns": 5, "error_ns": 1, "method": "ping-pong"}]
+        fragment.write()
+        content = read(fragment)
+        assert content["windows"][0]["start_unix_ns"] == origin.anchor.unix_ns
+        local, other = content["clocks"]
+        assert abs(local["offset_ns"] - 37 * 10**9) <= local["error_ns"]
+        assert other["offset_ns"] == local["offset_ns"] + 5
+        assert content["engines"][0]["start_unix_ns"] == real.unix_ns - local["offset_ns"]
 
     def test_an_error_in_a_manifest_shows_no_secret(self, origin) -> None:
         """Whatever wrote it into the entry: what may quote text from outside is masked when the fragment is written."""
@@ -118,7 +135,7 @@ class TestValues:
             "rank": 0,
             "world_size": 2,
         }
-        assert set(found["anchor"]) == {"unix_ns", "monotonic_ns", "error_ns"}
+        assert found["anchor"] == origin.anchor.to_dict()
 
     def test_an_error_is_one_line(self) -> None:
         """With its type, and never endless."""

@@ -14,6 +14,7 @@ from runs import ended_writer, make_run, record, write_spans
 from stepprof.analysis.timeline.find import find
 from stepprof.cli.main import main
 from stepprof.errors import ConfigError
+from stepprof.host.clock import Anchor
 from stepprof.run.same_run import evidence_of, is_part, parts_of_one_run, why_apart
 
 SECOND = 1_000_000_000
@@ -147,6 +148,34 @@ class TestOneRun:
         both = node(tmp_path / "c", host="c", rank=2, seconds=200)
         assert reason(first, late) is not None
         assert parts_of_one_run([first, late, both]) == [[first, late, both]]
+
+
+class TestWallClocks:
+    """Two ranks of one machine in folders of their own, one of which has another wall clock: by that clock, the second began when the first had ended."""
+
+    def nodes(self, folder, *anchors):
+        runs = []
+        for rank, anchor in enumerate(anchors):
+            run = node(folder / str(rank), host=str(rank), boot="x", rank=rank, at=37 * rank, created=BEGIN)
+            created = json.loads((run / "run.json").read_text())
+            created["created_unix_ns"] += 37 * SECOND * rank
+            (run / "run.json").write_text(json.dumps(created))
+            for file in run.glob("step-*/manifest/*.json"):
+                content = json.loads(file.read_text())
+                file.write_text(json.dumps({**content, "anchor": anchor.to_dict()}))
+            runs.append(run)
+        return runs
+
+    @pytest.mark.parametrize("shifted", [0, 37 * SECOND])
+    def test_another_clock_proves_nothing(self, tmp_path, shifted):
+        """The kernel's clock shows that they ran at once, or that the wall clocks cannot be compared."""
+        ahead = Anchor(BEGIN + 37 * SECOND, 5 + shifted, 1, 7)
+        assert reason(*self.nodes(tmp_path, Anchor(BEGIN, 5, 1, 7), ahead)) is None
+
+    def test_one_clock(self, tmp_path):
+        """If the clock is the same, they ran one after the other."""
+        anchors = Anchor(BEGIN, 5, 1, 7), Anchor(BEGIN + 37 * SECOND, 5 + 37 * SECOND, 1, 7 + 37 * SECOND)
+        assert "by the clock of one machine" in reason(*self.nodes(tmp_path, *anchors))
 
 
 class TestIsPart:

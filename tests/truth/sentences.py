@@ -163,7 +163,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
             sentences.wrong(lengths)
 
 
-@_reads(r"the clocks of (?P<count>\d+) groups of hosts were never compared: .+")
+@_reads(r"the clocks of (?P<count>\d+) groups of processes were never compared: .+")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     islands = {each.place.island for each in sentences.everyone.values()} | set(
         sentences.notes.islands.values()

@@ -142,7 +142,7 @@ def _names(names: Sequence[str]) -> str:
 def _clocks(islands: Sequence[Island]) -> list[Finding]:
     if len(islands) < 2:
         return []
-    text = f"the clocks of {len(islands)} groups of hosts were never compared: every figure covers one group only"
+    text = f"the clocks of {len(islands)} groups of processes were never compared: every figure covers one group only"
     return [Finding(text, "coverage")]
 
 

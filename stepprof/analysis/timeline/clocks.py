@@ -17,6 +17,7 @@ from typing import Any
 from stepprof.analysis.timeline.comparisons import Edge, agreed
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.formatting import counted
+from stepprof.host.clock import Anchor
 from stepprof.run.fields import LARGEST_OFFSET_NS
 
 __all__ = ["Clocks", "describe", "never_compared", "unsure_ns", "worst_error"]
@@ -30,7 +31,7 @@ class Clocks:
 
     The fragments may be from several run directories.
 
-    >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "clocks": [
+    >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "anchor": None, "clocks": [
     ...     {"host": "b", "boot_id": None, "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
     >>> clocks = Clocks.of(told)
     >>> [clocks.alignment(Origin("spans", "x", host=host)).method for host in "abc"]
@@ -40,9 +41,15 @@ class Clocks:
     findings: list[str] = field(default_factory=list)
     """Comparisons that contradict each other, and ambiguous ones."""
     _machines: dict[str, set[str]] = field(default_factory=dict)
-    """host → its machines."""
+    """host → its machines. If processes of a machine have several wall clocks, each counts as one."""
+    _anchors: dict[str, dict[str, Anchor]] = field(default_factory=dict)
+    """boot → its wall clocks, each with the anchor of one process."""
+    _boots: dict[str, str] = field(default_factory=dict)
+    """wall clock → its boot."""
     _writers: dict[str, tuple[str, str]] = field(default_factory=dict)
     """fragment → host and machine that it was written on."""
+    _ahead: dict[str, int] = field(default_factory=dict)
+    """fragment → how far the wall clock was ahead of its writer's."""
     _compared: dict[tuple[str, str], str] = field(default_factory=dict)
     """(fragment, host) → the machine that its writer means by that host name."""
     _placed: dict[str, Alignment] = field(default_factory=dict)
@@ -55,31 +62,54 @@ class Clocks:
         """Combine the comparisons.
 
         Args:
-            told: {fragment, host, boot_id, clocks} of each fragment.
+            told: {fragment, host, boot_id, anchor, clocks} of each fragment.
             origins: of the sources to be placed. Without comparisons, the machine with the most sources is the reference.
         """
         clocks = cls()
         for entry in told:
             if entry["host"] is not None:
-                machine = clocks._note(entry["host"], entry["boot_id"])
+                machine = clocks._note(entry["host"], entry["boot_id"], entry["anchor"])
                 clocks._writers[str(entry["fragment"])] = (entry["host"], machine)
         for origin in origins:
             if origin.host is not None and origin.machine is not None:
-                clocks._note(origin.host, origin.machine)
+                clocks._note(origin.host, origin.machine, origin.anchor)
         edges = clocks._edges(told)
         for origin in origins:
             if origin.host is not None and origin.host not in clocks._machines:
                 clocks._note(origin.host, None)
         clocks._choose(edges, origins)
-        edges, problems = agreed(edges)
+        edges, problems = agreed([*edges, *clocks._one_boot()])
         clocks.findings += [clocks._worded(circle, error) for circle, error in problems]
         clocks._place(edges)
         return clocks
 
-    def _note(self, host: str, boot_id: str | None) -> str:
-        machine = f"boot {boot_id}" if boot_id else f"host {host}"
+    def _note(self, host: str, boot_id: str | None, anchor: Anchor | None = None) -> str:
+        machine = self._clock_of(boot_id, anchor) if boot_id else f"host {host}"
         self._machines.setdefault(host, set()).add(machine)
         return machine
+
+    def _clock_of(self, boot_id: str, anchor: Anchor | None) -> str:
+        """Return the wall clock of a process: usually all processes of a boot have the same one."""
+        machine = f"boot {boot_id}"
+        if anchor is None:
+            return machine
+        known = self._anchors.setdefault(boot_id, {})
+        for clock, another in known.items():
+            if anchor.ahead_of(another) == (0, 0):
+                return clock
+        clock = f"{machine} clock {len(known) + 1}" if known else machine
+        known[clock] = anchor
+        self._boots[clock] = boot_id
+        return clock
+
+    def _one_boot(self) -> list[Edge]:
+        """Return the comparisons of wall clocks of one boot, by the kernel's clock."""
+        return [
+            Edge(f"boot {boot_id}", clock, *ahead, "kernel")
+            for boot_id, known in self._anchors.items()
+            for clock, anchor in known.items()
+            if clock != f"boot {boot_id}" and (ahead := anchor.ahead_of(known[f"boot {boot_id}"])) is not None
+        ]
 
     def _edges(self, told: Sequence[Mapping[str, Any]]) -> list[Edge]:
         """Return the comparisons of two machines.
@@ -96,17 +126,19 @@ class Clocks:
             if clock["method"] in SAME:
                 self._machines.setdefault(clock["host"], {here})
                 self._compared[fragment, clock["host"]] = here
+            if clock["method"] == "local":
+                self._ahead[fragment] = int(clock["offset_ns"])
         edges = []
         for fragment, name, here, clock in comparisons:
             if clock["method"] in SAME:
                 continue
             host = clock["host"]
-            others = self._machines.get(host, set()) - {here}
+            others = {each for each in self._machines.get(host, set()) if not self._is_one_boot(each, here)}
             if clock.get("boot_id"):
                 there = self._note(host, clock["boot_id"])
             elif len(others) > 1:
                 self.findings.append(
-                    f"the clock comparison of {name} with {host} is ignored: {len(others)} machines have that name"
+                    f"the clock comparison of {name} with {host} is ignored: {len(others)} clocks have that name"
                 )
                 continue
             else:
@@ -173,20 +205,34 @@ class Clocks:
             return Alignment("same-host")
         return self._placed[machine]
 
+    def wall_ahead_ns(self, origin: Origin, fragment: str) -> int:
+        """Return how far the times of a trace, which are by the wall clock, are ahead of the clock of the
+        process that wrote the fragment. Another machine's clock was compared with that process's.
+        """
+        writer = self._writers.get(fragment)
+        here = writer is not None and self._machine(origin, fragment) == writer[1]
+        return self._ahead.get(fragment, 0) if here else 0
+
     def _machine(self, origin: Origin, fragment: str | None) -> str | None:
         """Return the machine of a source; None: not known."""
         host = origin.host
+        writer = self._writers.get(fragment or "")
         if origin.machine is not None:
-            return f"boot {origin.machine}"
+            if writer is not None and self._boots.get(writer[1]) == origin.machine:
+                return writer[1]
+            return self._clock_of(origin.machine, origin.anchor)
         if host is None:
             return None
         if (fragment, host) in self._compared:
             return self._compared[fragment or "", host]
-        writer = self._writers.get(fragment or "")
         if writer is not None and writer[0] == host:
             return writer[1]
         machines = self._machines.get(host, set())
         return next(iter(machines)) if len(machines) == 1 else None
+
+    def _is_one_boot(self, one: str, other: str) -> bool:
+        boot = self._boots.get(one)
+        return one == other or (boot is not None and boot == self._boots.get(other))
 
     def _worded(self, circle: Sequence[Edge], error_ns: int) -> str:
         names = {machine: host for host, machines in self._machines.items() for machine in machines}
@@ -216,9 +262,9 @@ def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
     """Return the finding about a source whose clock has no connection with the common clock."""
     if alignment.island == "":
         return []
-    where = f"its host {origin.host}" if origin.host else "its host, which is unknown,"
+    where = f"on its host {origin.host}" if origin.host else "on its host, which is unknown,"
     return [
-        f"{where} was never compared with the host of the common clock: placed by its own wall clock, with an unknown error"
+        f"its clock {where} was never compared with the common clock: placed by its own wall clock, with an unknown error"
     ]
 
 
@@ -247,12 +293,13 @@ def describe(alignments: Iterable[Alignment]) -> str:
     return "; ".join(parts) or "no source is placed"
 
 
-_ORDER = {"same-host": 0, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
+_ORDER = {"same-host": 0, "kernel": 1, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
 _PHRASES = {
     "same-host": "{sources} by the clock of one host",
+    "kernel": "{count} by another wall clock of {its} host, compared by the kernel's clock{within}",
     "collectives": "{hosts} placed by {its} matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
-    "unmeasured": "{count} on hosts that were never compared, placed by their own wall clocks with an unknown error",
+    "unmeasured": "{count} by clocks that were never compared, their own wall clocks, with an unknown error",
 }
 
 

@@ -301,7 +301,10 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
                 replace(each, alignment=alignment, portion=of.portion(each.origin, alignment))
             )
         elif of.has(fragment):
-            found.inputs.append(_with_window(replace(each, alignment=alignment), clocks, fragment))
+            placed = replace(
+                each, alignment=alignment, wall_ahead_ns=clocks.wall_ahead_ns(each.origin, fragment)
+            )
+            found.inputs.append(_with_window(placed, clocks, fragment))
     found.inputs = without_superseded(found.inputs, step)
     for mark, manifest in zip(marks, found.manifests, strict=True):
         for window in manifest["windows"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for
@@ -68,5 +69,11 @@ def load(
             else TraceStream(path, limits, wanted.piece)
         )
         base = assume.get(ALL) if named is None else named
-        source = read(stream, wanted.origin, alignment, args=args, base_ns=base, flows=flows)
+        by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)
+        source = read(stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows)
+        source.alignment = replace(
+            source.alignment, offset_ns=source.alignment.offset_ns - wanted.wall_ahead_ns
+        )
+        if source.anchor_ns is not None:
+            source.anchor_ns -= wanted.wall_ahead_ns
     return without_strays(source)

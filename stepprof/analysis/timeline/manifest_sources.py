@@ -78,6 +78,8 @@ class Input:
     """For an engine's capture: the machine of its driver. `window` is by that clock until it is
     placed.
     """
+    wall_ahead_ns: int = 0
+    """For a trace: how far its times, which are by the wall clock, are ahead of its process's clock."""
     held: tuple[tuple[str, int, int], ...] = ()
     """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
     piece: Piece | None = None
@@ -202,7 +204,7 @@ def span_inputs(run: Path, step: int) -> Iterator[Input]:
         name = f"{SPANS}/{readable(group.files[0].name)}"
         origin = Origin(
             "spans", name, None, group.rank, None, group.host, group.pid,
-            machine=group.boot_id, pid_namespace=group.pid_namespace,
+            machine=group.boot_id, pid_namespace=group.pid_namespace, anchor=group.anchor,
         )  # fmt: skip
         paths = tuple(str(file) for file in group.files)
         yield Input(origin, paths, sum(file.stat().st_size for file in group.files), step=step)

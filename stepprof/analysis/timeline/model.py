@@ -14,6 +14,8 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.host.clock import Anchor
+
 __all__ = [
     "Alignment",
     "Args",
@@ -65,6 +67,10 @@ class Origin:
     """The boot id of the machine; None: not known, and the host's name is used instead."""
     pid_namespace: str | None = None
     """The namespace of `pid`: each container of a machine has its own."""
+    anchor: Anchor | None = field(default=None, compare=False)
+    """Of a span file: relates its times to the kernel's clocks. For other sources, that of the fragment
+    that lists them counts.
+    """
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -108,9 +114,9 @@ class Alignment:
     method: str
     """The method.
 
-    ``reference`` (its clock is the common one), ``same-host``, ``ping-pong``, ``http-date``,
-    ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),
-    ``unmeasured`` (another host, never compared: placed by its own wall clock).
+    ``reference`` (its clock is the common one), ``same-host``, ``kernel`` (another wall clock of one
+    machine, compared by the kernel's clock), ``ping-pong``, ``http-date``, ``collectives`` (estimated from matched collectives), ``assumed`` (given on the command line),
+    ``unmeasured`` (never compared: placed by its own wall clock).
     """
     offset_ns: int = 0
     error_ns: int | None = 0

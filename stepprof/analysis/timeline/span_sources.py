@@ -25,6 +25,7 @@ from stepprof.analysis.timeline.columns import (
 from stepprof.analysis.timeline.model import Alignment, Origin, Source, Track, TrackKind
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.utf8 import Utf8
+from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import open_plain, readable
 from stepprof.host.plain_json import parse_json
 from stepprof.instrument.attributes import short_name
@@ -51,6 +52,7 @@ class _Header(msgspec.Struct):
     pid: int | None = None
     boot_id: str | None = None
     pid_namespace: str | None = None
+    anchor: Any = None
 
 
 class _Span(msgspec.Struct, gc=False):
@@ -76,8 +78,8 @@ _span = msgspec.json.Decoder(_Span)
 _bound = msgspec.json.Decoder(_Bound)
 
 
-_Writer = tuple["int | str", "str | None", "int | None", "str | None", "str | None"]
-"""Rank, host, process id, boot id and namespace of process ids."""
+_Writer = tuple["int | str", "str | None", "int | None", "str | None", "str | None", "Anchor | None"]
+"""Rank, host, process id, boot id, namespace of process ids, and anchor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class SpanFiles:
     pid: int | None
     boot_id: str | None
     pid_namespace: str | None
+    anchor: Anchor | None
     files: tuple[Path, ...]
 
 
@@ -113,7 +116,8 @@ def span_files(folder: Path) -> list[SpanFiles]:
         except (OSError, *DECODE_ERRORS):
             pass
         rank = reported.rank if is_rank(reported.rank) and reported.rank is not None else rank
-        writer = (rank, reported.host, reported.pid, reported.boot_id, reported.pid_namespace)
+        anchor = Anchor.of(reported.anchor)
+        writer = (rank, reported.host, reported.pid, reported.boot_id, reported.pid_namespace, anchor)
         groups.setdefault(writer, []).append((int(match[2]), file))
     ordered = sorted(
         groups.items(),

@@ -749,7 +749,7 @@ class TestIslands:
     def test_it_is_the_first_thing_that_is_said(self):
         assert [finding.text for finding in report(*self.two_hosts()).findings[:2]] == [
             "the step took 100 ms on a, 60 ms on b, each by its own clock",
-            "the clocks of 2 groups of hosts were never compared: every figure covers one group only",
+            "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
     def test_what_other_hosts_did_meanwhile_is_not_known(self):

@@ -245,7 +245,7 @@ class TestIslands:
         roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]
         assert texts(islands=islands, roles=roles) == [
             "the step took 10 s on a, b, 7.0 s on c, each by its own clock",
-            "the clocks of 2 groups of hosts were never compared: every figure covers one group only",
+            "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
     def test_one_island_is_not_spoken_of(self):

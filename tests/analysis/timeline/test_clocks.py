@@ -13,10 +13,16 @@ from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.errors import ConfigError
 
 
-def compared(host, *clocks, boot=None, fragment=None):
+def compared(host, *clocks, boot=None, fragment=None, anchor=None):
     keys = ("host", "offset_ns", "error_ns", "method", "boot_id")
     entries = [dict(zip(keys, (*clock, None)[:5], strict=True)) for clock in clocks]
-    return {"fragment": fragment or f"of-{host}", "host": host, "boot_id": boot, "clocks": entries}
+    return {
+        "fragment": fragment or f"of-{host}",
+        "host": host,
+        "boot_id": boot,
+        "anchor": anchor,
+        "clocks": entries,
+    }
 
 
 def of(host, boot=None):
@@ -218,7 +224,7 @@ class TestClocks:
         )
         assert clocks.alignment(of("box", "x")).island == "boot x"
         assert clocks.alignment(of("box", "y")).island == "boot y"
-        assert "2 machines have that name" in clocks.findings[0]
+        assert "2 clocks have that name" in clocks.findings[0]
 
 
 class TestSentences:
@@ -232,7 +238,7 @@ class TestSentences:
         ]
         assert describe(alignments) == (
             "1 source by the clock of one host; 2 compared by ping-pong, error at most 0.25 ms; 1 placed by --assume-offset; "
-            "1 on hosts that were never compared, placed by their own wall clocks with an unknown error"
+            "1 by clocks that were never compared, their own wall clocks, with an unknown error"
         )
         assert describe([]) == "no source is placed"
 

@@ -333,7 +333,7 @@ class TestLoad:
         ]
         told = [never_compared(source.origin, source.alignment) for source in sources]
         assert [bool(findings) for findings in told] == [False, False, True]
-        assert "its host y was never compared" in told[2][0]
+        assert "its clock on its host y was never compared" in told[2][0]
 
     def test_assumed(self, tmp_path):
         """By name what is added to a source's times; for all, when the times of those without an anchor begin."""
