@@ -89,7 +89,6 @@ TESTED_THROUGH = {
     "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",
     "remote/sglang/test_request.py": "config/options/engine",
     "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
-    "run/test_entry_times.py": "host/clock",
 }
 """Modules that no test imports: they are parts of what this test file runs."""
 

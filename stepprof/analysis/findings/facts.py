@@ -184,6 +184,8 @@ class Recomputing(NamedTuple):
     preemptions: int
     """What the engine counted."""
     when: Intervals
+    retracts: bool = False
+    """SGLang: it computes a sequence again as a prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,19 +74,33 @@ def memory_pressure(ledger: Ledger) -> None:
 
 
 def preemption(ledger: Ledger) -> None:
-    """Claim by how much the forward steps that computed again took longer than the median decode step."""
+    """Claim the time in which engines computed preempted sequences again (vLLM: beyond the median decode step)."""
     recomputing = ledger.facts.recomputing
     for part in ledger.parts("engine"):
         found = recomputing.get(part.process)
-        if found is not None:
-            ledger.claim(
-                part,
-                part.when & found.when,
-                "preemption",
-                f"{part.process} computed preempted sequences again for {{seconds}}",
-                why=f"it counted {found.preemptions:,} preemption{'s' if found.preemptions > 1 else ''}, and the forward steps that worked on "
-                "more than one token of a continued sequence took longer than the median decode step",
-                advice="give its cache more memory (gpu_memory_utilization, kv_cache_memory_bytes), or let it work on fewer sequences at a time (max_num_seqs)",
-                assumption="these forward steps take as long as the median decode step",
-                without={label: each.when for label, each in recomputing.items()},
-            )
+        if found is None:
+            continue
+        counted = f"it counted {found.preemptions:,} {'retraction' if found.retracts else 'preemption'}{'s' if found.preemptions > 1 else ''}, and "
+        why, advice, assumption = _RETRACTS if found.retracts else _PREEMPTS
+        ledger.claim(
+            part,
+            part.when & found.when,
+            "preemption",
+            f"{part.process} computed preempted sequences again for {{seconds}}",
+            why=counted + why,
+            advice=advice,
+            assumption=assumption,
+            without={label: each.when for label, each in recomputing.items()},
+        )
+
+
+_PREEMPTS = (
+    "the forward steps that worked on more than one token of a continued sequence took longer than the median decode step",
+    "give its cache more memory (gpu_memory_utilization, kv_cache_memory_bytes), or let it work on fewer sequences at a time (max_num_seqs)",
+    "these forward steps take as long as the median decode step",
+)
+_RETRACTS = (
+    "all new prompts were computed before its first decode step: the later forward steps of prompts computed retracted sequences again",
+    "give its cache more memory (mem_fraction_static), let it work on fewer sequences at a time (max_running_requests), or start them more carefully (schedule_conservativeness)",
+    "no sequence is retracted",
+)

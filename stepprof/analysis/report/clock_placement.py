@@ -182,7 +182,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
         )
     batches = curve(digest.batches)
     if batches is not None:
-        batches = replace(batches, surplus=packed(batches.surplus))
+        batches = replace(batches, surplus=packed(batches.surplus), repeats=packed(batches.repeats))
     samples = curve(digest.samples)
     if samples is not None:
         longest = [replace(each, start=at(each.start), end=at(each.end)) for each in samples.longest]

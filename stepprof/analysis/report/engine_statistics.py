@@ -38,6 +38,13 @@ class Statistics:
         """The preemptions of an engine without speculative decoding; else 0."""
         return 0 if self.values.get("drafted_tokens") else self.count("preemptions") or 0
 
+    def opened_with(self, tokens: int) -> bool:
+        """Return whether so many tokens are those of all new prompts of an SGLang engine: what it computed as prompts after
+        them, it computed again.
+        """
+        prompt, cached = self.count("prompt_tokens"), self.count("cached_tokens")
+        return self.kind == "sglang" and bool(self.values.get("idle")) and cached == 0 and prompt == tokens
+
     def recomputed(self, prefill: int | None, decode: int | None) -> int | None:
         """Return the tokens that were computed again after preemptions; None: not known.
 

@@ -12,7 +12,7 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.timeline.iterations import ForwardStep, forward_step, occupied
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["STAGES", "StageTotal", "added", "stage_totals", "surplus", "total"]
+__all__ = ["STAGES", "StageTotal", "added", "repeats", "stage_totals", "surplus", "total"]
 
 STAGES = ("prefill", "decode", "mixed", "other")
 
@@ -79,6 +79,30 @@ def surplus(source: Source, which: Indices) -> Intervals:
     longer = np.flatnonzero(more[place] & (lengths > usual))
     longer = longer[np.argsort(usual - lengths[longer], kind="stable")][:MOST_SURPLUS]
     return Intervals.union(start[longer] + usual, start[longer] + lengths[longer])
+
+
+def repeats(source: Source, which: Indices) -> tuple[int, Intervals]:
+    """Return the tokens of prompts in one scheduler's forward steps before its first decode step, and when it worked on
+    prompts alone after that.
+
+    A sequence is retracted (SGLang) only once it generates, and computed again as a prompt.
+    """
+    slices = source.slices
+    which = which[np.argsort(slices.start[which], kind="stable")]
+    told = [forward_step(source.names[number]) for number in slices.name[which].tolist()]
+    first = next(
+        (at for at, step in enumerate(told) if step is not None and step.stage == "decode"), len(told)
+    )
+    opening = sum(step.prefill_tokens or 0 for step in told[:first] if step is not None)
+    later = [
+        at for at in range(first, len(told)) if (step := told[at]) is not None and step.stage == "prefill"
+    ]
+    if not later:
+        return opening, EMPTY
+    start = slices.start[which]
+    lengths = occupied(start, start + slices.duration[which])
+    longest = np.array(sorted(later, key=lambda at: -lengths[at])[:MOST_SURPLUS], np.intp)
+    return opening, Intervals.union(start[longest], start[longest] + lengths[longest])
 
 
 def _of_name(step: ForwardStep, calls: int, nanoseconds: int) -> StageTotal:

@@ -142,6 +142,10 @@ class _Engine:
         curve = total_curve([batches.curve() for _, batches in each])
         return self.name, curve, sum(batches.iterations for _, batches in each), None
 
+    def opening_tokens(self) -> int:
+        """Return the tokens of prompts that all schedulers computed before their first decode steps."""
+        return sum(batches.opening_tokens for _, batches in self._each())
+
     def stages(self) -> list[StageTotal]:
         """Return the forward steps of all schedulers by stage."""
         return added(stage for _, batches in self._each() for stage in batches.stages)
@@ -192,23 +196,31 @@ def recomputing_of(
 ) -> dict[str, Recomputing]:
     """Return when each worker of an engine computed preempted sequences again, by its label.
 
-    An engine must have counted preemptions. With speculative decoding, its forward steps do not show it.
+    An engine must have counted preemptions. With speculative decoding, its forward steps do not show it. SGLang's show it
+    if it computed all new prompts before its first decode step.
     """
     reported = statistics_of(entries)
+    opened = {
+        engine.name
+        for engine in _engines(processes).values()
+        if (known := reported.get(engine.name)) is not None and known.opened_with(engine.opening_tokens())
+    }
     found = {}
     for process in processes:
         if process.kind == "engine" and process.origin.replica is not None:
             origin = process.origin
             which = {"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence}
-            statistics = reported.get(engine_label(which))
+            label = engine_label(which)
+            statistics = reported.get(label)
             preemptions = None if statistics is None else statistics.preempted
+            retracts = label in opened
             when = Intervals.all_of(
-                Intervals.unpack(digest.batches.surplus)
+                Intervals.unpack(digest.batches.repeats if retracts else digest.batches.surplus)
                 for digest in process.digests
                 if digest.batches is not None and not digest.unclear
             )
             if preemptions and len(when):
-                found[process.label] = Recomputing(preemptions, when)
+                found[process.label] = Recomputing(preemptions, when, retracts)
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING, in_no_role, outermost_region
 from stepprof.analysis.report.schema import (
     Allocator,
+    EngineWork,
     Finding,
     Island,
     Memory,
@@ -52,6 +53,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         *_stragglers(report.skew, explained, least, _begins(report), 2e-9 * (report.clock_error_ns or 0)),
         *_unmatched(report.unmatched, least),
         *_busy(report.overlap),
+        *_preempted([] if any(cause.topic == "preemption" for cause in causes) else report.engines),
         *_memory(report.memory),
         *_allocators(report.allocators),
     ]
@@ -323,6 +325,19 @@ def _busy(rows: Sequence[Overlap]) -> list[Finding]:
     share = sum(row.busy_share or 0.0 for row in devices) / len(devices)
     kind = devices[0].device.split()[0].upper()
     return [Finding(f"the {kind}s were busy for {share:.0%} of the captured time", "busy")]
+
+
+def _preempted(rows: Sequence[EngineWork]) -> list[Finding]:
+    """Return the engine that preempted most, if no finding has the time of it."""
+    most = max(rows, key=lambda row: row.preemptions or 0, default=None)
+    if most is None or not most.preemptions:
+        return []
+    text = (
+        f"{most.label} took sequences out of its batch {counted(most.preemptions, 'time')} for lack of memory"
+    )
+    if most.recomputed_tokens:
+        text += f", and computed {counted(most.recomputed_tokens, 'token')} again"
+    return [Finding(f"{text}; how long that took is not known", "preemption")]
 
 
 def _memory(rows: Sequence[Memory]) -> list[Finding]:

@@ -79,6 +79,10 @@ class Batches(msgspec.Struct, frozen=True):
     """The same iterations by stage."""
     surplus: bytes = b""
     """Packed intervals: by how much iterations with more than one token per continued sequence took longer than others."""
+    opening_tokens: int = 0
+    """The tokens of prompts before the first decode step of each scheduler."""
+    repeats: bytes = b""
+    """Packed intervals: when it worked on prompts alone after that."""
 
     def curve(self) -> Curve:
         """Unpacked."""
@@ -131,7 +135,11 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 def collect_batches(
-    curve: Curve, iterations: int, stages: Sequence[StageTotal] = (), surplus: Intervals = EMPTY
+    curve: Curve,
+    iterations: int,
+    stages: Sequence[StageTotal] = (),
+    surplus: Intervals = EMPTY,
+    repeats: Sequence[tuple[int, Intervals]] = (),
 ) -> Batches:
     """Pack the batch sizes of an engine.
 
@@ -140,6 +148,7 @@ def collect_batches(
         iterations: number of forward steps in it.
         stages: the same forward steps by stage.
         surplus: as in `Batches`.
+        repeats: for each scheduler, the tokens of prompts before its first decode step, and when it worked on prompts after that.
     """
     packed = curve.reduced(MOST_POINTS)
     return Batches(
@@ -149,6 +158,8 @@ def collect_batches(
         float(curve.value.max()),
         list(stages),
         surplus.pack(),
+        sum(opening for opening, _ in repeats),
+        Intervals.all_of(later for _, later in repeats).pack(),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.engine_work import added, stage_totals, surplus
+from stepprof.analysis.report.engine_work import added, repeats, stage_totals, surplus
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Batches, Curve, collect_batches, total_curve
 from stepprof.analysis.timeline.iterations import batch_size
@@ -50,7 +50,8 @@ def batches_of(source: Source, which: Indices) -> Batches | None:
     stages = added(stage for row in rows for stage in stage_totals(source, row))
     if sum(each.iterations for each in stages) != worked:  # the steps are not those of the batch sizes
         return collect_batches(curve, worked)
-    return collect_batches(curve, worked, stages, Intervals.all_of(surplus(source, row) for row in rows))
+    longer = Intervals.all_of(surplus(source, row) for row in rows)
+    return collect_batches(curve, worked, stages, longer, [repeats(source, row) for row in rows])
 
 
 def _schedulers(curves: Sequence[Curve]) -> list[int]:

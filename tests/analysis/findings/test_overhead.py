@@ -35,7 +35,7 @@ def findings(names=NAMES, **statistics):
         spans("driver", ("window", "rollout", 0, 100, "rollout")),
         engines=[entry],
     )
-    return [each for each in made.findings if each.topic == "preemption"]
+    return [each for each in made.findings if each.topic == "preemption" and each.seconds]
 
 
 class TestPreemption:
@@ -61,3 +61,67 @@ class TestPreemption:
 
     def test_without_a_plain_decode_step_there_is_nothing_to_compare_with(self):
         assert findings([NAMES[2]] * 5, preemptions=1) == []
+
+
+RETRACTED = ["step[EXTEND bs=3 toks=12]", "step[EXTEND bs=1 toks=4]", "step[DECODE bs=4]", "step[EXTEND bs=1 toks=9]", "step[DECODE bs=4]"]  # fmt: skip
+"""As SGLang 0.5.23 names its forward steps (`step_span` in sglang/srt/utils/profile_utils.py): four prompts of 16 tokens, and one sequence that is retracted after 5 generated tokens."""
+
+
+class TestRetraction:
+    """SGLang computes a retracted sequence again as a prompt."""
+
+    def made(self, names=RETRACTED, **statistics):
+        counted = {"preemptions": 1, "prompt_tokens": 16, "cached_tokens": 0, "idle": True, **statistics}
+        steps = ((0, 20, 3), (20, 10, 1), (30, 10, 4), (40, 30, 1), (70, 30, 4))
+        return report_of(
+            engine(0, *steps, names=names),
+            spans("driver", ("window", "rollout", 0, 100, "rollout")),
+            engines=[engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=counted)],
+        )
+
+    def found(self, *args, **statistics):
+        return [each for each in self.made(*args, **statistics).findings if each.topic == "preemption"]
+
+    def test_prompts_after_all_new_ones(self):
+        """All new prompts were computed before the first decode step: the later prompt of 30 ms is a retracted sequence."""
+        (found,) = self.found()
+        assert found.text == "rollout/0 worker 0 computed preempted sequences again for 30 ms"
+        assert (found.start, found.end, found.saves) == pytest.approx((0.04, 0.07, 0.03))
+        assert found.why.startswith("it counted 1 retraction,")
+
+    @pytest.mark.parametrize(
+        ("statistics", "again"),
+        [
+            ({"prompt_tokens": 20}, ", and computed 5 tokens again"),
+            ({"cached_tokens": 1}, ""),
+            ({"idle": False}, ""),
+        ],
+        ids=["a new prompt came later", "a cache", "requests of others"],
+    )
+    def test_if_its_time_is_not_known(self, statistics, again):
+        """The sentence has the number and no seconds."""
+        (found,) = self.found(**statistics)
+        assert found.seconds is None
+        assert found.text == (
+            f"rollout/0 took sequences out of its batch 1 time for lack of memory{again}; how long that took is not known"
+        )
+
+    def test_without_a_retraction(self):
+        assert self.found(preemptions=0) == []
+
+    def test_two_schedulers(self):
+        """Prompts of one of them may be new although the other one has begun to generate."""
+        names = RETRACTED[:3], ["step[EXTEND bs=1 toks=4]", "step[DECODE bs=1]", "step[EXTEND bs=1 toks=6]"]
+        steps = ((0, 20, 3), (20, 10, 1), (30, 30, 4)), ((40, 10, 1), (50, 10, 1), (60, 40, 1))
+
+        def seconds(prompts):
+            counted = {"preemptions": 1, "prompt_tokens": prompts, "cached_tokens": 0, "idle": True}
+            made = report_of(
+                *(engine(0, *steps[at], group=at, names=names[at], rank=at) for at in (0, 1)),
+                spans("driver", ("window", "rollout", 0, 100, "rollout")),
+                engines=[engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=counted)],
+            )
+            return [each.seconds for each in made.findings if each.topic == "preemption"]
+
+        assert seconds(20) == pytest.approx([0.04])
+        assert seconds(26) == [None]

@@ -57,7 +57,9 @@ def test_tokens_and_retractions_are_the_engines_own(
         prompt, generated, retractions = truth[step]
         (entry,) = read_entries(folder, step)
         assert entry["statistics"]["idle"] is True
-        (work,) = reported(folder / "run", capsys, step)["engines"]
+        report = reported(folder / "run", capsys, step)
+        (work,) = report["engines"]
+        assert any(found["topic"] == "preemption" for found in report["findings"]) == (retractions > 0)
         assert (work["prompt_tokens"], work["generated_tokens"], work["preemptions"]) == (
             prompt,
             generated,
