@@ -10,7 +10,7 @@ import pytest
 from runs import make_run
 
 from stepprof.config.config import Config
-from stepprof.recording.window_handle import Ticket, tell
+from stepprof.recording.window_handle import Ticket, log_outcome
 from stepprof.redaction import hide
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
@@ -110,7 +110,7 @@ class TestTell:
         """The reason is in a separate fragment, with the waiting time."""
         policy = Config(backend="null").policy(None)
         ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
-        tell(ticket, origin, at_once, status="skipped", code=ReasonCode.BUSY, reason="busy")
+        log_outcome(ticket, origin, at_once, status="skipped", code=ReasonCode.BUSY, reason="busy")
         (window,) = read(ticket.fragment)["windows"]
         assert (window["pending"], window["reason_code"]) == (False, "busy")
         assert (window["status"], window["error"], window["backend"]) == ("skipped", "busy", "null")
