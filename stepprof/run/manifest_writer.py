@@ -174,7 +174,7 @@ class Fragment:
 
     @property
     def awaited(self) -> bool:
-        """Return whether it is not final yet: something is recorded or exported."""
+        """Return whether the fragment is not final yet, because something is still recorded or exported."""
         return any(entry.pending for entry in self._captures())
 
     def word(self) -> str:

@@ -192,7 +192,9 @@ class TestTheManifest:
 class TestTheTraces:
     @pytest.mark.parametrize("step", RECORDED)
     def test_of_the_engine_hold_the_forward_steps_of_the_window(self, job: Job, step: int) -> None:
-        """Every sequence of that rollout was begun in its trace, and none of another step; each of its tokens was made there."""
+        """The trace contains the begin and each token of every sequence of that rollout, and none of
+        another step.
+        """
         (engine,) = job.engines(step, "rollout")
         trace = job.trace(step, engine["artifacts"][0])
         names = [event.get("name", "") for event in trace["traceEvents"] if event.get("ph") == "X"]

@@ -121,7 +121,7 @@ class TestManifest:
         assert verify_run(run.path).problems
 
     def test_an_engine_gets_every_key(self, run):
-        """What a fragment leaves out is None."""
+        """A key that is missing in a fragment is None."""
         tell_engines(run, {"role": "rollout", "status": "complete", "of_a_newer_version": 1})
         (engine,) = read_step(run.path, 2)["engines"]
         assert set(record_engine(run, data=b"")) < set(engine)

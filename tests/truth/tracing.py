@@ -62,7 +62,7 @@ def rank_trace(truth: Truth, process: Process, window: Window, run_id: str, step
 
 
 def shown(process: Process, window: Window) -> list[Call | Work | Region | Note]:
-    """Return what the trace of a window holds of what the process did."""
+    """Return the part of the process's work that the trace of a window contains."""
     if window.captured is None:
         return []
     events = _events(process, window)

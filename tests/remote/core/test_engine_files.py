@@ -68,7 +68,9 @@ class TestAdopt:
         assert not any(part in said for part in ("BEGIN", "OPENSSH", "b3Bl", "hunter2"))
 
     def test_a_large_file_shows_nothing_either(self, tmp_path, window) -> None:
-        """One that is too large to be parsed is checked in another way, and as silently."""
+        """A file that is too large to be parsed is checked in another way, and no content of it is shown
+        either.
+        """
         content = '{"traceEvents": [' + ",\n".join([EVENT] * 20_000) + KEY
         said = failure(adopt, written(tmp_path, content, "a.json"), window, "rank-0")
         assert "breaks off after" in said
