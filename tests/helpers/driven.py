@@ -231,7 +231,7 @@ class EngineTrace:
 
 @contextmanager
 def unmeasured() -> Iterator[None]:
-    """Start processes here that run no line of stepprof: coverage is not measured in them, which would add a half to the time of their imports."""
+    """Start processes here without coverage, which would add a half to the time of their imports: they run no line of stepprof, or measure it."""
     kept = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("COVERAGE_PROCESS")}
     try:
         yield
