@@ -86,6 +86,10 @@ class StackStretch(_Interval):
     """How long the thread was ready and had no CPU; None: not known."""
     recorder: bool = False
     """The thread was in stepprof's own code."""
+    task: str | None = None
+    """The function that a pool or `threading.Thread` runs on the thread; None: it has none, or it is not known."""
+    pool: bool = False
+    """A thread pool runs it."""
 
     @property
     def label(self) -> str:
@@ -185,7 +189,12 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
             raise ValueError("no frame")
         call = None if call is None else _text(call)
         recorder = attributes.get("recorder") is True
-        _add(found["stretches"], StackStretch(*where, samples, stack, call, *attributes.times(), recorder))
+        task = attributes.get("task")
+        ran = None if task is None else _text(task), attributes.get("pool") is True
+        _add(
+            found["stretches"],
+            StackStretch(*where, samples, stack, call, *attributes.times(), recorder, *ran),
+        )
     elif span["name"] == "thread":
         samples, dropped = attributes.count("samples"), attributes.count("dropped")
         _add(found["threads"], ThreadUse(*where, *attributes.times(), samples, dropped))

@@ -23,6 +23,7 @@ NOT_TESTED = {
 """Modules without anything to test, with the reason."""
 
 TESTED_THROUGH = {
+    "analysis/findings/test_threads.py": "analysis/findings/busy",
     "analysis/findings/test_catalogue.py": "analysis/findings/blocked analysis/findings/device_time analysis/findings/facts analysis/findings/named_work analysis/findings/neighbours analysis/findings/poll analysis/findings/serial analysis/findings/straggler analysis/findings/tail analysis/findings/wording analysis/report/meetings analysis/report/nesting",
     "analysis/report/test_combine.py": "analysis/report/idle analysis/report/skew analysis/report/totals",
     "analysis/data/test_export.py": "cli/commands/export",
@@ -69,7 +70,7 @@ TESTED_THROUGH = {
     "real/sglang/test_sglang_engine.py": "remote/sglang/object_link",
     "real/viewers/test_viewer_path.py": "analysis/report/step_tracks",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
-    "recording/evidence/test_collector.py": "recording/evidence/garbage recording/evidence/stacks",
+    "recording/evidence/test_collector.py": "recording/evidence/garbage",
     "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
     "recording/control/test_request_inbox.py": "host/own_files",
     "recording/post_step/test_leader.py": "recording/post_step/hook",

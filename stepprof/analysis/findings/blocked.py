@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepprof.analysis.findings.busy import Busy
 from stepprof.analysis.findings.facts import COLLECTIVES, SHORTEST_NS, Facts, Ledger, Part, Stack
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 
-__all__ = ["blocked"]
+__all__ = ["blocked", "is_lock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,11 @@ _Piece = tuple[Stack, int, int]
 """A stack, with the start and the end of its part."""
 
 
+def is_lock(stack: Stack) -> bool:
+    """Return whether a thread waits for a lock or a semaphore, or to enter a `with` block."""
+    return any(kind.fits(stack) for kind in KINDS if kind.topic == "lock")
+
+
 def blocked(ledger: Ledger) -> None:
     """Claim, part by part, the time of stacks of one kind."""
     for kind in KINDS:
@@ -127,7 +133,7 @@ def blocked(ledger: Ledger) -> None:
                 when,
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-                why=f"its stacks show {label} in {place}",
+                why=f"its stacks show {label} in {place}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
                 advice=kind.advice,
                 assumption="the thread does not wait there",
                 without={
@@ -137,6 +143,12 @@ def blocked(ledger: Ledger) -> None:
                 if part.region
                 else None,
             )
+
+
+def _meanwhile(facts: Facts, part: Part, when: Intervals) -> str:
+    """Return what other threads did meanwhile, if they did something for most of the time."""
+    busy = Busy.of([each for each in facts.signs[part.process].tasks if not is_lock(each.stack)], when)
+    return f"; meanwhile {busy.threads} ran `{busy.name}` ({busy.label})" if busy.average >= 0.5 else ""
 
 
 def _when(facts: Facts, kind: _Kind, part: Part, pieces: Sequence[_Piece]) -> Intervals:

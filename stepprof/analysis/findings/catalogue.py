@@ -14,6 +14,7 @@ from stepprof.analysis.findings.rare import rare_work
 from stepprof.analysis.findings.serial import serial
 from stepprof.analysis.findings.straggler import straggler
 from stepprof.analysis.findings.tail import long_tail
+from stepprof.analysis.findings.threads import other_threads
 from stepprof.analysis.report.schema import Finding
 
 __all__ = ["findings_of"]
@@ -37,6 +38,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     half_batch(ledger)
     serial(ledger)
     serial_coroutines(ledger)
+    other_threads(ledger)
     blocked(ledger)
     straggler(ledger, shared=False)
     rare_work(ledger)

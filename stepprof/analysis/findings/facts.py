@@ -19,16 +19,18 @@ from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Finding, Rollout
 from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.wording import seconds_text
-from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, StackStretch
+from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackStretch
 
 __all__ = [
     "COLLECTIVES",
+    "EVENT_LOOP",
     "Facts",
     "Ledger",
     "Part",
     "Recomputing",
     "Signs",
     "Stack",
+    "Task",
     "last_part",
     "place_of",
     "share_of",
@@ -37,6 +39,9 @@ __all__ = [
 
 COLLECTIVES = "distributed_c10d.py"
 """The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
+
+EVENT_LOOP = ("selectors.py", "base_events.py")
+"""The innermost modules of a thread whose coroutines all wait."""
 
 
 class Stack(NamedTuple):
@@ -55,11 +60,42 @@ class Stack(NamedTuple):
     off_cpu: bool = False
     """Whether its thread used little CPU and was not ready for more; False also if that is not known."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for another thread to do something, which is not a lock that is held for too long."""
-        function = self.place.partition(" ")[0].rpartition(".")[2]
-        return self.modules[:1] == ("threading.py",) and function in {"wait", "join", "_wait_for_tstate_lock"}
+    waits: bool = False
+    """Whether it waits for another thread to do something, which is not a lock that is held for too long."""
+
+    @classmethod
+    def of(cls, each: StackStretch, offset_ns: int) -> Stack:
+        """Return a stretch on the common clock, which that of the process is ahead of by some nanoseconds."""
+        start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
+        inner = each.frames[0]
+        function = inner.function.rpartition(".")[2]
+        return cls(
+            start,
+            end,
+            "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
+            f"{inner.function} ({inner.file}:{inner.line})",
+            tuple(frame.file for frame in each.frames),
+            end - (end - start) // max(each.samples, 1),
+            _is_off_cpu(each),
+            inner.file == "threading.py"
+            and function in {"wait", "join", "_wait_for_tstate_lock"}
+            and not _is_semaphore(each.frames),
+        )
+
+
+def _is_semaphore(frames: Sequence[Frame]) -> bool:
+    """Return whether a thread waits in `threading.Semaphore.acquire`."""
+    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in frames[:2]]
+    return names == [("threading.py", "wait"), ("threading.py", "acquire")]
+
+
+class Task(NamedTuple):
+    """What another thread than that of the windows did, on the common clock [ns]."""
+
+    name: str
+    """The function that its pool or `threading.Thread` runs."""
+    pool: bool
+    stack: Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +107,8 @@ class Signs:
     """While Python's garbage collector stopped it."""
     regions: Sequence[tuple[int, int, float]] = ()
     """Regions as (start, end, seconds of CPU time)."""
+    tasks: Sequence[Task] = ()
+    """What other threads did that did not wait for work."""
     _ends: Sequence[int] = field(init=False)
     """The latest end of each stack and those before it."""
 
@@ -89,21 +127,15 @@ class Signs:
         if main is None:
             counts = Counter(each.thread for each in (*evidence.captures, *evidence.regions))
             main = counts.most_common(1)[0][0] if counts else None
-        stacks = [
-            Stack(
-                each.start_unix_ns - offset_ns,
-                each.end_unix_ns - offset_ns,
-                each.label,
-                f"{each.frames[0].function} ({each.frames[0].file}:{each.frames[0].line})",
-                tuple(frame.file for frame in each.frames),
-                each.end_unix_ns
-                - (each.end_unix_ns - each.start_unix_ns) // max(each.samples, 1)
-                - offset_ns,
-                _is_off_cpu(each),
-            )
-            for each in evidence.stretches
-            if each.thread == main and each.frames and not each.recorder
-        ]
+        stacks, tasks = [], []
+        for each in evidence.stretches:
+            if each.recorder:
+                continue
+            stack = Stack.of(each, offset_ns)
+            if each.thread == main:
+                stacks.append(stack)
+            elif each.task is not None and not stack.waits and stack.modules[:2] != EVENT_LOOP:
+                tasks.append(Task(each.task, each.pool, stack))
         pauses = [
             (start - offset_ns, end - offset_ns)
             for each in evidence.collections
@@ -115,7 +147,7 @@ class Signs:
             if each.thread == main
         ]
         collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
-        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions)
+        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions, tasks)
 
     def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
         """Yield the stacks of some intervals, each with its part: (stack, start, end).

@@ -51,15 +51,17 @@ def _claim(
 
 def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
     """Yield the end of each stretch in which the last region of another thread or coroutine ended earlier,
-    and in which the stacks then show that the thread did nothing.
+    and in which the stacks then show that the thread did nothing, and no thread of a pool worked.
     """
     signs = facts.signs.get(part.process)
     if signs is None:
         return
+    pools = [each.stack for each in signs.tasks if each.pool]
+    working = Intervals.union([stack.start for stack in pools], [stack.end for stack in pools])
     beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
     for low, high in part.when.pairs():
         inside = beside.clip(low, high)
         if len(inside) and int(inside.end[-1]) < high:
-            rest = Intervals.one(int(inside.end[-1]), high)
+            rest = Intervals.one(int(inside.end[-1]), high) - working
             if rest.total >= SHORTEST_NS and sum(signs.idle(rest).values()) >= rest.total / 2:
                 yield rest

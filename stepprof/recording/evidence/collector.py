@@ -20,6 +20,7 @@ from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.stacks import StackSampler, Stretch
+from stepprof.recording.evidence.thread_tasks import task_of
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
@@ -29,6 +30,9 @@ __all__ = ["Evidence"]
 
 LONGEST_TEXT = 200
 """Maximum characters of the name of a function or a file."""
+
+MOST_FRAMES = 16
+"""Maximum number of frames of a stack that are written, the innermost ones."""
 
 FINISH_SECONDS = 1.0
 """How long the background thread waits for the end of the sampler."""
@@ -210,12 +214,15 @@ def _begin_at(stretch: Stretch, start_ns: int) -> bool:
 def _stack_span(stretch: Stretch, call: str | None) -> Span:
     frames = [
         (_short(getattr(code, "co_qualname", code.co_name)), _short(PurePath(code.co_filename).name), line)
-        for code, line in stretch.stack
+        for code, line in stretch.stack[:MOST_FRAMES]
     ]
     call = None if call is None else _short(call)
     attributes: dict[str, object] = {"frames": frames, "call": call, "samples": stretch.samples}
     if _is_recorder(stretch):
         attributes["recorder"] = True
+    task = task_of([code for code, _ in stretch.stack])
+    if task is not None:
+        attributes |= {"task": _short(task.name), "pool": task.pool}
     if stretch.counted:
         attributes |= {"cpu": round(stretch.cpu_ns), "run_queue": round(stretch.queue_ns)}
     times = stretch.start_ns, max(stretch.start_ns, stretch.end_ns)

@@ -1,6 +1,6 @@
 """Sample the stacks of a few threads at a low rate, and merge equal samples into stretches.
 
-One daemon thread samples while a capture runs. It takes no lock. A frame of another thread is held
+Sampled are the threads with regions, and a few others that are busy: what the first ones may wait for. One daemon thread samples while a capture runs. It takes no lock. A frame of another thread is held
 within a single call of C code only: the interpreter's lock is not released meanwhile, so the
 sampler never releases the last reference to an object of the job.
 """
@@ -20,6 +20,7 @@ from types import CodeType
 
 from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
+from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.run.evidence import SAMPLE_NS
 
@@ -29,13 +30,18 @@ __all__ = ["StackSampler", "Stretch", "ThreadTotal"]
 LONGEST_NS = 600_000_000_000
 """Maximum seconds of sampling in one capture: its window may never be closed."""
 
-DEPTH = 16
-"""Maximum number of frames of a stack, the innermost ones."""
+DEPTH = 64
+"""Maximum number of frames of a stack, the innermost ones. The outer ones name the task of a thread."""
 
 MOST = 5_000
 """Maximum number of stretches of one capture."""
 
 MOST_THREADS = 16
+"""Maximum number of threads with regions."""
+MOST_BUSY = 8
+"""Maximum number of other threads at a time."""
+MOST_TOTALS = 256
+"""Number of threads in one capture from which on no other thread is added."""
 
 OWN_CODE = {GarbageWatch.collected.__code__}
 """The interpreter calls it in the middle of the job's code."""
@@ -123,6 +129,8 @@ class StackSampler:
         self.stretches: list[Stretch] = []
         self.totals: dict[int, ThreadTotal] = {}
         self._threads = threads
+        self._busy: set[int] = set()
+        """The native ids of other threads that were sampled last."""
         self._place = place
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._due = 0
@@ -179,10 +187,23 @@ class StackSampler:
         interpreter's lock since then, the thread was in that call.
         """
         place = self._place()
-        for ident, thread in list(self._threads.items())[:MOST_THREADS]:
+        mine = {
+            ident: thread
+            for ident, thread in list(self._threads.items())[:MOST_THREADS]
+            if thread not in self.totals or not self.totals[thread].times.ended
+        }
+        busy = busy_threads(mine, MOST_BUSY)
+        for thread in self._busy - {*busy.values()}:
+            self._leave(self.totals[thread])
+        self._busy.clear()
+        for ident, thread in (*mine.items(), *busy.items()):
+            if thread not in self.totals and ident in busy and len(self.totals) >= MOST_TOTALS:
+                continue
             total = self.totals.get(thread) or self._begin(thread)
             if total.times.ended:
                 continue
+            if ident in busy:
+                self._busy.add(thread)
             now = perf_counter_ns()
             found = stack_of(ident)
             stretch = total.current
@@ -203,6 +224,13 @@ class StackSampler:
                     )
             total.samples += 1
 
+    def _leave(self, total: ThreadTotal) -> None:
+        """End the stretch of a thread that is no longer busy, or has regions now."""
+        now = perf_counter_ns()
+        begin = min(now, max(self._due, total.end_ns))
+        self._count(total, begin, now)
+        self._keep(total, begin)
+
     def _begin(self, thread: int) -> ThreadTotal:
         times, now = ThreadTimes(thread), perf_counter_ns()
         first = times.read()
@@ -218,6 +246,7 @@ class StackSampler:
         total.end_ns = now
         if total.times.ended:
             self._keep(total, begin)
+            total.times.close()
             return None
         if before is None or counts is None:
             return 0.0, 0.0

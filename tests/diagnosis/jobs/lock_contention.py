@@ -31,4 +31,4 @@ for step in job.steps:
             compute(0.5)
         writer.join()
 stepprof.shutdown()
-job.write("lock", process="rank 0", region="update")
+job.write("lock", process="rank 0", region="update", why="`write_metrics` (time.sleep)")

@@ -1,0 +1,131 @@
+"""Waits of the windows' thread while other threads worked: what is said, and what is not known."""
+
+from __future__ import annotations
+
+import pytest
+from digested import MS, T0, source
+
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Origin
+from stepprof.run.evidence import CaptureUse, Evidence, Frame, StackStretch
+
+MAIN = 7
+RESULT = (Frame("Condition.wait", "threading.py", 327), Frame("Future.result", "_base.py", 451))
+JOIN = (Frame("Thread._wait_for_tstate_lock", "threading.py", 1132),)
+POLL = (
+    Frame("EpollSelector.select", "selectors.py", 468),
+    Frame("BaseEventLoop._run_once", "base_events.py", 1),
+)
+SEMAPHORE = (Frame("Condition.wait", "threading.py", 327), Frame("Semaphore.acquire", "threading.py", 500))
+USER = (Frame("reward", "train.py", 5),)
+
+
+def stretch(start, end, call, *, thread=MAIN, frames=USER, task=None, pool=True, cpu=0.0):
+    times = T0 + start * MS, T0 + end * MS
+    return StackStretch(
+        thread, 2, None, *times, 3, frames, call, cpu, 0.0, False, task, pool and task is not None
+    )
+
+
+def causes(*stretches, regions=()):
+    """(topic, text, why) of each finding in a step that waits in `score` from 100 to 900 ms."""
+    capture = CaptureUse(MAIN, 2, None, T0, T0 + 1000 * MS, None, None, 0)
+    made = combine(
+        [
+            digest(
+                source(
+                    Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
+                    ("thread", "window", "step", 0, 1000, None),
+                    ("thread", "region", "score", 100, 800, None),
+                    *regions,
+                )
+            )
+        ],
+        step=2,
+        run_id="r",
+        evidence=[Evidence(0, "h", 100, stretches=stretches, captures=(capture,))],
+    )
+    return [(each.topic, each.text, each.why) for each in made.findings if each.start is not None]
+
+
+def wait(frames=RESULT):
+    return stretch(100, 900, "waiter.acquire", frames=frames)
+
+
+class TestOtherThreads:
+    def test_one_thread_of_a_pool(self) -> None:
+        tasks = [stretch(at, at + 400, "time.sleep", thread=8, task="reward") for at in (100, 500)]
+        [(topic, text, why)] = causes(wait(), *tasks)
+        assert topic == "threads"
+        assert text == "rank 0 waited 800 ms in `score` while one pool thread ran `reward` (time.sleep)"
+        assert why == "1.0 other threads were busy on average, 100% of their time in time.sleep"
+
+    @pytest.mark.parametrize("frames", [RESULT, JOIN, POLL])
+    def test_several_threads(self, frames) -> None:
+        tasks = [stretch(100, 900, "socket.recv", thread=8 + number, task="ask") for number in range(3)]
+        [(topic, text, _)] = causes(wait(frames), *tasks)
+        assert topic == "threads"
+        assert text == "rank 0 waited 800 ms in `score` while 3 pool threads ran `ask` (socket.recv)"
+
+    @pytest.mark.parametrize(("frames", "topic"), [(RESULT, "sleep"), (JOIN, "threads")])
+    def test_a_thread_of_no_pool(self, frames, topic) -> None:
+        """A wait for a pool is not explained by it."""
+        task = stretch(100, 900, "time.sleep", thread=8, task="beat", pool=False)
+        [(found, text, _)] = causes(wait(frames), task)
+        assert found == topic
+        assert ("one other thread ran `beat`" in text) == (topic == "threads")
+
+    def test_a_thread_that_computes_alone(self) -> None:
+        """What other threads do while it does not wait is no finding."""
+        assert causes(stretch(100, 900, None), stretch(100, 900, "f", thread=8, task="reward")) == []
+
+    def test_nothing_is_known_of_the_others(self) -> None:
+        [(topic, text, _)] = causes(
+            wait(), stretch(100, 900, "waiter.acquire", thread=8, frames=RESULT, task="reward")
+        )
+        assert (topic, text) == (
+            "sleep",
+            "rank 0 waited 800 ms for another thread, or for a timeout, in `score`",
+        )
+
+    @pytest.mark.parametrize(
+        ("call", "frames", "label"),
+        [("lock.__enter__", USER, "lock.__enter__"), ("waiter.acquire", SEMAPHORE, "Semaphore.acquire")],
+    )
+    def test_a_lock(self, call, frames, label) -> None:
+        """As many threads or more waited for it as worked."""
+        held = [
+            stretch(100, 900, call, thread=8 + number, frames=frames, task="encode") for number in range(4)
+        ]
+        working = [stretch(100, 900, "time.sleep", thread=20, task="encode")]
+        [(topic, text, why)] = causes(wait(), *held, *working)
+        assert topic == "lock"
+        assert text == f"rank 0 waited 800 ms in `score` while 4 pool threads waited in {label}, in `encode`"
+        assert why == "of the sampled threads 4.0 waited there and 1.0 worked, on average"
+
+    def test_more_worked_than_waited_for_a_lock(self) -> None:
+        held = stretch(100, 900, "lock.acquire", thread=8, task="encode")
+        working = [stretch(100, 900, "f", thread=20 + number, task="encode", cpu=0.8) for number in range(3)]
+        assert [topic for topic, *_ in causes(wait(), held, *working)] == ["threads"]
+
+    def test_threads_with_regions(self) -> None:
+        """Their regions show what they did; a wait for a lock in them is a finding."""
+        other = (("thread", "other"), "region", "call", 100, 800, None)
+        task = stretch(100, 900, "time.sleep", thread=8, task="call")
+        assert causes(wait(), task, regions=[other]) == []
+        held = [stretch(100, 900, "waiter.acquire", thread=9, frames=SEMAPHORE, task="call")]
+        assert [topic for topic, *_ in causes(wait(), task, *held, regions=[other])] == ["lock"]
+
+    def test_the_thread_itself_waits_for_a_lock(self) -> None:
+        """The reason says what another thread did meanwhile."""
+        mine = stretch(100, 900, "lock.acquire")
+        task = stretch(100, 900, "time.sleep", thread=8, task="write_metrics", pool=False)
+        [(topic, _, why)] = causes(mine, task)
+        assert topic == "lock"
+        assert why == (
+            "its stacks show lock.acquire in reward (train.py:5);"
+            " meanwhile one other thread ran `write_metrics` (time.sleep)"
+        )
+        [(topic, _, why)] = causes(mine)
+        assert why == "its stacks show lock.acquire in reward (train.py:5)"

@@ -1,0 +1,62 @@
+"""The price of a sample: it counts what Python executes, since a time is not the same on a busy machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from counting import instructions_of
+
+from stepprof.recording.evidence.stacks import MOST_BUSY, MOST_TOTALS, StackSampler
+
+
+class TestPrice:
+    @staticmethod
+    def instructions() -> int:
+        """How many bytecode instructions a sample takes."""
+        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        sampler._sample()
+        counted = instructions_of(sampler._sample)
+        for total in sampler.totals.values():
+            total.times.close()
+        return counted
+
+    def test_idle_threads(self, threads) -> None:
+        """A sample executes as much Python with 200 idle threads as with 4."""
+        threads.idle(4)
+        time.sleep(0.2)
+        few = self.instructions()
+        threads.idle(196)
+        time.sleep(0.2)
+        assert self.instructions() == pytest.approx(few, rel=0.05)
+
+    def test_busy_threads(self, threads) -> None:
+        """A sample executes as much Python with 100 busy threads as with the most that it follows."""
+        threads.busy(MOST_BUSY)
+        time.sleep(0.2)
+        few = self.instructions()
+        threads.busy(100 - MOST_BUSY)
+        time.sleep(0.2)
+        assert self.instructions() == pytest.approx(few, rel=0.2)
+
+
+class TestBounds:
+    def test_many_short_threads(self, threads) -> None:
+        """A capture has so many lines at most, and no file stays open of a thread that has ended."""
+        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        for _ in range(MOST_TOTALS // MOST_BUSY + 4):
+            threads.over.clear()
+            threads.busy(MOST_BUSY)
+            time.sleep(0.02)
+            sampler._sample()
+            threads.over.set()
+            for thread in threads.started:
+                thread.join(30)
+            threads.started.clear()
+            sampler._sample()
+        assert MOST_TOTALS // 2 < len(sampler.totals) <= MOST_TOTALS
+        still_open = [total for total in sampler.totals.values() if total.times._file is not None]
+        assert len(still_open) <= MOST_BUSY + 1
+        for total in still_open:
+            total.times.close()
