@@ -1,6 +1,6 @@
 """Read the evidence of a recorded step from the span files: garbage collections, stacks, CPU times.
 
-Lines of the kinds `gc`, `stack` and `usage` are written at the end of a capture; the line of a region
+Lines of the kinds `gc`, `stack`, `tasks` and `usage` are written at the end of a capture; the line of a region
 in a recorded window has its CPU time. Times are nanoseconds of the clock of that host since the Unix
 epoch, as of all spans. A damaged line is left out and counted.
 """
@@ -23,6 +23,7 @@ __all__ = [
     "Collection",
     "Evidence",
     "Frame",
+    "HeldTasks",
     "RegionCpu",
     "StackStretch",
     "ThreadUse",
@@ -98,6 +99,19 @@ class StackStretch(_Interval):
 
 
 @dataclass(frozen=True, slots=True)
+class HeldTasks(_Interval):
+    """The coroutines in a function that awaits a lock or semaphore of asyncio. `thread` runs their event loop."""
+
+    function: str
+    waiting: int
+    """How many waited for it."""
+    passed: int
+    """How many were in the function and did not."""
+    others: int
+    """How many were not in the function."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegionCpu(_Interval):
     """A region of a recorded window, with the CPU time of its thread."""
 
@@ -135,6 +149,7 @@ class Evidence:
     pid: int | None
     collections: tuple[Collection, ...] = ()
     stretches: tuple[StackStretch, ...] = ()
+    held: tuple[HeldTasks, ...] = ()
     regions: tuple[RegionCpu, ...] = ()
     threads: tuple[ThreadUse, ...] = ()
     captures: tuple[CaptureUse, ...] = ()
@@ -195,6 +210,9 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
             found["stretches"],
             StackStretch(*where, samples, stack, call, *attributes.times(), recorder, *ran),
         )
+    elif kind == "tasks":
+        counts = (attributes.count(key) for key in ("waiting", "passed", "others"))
+        _add(found["held"], HeldTasks(*where, _text(span["name"]), *counts))
     elif span["name"] == "thread":
         samples, dropped = attributes.count("samples"), attributes.count("dropped")
         _add(found["threads"], ThreadUse(*where, *attributes.times(), samples, dropped))

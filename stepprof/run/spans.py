@@ -17,7 +17,7 @@ __all__ = ["EVIDENCE", "read_spans"]
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 
 
-EVIDENCE = frozenset({"gc", "stack", "usage"})
+EVIDENCE = frozenset({"gc", "stack", "tasks", "usage"})
 """The kinds of lines that are evidence of a recorded window, and no spans (`stepprof.run.evidence`)."""
 
 

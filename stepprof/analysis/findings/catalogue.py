@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepprof.analysis.findings.blocked import blocked
-from stepprof.analysis.findings.coroutines import last_coroutines, serial_coroutines
+from stepprof.analysis.findings.coroutines import held_coroutines, last_coroutines, serial_coroutines
 from stepprof.analysis.findings.device_time import exposed_communication, host_bound
 from stepprof.analysis.findings.facts import Facts, Ledger
 from stepprof.analysis.findings.half_batch import half_batch
@@ -32,6 +32,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     poll(ledger)
     preemption(ledger)
     long_tail(ledger)
+    held_coroutines(ledger)
     last_coroutines(ledger)
     straggler(ledger)
     named_work(ledger)

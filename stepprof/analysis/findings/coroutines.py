@@ -1,4 +1,6 @@
-"""Find coroutines that the thread of the windows waits for: the last of many, or many that run one after the other."""
+"""Find coroutines that the thread of the windows waits for: the last of many, or many that run one after the other,
+also where a lock or semaphore in their region lets them through one by one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["last_coroutines", "serial_coroutines"]
+__all__ = ["held_coroutines", "last_coroutines", "serial_coroutines"]
 
 FEWEST = 4
 LEAST = 0.15
@@ -54,6 +56,30 @@ def serial_coroutines(ledger: Ledger) -> None:
             advice="let several run at the same time: asyncio.gather, and a higher limit of the semaphore or pool that they pass",
             assumption="all calls run at the same time, and the longest one remains",
             without={process: last_part(part.when, part.when.total - int(each.longest * 1e9))},
+        )
+
+
+def held_coroutines(ledger: Ledger) -> None:
+    """Claim the time in which at least half of the coroutines waited for a lock or semaphore that at most one had passed."""
+    for process, each in _known(ledger):
+        signs = ledger.facts.signs.get(process)
+        held = [one for one in signs.held if one.passed <= 1 and one.waiting >= one.others] if signs else []
+        limited = Intervals.union([one.start for one in held], [one.end for one in held])
+        part = _part(ledger, process, each, Intervals.unpack(each.when) & limited)
+        if each.peak < FEWEST or not _waits(ledger, part):
+            continue
+        most = max(held, key=lambda one: part.when.clip(one.start, one.end).total)
+        waiting = (
+            sum(one.waiting * part.when.clip(one.start, one.end).total for one in held) / part.when.total
+        )
+        ledger.claim(
+            part,
+            part.when,
+            "serial",
+            f"{process} waited {{seconds}} in {inside(part)} while a lock or semaphore in `{most.function}` let through at most one coroutine at a time",
+            why=f"{waiting:.1f} coroutines waited for it on average, and at most one was past it",
+            advice="raise the limit of the semaphore, or hold the lock for less time",
+            assumption="no coroutine waits there",
         )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "COLLECTIVES",
     "EVENT_LOOP",
     "Facts",
+    "Held",
     "Ledger",
     "Part",
     "Recomputing",
@@ -89,6 +90,19 @@ def _is_semaphore(frames: Sequence[Frame]) -> bool:
     return names == [("threading.py", "wait"), ("threading.py", "acquire")]
 
 
+class Held(NamedTuple):
+    """Coroutines in a function that awaits a lock or semaphore of asyncio, on the common clock [ns]."""
+
+    start: int
+    end: int
+    function: str
+    waiting: int
+    passed: int
+    """How many were in the function and did not wait there."""
+    others: int
+    """How many were not in the function."""
+
+
 class Task(NamedTuple):
     """What another thread than that of the windows did, on the common clock [ns]."""
 
@@ -109,6 +123,8 @@ class Signs:
     """Regions as (start, end, seconds of CPU time)."""
     tasks: Sequence[Task] = ()
     """What other threads did that did not wait for work."""
+    held: Sequence[Held] = ()
+    """Coroutines of the thread that waited for a lock or semaphore."""
     _ends: Sequence[int] = field(init=False)
     """The latest end of each stack and those before it."""
 
@@ -147,7 +163,19 @@ class Signs:
             if each.thread == main
         ]
         collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
-        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions, tasks)
+        held = [
+            Held(
+                each.start_unix_ns - offset_ns,
+                each.end_unix_ns - offset_ns,
+                each.function,
+                each.waiting,
+                each.passed,
+                each.others,
+            )
+            for each in evidence.held
+            if each.thread == main
+        ]
+        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions, tasks, held)
 
     def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
         """Yield the stacks of some intervals, each with its part: (stack, start, end).

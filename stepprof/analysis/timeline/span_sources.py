@@ -32,6 +32,7 @@ from stepprof.instrument.attributes import short_name
 from stepprof.run.fields import is_rank
 from stepprof.run.occurrence_spans import Portion, SpanWindow, other_windows, unclear, visits_of
 from stepprof.run.span_lines import span_lines
+from stepprof.run.spans import EVIDENCE
 
 __all__ = ["OWN_TASKS", "SpanFiles", "read_spans_of", "span_files"]
 
@@ -156,7 +157,7 @@ def read_spans_of(
         args: whether to keep attributes (with the step, the role and the kind) as arguments.
         evidence: whether to keep garbage collections and stacks.
     """
-    reader = _Reader(args, roles, leave_out={"usage"} if evidence else {"usage", *_OWN_TRACKS})
+    reader = _Reader(args, roles, leave_out=EVIDENCE - ({*_OWN_TRACKS} if evidence else set()))
     for path in paths:
         reader.read(Path(path), step)
     if portion is not None and step is not None:

@@ -1,7 +1,7 @@
 """Collect the evidence of a capture, and write it into the span file when the capture has ended.
 
-The lines have the kinds `gc` (a garbage collection), `stack` (a stretch of equal stacks) and `usage`
-(a thread, or the process). `stepprof.run.evidence` reads them.
+The lines have the kinds `gc` (a garbage collection), `stack` (a stretch of equal stacks), `tasks`
+(coroutines that wait for a lock or semaphore) and `usage` (a thread, or the process). `stepprof.run.evidence` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
 from stepprof.recording.evidence.garbage import GarbageWatch
-from stepprof.recording.evidence.stacks import StackSampler, Stretch
+from stepprof.recording.evidence.stacks import HeldStretch, StackSampler, Stretch
 from stepprof.recording.evidence.thread_tasks import task_of
 
 if TYPE_CHECKING:
@@ -177,6 +177,10 @@ class _Running:
         for stretch in [] if self._sampler is None else self._sampler.stretches:
             if _begin_at(stretch, self.start_ns):
                 found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
+        for each in [] if self._sampler is None else self._sampler.held:
+            times = max(each.start_ns, self.start_ns), min(each.end_ns, self._end_ns)
+            if times[0] < times[1]:
+                found.append(_held_span(each, times))
         for total in () if self._sampler is None else self._sampler.totals.values():
             times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
             if times[0] > times[1]:  # a thread that appeared after the window, or ended before it
@@ -228,6 +232,14 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
     times = stretch.start_ns, max(stretch.start_ns, stretch.end_ns)
     place = stretch.step, stretch.role
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
+
+
+def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:
+    code = stretch.held.function
+    name = _short(getattr(code, "co_qualname", code.co_name))
+    held = stretch.held
+    attributes = {"waiting": held.waiting, "passed": held.passed, "others": held.others}
+    return _span((name, "tasks"), stretch.thread, times, stretch.place, attributes)
 
 
 def _is_recorder(stretch: Stretch) -> bool:

@@ -22,6 +22,7 @@ from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
+from stepprof.recording.evidence.waiting_tasks import Held, held_tasks
 from stepprof.run.evidence import SAMPLE_NS
 
 __all__ = ["StackSampler", "Stretch", "ThreadTotal"]
@@ -72,6 +73,18 @@ class Stretch:
 
 
 @dataclass(slots=True)
+class HeldStretch:
+    """Consecutive samples in which the coroutines of an event loop waited alike. Times by `perf_counter_ns`."""
+
+    thread: int
+    """The thread of the event loop."""
+    place: Place
+    held: Held
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
 class ThreadTotal:
     """What one thread used while it was sampled. Times by `perf_counter_ns`."""
 
@@ -117,6 +130,11 @@ def stack_of(ident: int) -> tuple[Stack, int] | None:
     return (tuple((code, line) for code, line, _ in found), found[0][2]) if found else None
 
 
+def _is_event_loop(stack: Stack) -> bool:
+    """Return whether a thread is in an event loop of asyncio whose coroutines all wait."""
+    return [code.co_name for code, _ in stack[:2]] == ["select", "_run_once"]
+
+
 class StackSampler:
     """Samples threads from `start` to `stop`.
 
@@ -127,10 +145,15 @@ class StackSampler:
 
     def __init__(self, threads: dict[int, int], place: Callable[[], Place]) -> None:
         self.stretches: list[Stretch] = []
+        self.held: list[HeldStretch] = []
+        self._held: HeldStretch | None = None
+        """That of the last sample."""
         self.totals: dict[int, ThreadTotal] = {}
         self._threads = threads
         self._busy: set[int] = set()
         """The native ids of other threads that were sampled last."""
+        self._left: set[int] = set()
+        """Of those that were sampled before, and not now."""
         self._place = place
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._due = 0
@@ -165,6 +188,7 @@ class StackSampler:
             while not self._is_over() and perf_counter_ns() < until:
                 self._sample()
                 self._due = perf_counter_ns() + SAMPLE_NS
+            self._end_held()
             for total in self.totals.values():
                 if not total.times.ended:
                     end_ns = self._end_ns or perf_counter_ns()
@@ -186,7 +210,7 @@ class StackSampler:
         """Sample all threads. A sample counts from when it was due: if a call held the
         interpreter's lock since then, the thread was in that call.
         """
-        place = self._place()
+        place, held = self._place(), self._end_held()
         mine = {
             ident: thread
             for ident, thread in list(self._threads.items())[:MOST_THREADS]
@@ -200,6 +224,8 @@ class StackSampler:
             if thread not in self.totals and ident in busy and len(self.totals) >= MOST_TOTALS:
                 continue
             total = self.totals.get(thread) or self._begin(thread)
+            if thread in self._left:
+                self._return(total)
             if total.times.ended:
                 continue
             if ident in busy:
@@ -223,6 +249,26 @@ class StackSampler:
                         thread, *place, *found, begin, begin, *rest, counted=total.last is not None
                     )
             total.samples += 1
+            if found is not None and _is_event_loop(found[0]):
+                self._sample_tasks(thread, place, held)
+
+    def _sample_tasks(self, thread: int, place: Place, last: HeldStretch | None) -> None:
+        """Sample the coroutines of a thread whose event loop waits. `last` is of the sample before."""
+        held, now = held_tasks(), perf_counter_ns()
+        if held is None:
+            return
+        if last is not None and (last.thread, last.place, last.held) == (thread, place, held):
+            self._held = last
+        elif len(self.held) < MOST:
+            self._held = HeldStretch(thread, place, held, now, now)
+            self.held.append(self._held)
+
+    def _end_held(self) -> HeldStretch | None:
+        """Have the coroutines' stretch last until now, and return it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.end_ns = perf_counter_ns()
+        return held
 
     def _leave(self, total: ThreadTotal) -> None:
         """End the stretch of a thread that is no longer busy, or has regions now."""
@@ -230,6 +276,14 @@ class StackSampler:
         begin = min(now, max(self._due, total.end_ns))
         self._count(total, begin, now)
         self._keep(total, begin)
+        total.times.close()  # a job may have hundreds of threads, and few files
+        self._left.add(total.thread)
+
+    def _return(self, total: ThreadTotal) -> None:
+        """Open the file of a thread that is sampled again."""
+        self._left.remove(total.thread)
+        total.times = ThreadTimes(total.thread)
+        total.last = total.times.read()
 
     def _begin(self, thread: int) -> ThreadTotal:
         times, now = ThreadTimes(thread), perf_counter_ns()

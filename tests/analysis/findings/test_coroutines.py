@@ -9,10 +9,10 @@ from digested import MS, T0, source
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.timeline.model import Origin
-from stepprof.run.evidence import CaptureUse, Evidence, Frame, StackStretch
+from stepprof.run.evidence import CaptureUse, Evidence, Frame, HeldTasks, StackStretch
 
 
-def found(*calls, call="self._selector.poll"):
+def found(*calls, call="self._selector.poll", held=()):
     """Return the findings of a step of 1 s whose thread runs an event loop. Calls are (name, start, length,
     coroutine).
     """
@@ -24,7 +24,7 @@ def found(*calls, call="self._selector.poll"):
     made.slices.task = np.array([-1, *(task for *_, task in calls)], np.int32)
     at = (7, 2, "rollout")
     stack = StackStretch(*at, T0, T0 + 1000 * MS, 40, (Frame("select", "selectors.py", 1),), call, None, None)
-    evidence = Evidence(0, "h", 100, stretches=(stack,), captures=(CaptureUse(*at, T0, T0 + 1000 * MS, None, None, 0),))  # fmt: skip
+    evidence = Evidence(0, "h", 100, stretches=(stack,), held=held, captures=(CaptureUse(*at, T0, T0 + 1000 * MS, None, None, 0),))  # fmt: skip
     report = combine([digest(made)], step=2, run_id="r", evidence=[evidence])
     return [each for each in report.findings if each.topic in ("tail", "serial")]
 
@@ -67,3 +67,30 @@ def test_a_thread_that_works_does_not_wait():
     """The last sample is open while the thread computes, and this work may belong to the sample."""
     calls = [("sample", 0, 300, number) for number in range(7)]
     assert found(*calls, ("sample", 0, 900, 7), call="torch.mm") == []
+
+
+def held(*samples):
+    """(topic, milliseconds, sentence, reason) of the findings of 16 calls that are open at the same time; samples are (start, end, waiting, passed, others)."""
+    lines = tuple(HeldTasks(7, 2, "rollout", T0 + start * MS, T0 + end * MS, "call", *rest) for start, end, *rest in samples)  # fmt: skip
+    calls = [("tool", 0, 50 * (number + 1), number) for number in range(16)]
+    return [
+        (each.topic, round(1e3 * each.seconds), each.text, each.why) for each in found(*calls, held=lines)
+    ]
+
+
+def test_a_semaphore_inside_of_the_region():
+    """One at a time had passed it."""
+    ((topic, length, text, why),) = held((0, 400, 12, 1, 1), (400, 750, 4, 0, 1))
+    assert (topic, length) == ("serial", 750)
+    assert text == (
+        "rollout rank 0 waited 750 ms in `tool` (in role rollout) while a lock or semaphore in `call`"
+        " let through at most one coroutine at a time"
+    )
+    assert why == "8.3 coroutines waited for it on average, and at most one was past it"
+
+
+@pytest.mark.parametrize(
+    "sample", [(0, 750, 13, 2, 1), (0, 750, 2, 1, 14)], ids=["two have passed", "most do something else"]
+)
+def test_a_semaphore_that_does_not_make_them_serial(sample):
+    assert held(sample) == []

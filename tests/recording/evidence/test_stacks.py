@@ -41,6 +41,44 @@ class TestPrice:
         assert self.instructions() == pytest.approx(few, rel=0.2)
 
 
+class TestReturn:
+    @pytest.mark.parametrize("regions", [False, True])
+    def test_a_thread_that_is_sampled_again(self, threads, regions) -> None:
+        """It is busy, idle, and busy again or has regions by then: its CPU time counts again."""
+        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        on = threading.Event()
+
+        def work() -> None:
+            while not threads.over.is_set():
+                on.wait(30)
+                sum(range(1_000_000))
+
+        [native] = threads.start(1, work)
+        thread = threads.started[-1]
+        for _ in range(2):
+            on.set()
+            time.sleep(0.05)
+            sampler._sample()
+            on.clear()
+            time.sleep(0.1)
+            sampler._sample()
+            assert sampler.totals[native].times._file is None
+        if regions:
+            sampler._threads[thread.ident] = native
+        on.set()
+        begin = sampler.totals[native].end_ns
+        time.sleep(0.1)
+        sampler._sample()
+        time.sleep(0.3)
+        sampler._sample()
+        sampler._leave(sampler.totals[native])
+        assert (
+            sum(each.cpu_ns for each in sampler.stretches if each.thread == native and each.start_ns >= begin)
+            > 0
+        )
+        on.set()
+
+
 class TestBounds:
     def test_many_short_threads(self, threads) -> None:
         """A capture has so many lines at most, and no file stays open of a thread that has ended."""

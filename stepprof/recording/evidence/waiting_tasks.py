@@ -1,0 +1,82 @@
+"""Count the coroutines that wait for an asyncio lock or semaphore, and those that have passed it.
+
+What a coroutine awaits is followed within one call of C code: see `stacks` for why none of its objects is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, compress, islice, repeat, takewhile
+from operator import itemgetter, methodcaller
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+__all__ = ["MOST_TASKS", "Held", "held_tasks"]
+
+MOST_TASKS = 64
+"""With more tasks nothing is counted: of a part of them, those that have passed could be missing."""
+DEPTH = 32
+_LOCKS = str(Path(threading.Condition.wait.__code__.co_filename).with_name("asyncio") / "locks.py")
+
+_call: Any = methodcaller("__call__")
+_coroutine: Any = methodcaller("get_coro")
+
+
+class Held(NamedTuple):
+    """The tasks in one function at one time."""
+
+    function: CodeType
+    """It awaits the lock or the semaphore."""
+    waiting: int
+    passed: int
+    """Tasks in the function that do not wait there."""
+    others: int
+    """Tasks that are not in the function."""
+
+
+def held_tasks() -> Held | None:
+    """Return the function with the most tasks that wait for a lock or semaphore; None: there is none, or it is
+    not known, as on Python 3.14.
+    """
+    tasks = sys.modules.get("asyncio.tasks")
+    known = getattr(tasks, "_scheduled_tasks", None) or getattr(tasks, "_all_tasks", None)
+    references: list[Any] = list(getattr(known, "data", ()))
+    states = map(getattr, map(_call, references), repeat("_state"), repeat(None))
+    references = [*islice(compress(references, map("PENDING".__eq__, states)), MOST_TASKS + 1)]
+    if not 1 < len(references) <= MOST_TASKS:
+        return None
+    awaited = [_awaited(each) for each in references]
+    waiting = Counter(function for function in map(_function, awaited) if function is not None)
+    if not waiting:
+        return None
+    [(function, count)] = waiting.most_common(1)
+    inside = sum(function in codes for codes in awaited)
+    return Held(function, count, inside - count, sum(map(bool, awaited)) - inside)
+
+
+def _awaited(reference: Any) -> list[CodeType]:
+    """Return the code of the coroutine of a task, and of each coroutine that it awaits."""
+    now: list[Any] = [None]  # its last item is the coroutine that is looked at; empty at the end
+    last = repeat(-1)
+    fill = map(now.append, map(_coroutine, filter(None, map(_call, (reference,)))))
+    codes = map(getattr, map(now.__getitem__, last), repeat("cr_code"), repeat(None))
+    awaited = map(getattr, map(now.__getitem__, last), repeat("cr_await"), repeat(None))
+    steps = zip(codes, map(now.__setitem__, last, awaited))  # noqa: B905 - both are endless
+    found = islice(takewhile(itemgetter(0), steps), DEPTH)
+    rows = list(chain(fill, found, map(_call, (now.clear,))))
+    return [row[0] for row in rows if row]
+
+
+def _function(codes: Sequence[CodeType]) -> CodeType | None:
+    """Return the function that awaits a lock or semaphore of asyncio; None: the task waits for something else."""
+    if not codes or codes[-1].co_name != "acquire" or not _is_lock(codes[-1]):
+        return None
+    return next((code for code in reversed(codes) if not _is_lock(code)), None)
+
+
+def _is_lock(code: CodeType) -> bool:
+    return code.co_filename == _LOCKS
