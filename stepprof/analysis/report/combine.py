@@ -319,8 +319,9 @@ def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     """Return the bounds of the step: from the first window to the last, including the step's spans.
 
-    Without windows, everything that was traced counts. A region of another thread that began before the
-    first window of its process does not make the step longer: it began in the step before.
+    Without windows, everything that was traced counts. A region of another thread or coroutine that lies
+    outside the windows of its process does not make the step longer: it began in the step before, or the
+    next steps go on meanwhile.
     """
     edges = [(window.start, window.end) for process in processes for window in process.windows]
     begun = [since for process in processes for _, since in process.open_ended()]
@@ -329,7 +330,9 @@ def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
     for process, digest in spans if edges or begun or spans else everything:
         if digest.start is not None and digest.end is not None:
             first = min((window.start for window in process.windows), default=digest.start)
-            edges.append((max(first, digest.start), digest.end))
+            last = max((window.end for window in process.windows), default=digest.end)
+            last = digest.end if process.open_ended() else last
+            edges.append((max(first, digest.start), min(last, digest.end)))
     if begun and not edges:  # windows without an end do not show how long the step took
         return min(begun), min(begun)
     edges += [(since, since) for since in begun]

@@ -2,7 +2,7 @@
 
 A window and its regions are on the thread that opened the window, or on the row of coroutines. There,
 the region that opened last and is still open is the innermost one. Of threads that open windows
-concurrently, one is followed (`followed_threads`).
+concurrently, one is followed (`followed_threads`). Coroutines that go on after the last window are not.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.report.window_threads import followed_threads
-from stepprof.analysis.timeline.model import Source
+from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
 
 __all__ = ["Nest", "Place", "innermost", "nest_of"]
@@ -97,7 +98,7 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
             spent = np.bincount(slices.track[chosen.regions], slices.duration[chosen.regions], least)
             spent[tracks] = 0
             tracks = np.append(tracks, spent.argmax())
-        own = np.isin(slices.track[which], tracks)
+        own = np.isin(slices.track[which], tracks) & ~_outlives(slices, which, opened)
         which, beside = which[own], which[~own]
     if not len(which):
         return None
@@ -113,6 +114,15 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
         coroutines=concurrent_calls(source, chosen),
         thread=thread,
     )
+
+
+def _outlives(slices: Slices, which: Indices, opened: Indices) -> npt.NDArray[np.bool_]:
+    """Return which slices are of coroutines that go on after the last window: the step does not wait for them."""
+    if slices.task is None:
+        return np.zeros(len(which), np.bool_)
+    end = slices.start + slices.duration
+    later = which[end[which] > end[opened].max()]
+    return np.isin(slices.task[which], slices.task[later]) & (slices.task[which] >= 0)
 
 
 def innermost(start: Times, end: Times) -> tuple[Times, Times, Indices]:

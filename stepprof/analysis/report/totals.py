@@ -61,8 +61,8 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
         for region in process.regions:
             entries = parts[region.role, region.name]
             when = Intervals.unpack(region.when)
-            inside = when.clip(start, max(start, int(when.end[-1]))) if len(when) else when
-            length = region.covered - (when.total - inside.total)  # without what began before the step
+            inside = when.clip(start, max(start, end))
+            length = region.covered - (when.total - inside.total)  # without what is before or after the step
             if process.label in entries:  # combined over several captures
                 _, known, calls, covered = entries[process.label]
                 entries[process.label] = (process, known | inside, calls + region.calls, covered + length)

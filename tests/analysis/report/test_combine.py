@@ -404,7 +404,8 @@ class TestIdle:
         """Rank 0 trains, is held up by the profiler, has nothing of its own while the rollout and the other role go on, and then nothing is known."""
         made = report(
             spans(0, ("window", "actor", 0, 20, "actor")),
-            spans(1, ("window", "critic", 60, 20, "critic"), ("region", "last", 99, 1, None)),
+            spans(1, ("window", "critic", 60, 20, "critic")),
+            spans(2, ("region", "last", 99, 1, None)),
             trace(0, ("thread", "cpu_op", "mm", 0, 20)),
             engine(0, (30, 20, 4)),
             manifests=[manifest(window(end=20, stall_seconds=0.005), engines=[engine_entry()])],
@@ -755,7 +756,8 @@ class TestIslands:
     def test_what_other_hosts_did_meanwhile_is_not_known(self):
         """On host b something generated, which is no reason for rank 0 on host a to be idle."""
         made = report(
-            spans(0, ("window", "actor", 0, 40, "actor"), ("region", "later", 99, 1, None), host="a"),
+            spans(0, ("window", "actor", 0, 40, "actor"), host="a"),
+            spans(2, ("region", "later", 99, 1, None), host="a"),
             trace(0, ("thread", "cpu_op", "mm", 0, 40), host="a"),
             trace(1, ("thread", "cpu_op", "generate", 0, 100), role="rollout", host="b", alignment=APART),
             manifests=[manifest(window(0, end=40, host="a"), window(1, role="rollout", host="b"))],
@@ -961,7 +963,8 @@ class TestRecordingItself:
 
     def test_a_stall_longer_than_anybody_waits_is_no_cause(self):
         made = report(
-            spans(0, ("window", "actor", 0, 10, "actor"), ("region", "late", 19, 1, None)),
+            spans(0, ("window", "actor", 0, 10, "actor")),
+            spans(1, ("region", "late", 19, 1, None)),
             trace(0, ("thread", "cpu_op", "mm", 0, 10)),
             manifests=[manifest(window(end=10, stall_seconds=1e9))],
         )

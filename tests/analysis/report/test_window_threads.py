@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from digested import MS, T0, source
 
@@ -98,3 +99,27 @@ def test_the_stacks_are_of_the_thread_that_is_followed(sleeper):
     )
     found = [(each.topic, each.region) for each in made.findings if each.start is not None]
     assert found == ([("poll", "update")] if sleeper == 7 else [])
+
+
+def test_coroutines_that_go_on_after_the_window():
+    """The step does not wait for the rollout of the next one, which ends after it: neither its length nor its path has it."""
+    tasks = ("async", "tasks")
+    made = source(
+        ORIGIN,
+        (tasks, "window", "step", 0, 100, None),
+        (tasks, "window", "actor", 10, 90, "actor"),
+        (tasks, "region", "update", 10, 90, "actor"),
+        (tasks, "region", "agent", 20, 150, None),
+        (tasks, "region", "turn", 20, 70, None),
+        (tasks, "region", "score", 30, 20, None),
+    )
+    made.slices.task = np.array([0, 0, 0, 1, 1, 2], np.int32)
+    report = combine([digest(made)], step=2, run_id="r")
+    assert report.seconds == 0.1
+    assert [(each.role, each.region, round(1e3 * each.seconds)) for each in report.path] == [
+        (None, None, 10),
+        ("actor", "update", 20),
+        (None, "update/score", 20),
+        ("actor", "update", 50),
+    ]
+    assert {each.region: round(1e3 * each.seconds) for each in report.regions}["agent"] == 80
