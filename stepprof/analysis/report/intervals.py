@@ -212,15 +212,23 @@ def self_times(track: npt.NDArray[np.integer], start: Times, duration: Times) ->
     end = start + duration
     order = real[nesting_order(track[real], start[real], end[real])]
     start, end, track = start[order], end[order], track[order]
-    depth = depths(track, start, end)
-    count = len(order)
-    # sorted by depth, then by place among those of one depth: the parent is the last one of the depth before to begin earlier
-    by_depth = np.sort(depth.astype(np.int64) * count + np.arange(count), kind="stable")
-    inside = by_depth[np.searchsorted(by_depth, count) :]
-    parent = by_depth[np.searchsorted(by_depth, inside - count) - 1] % count
-    inside %= count
-    shared = np.minimum(end[inside], end[parent]) - start[inside]
-    shared[(shared < 0) | (track[parent] != track[inside])] = 0
-    covered = np.bincount(parent, weights=shared, minlength=count).astype(np.int64)
+    inside, parent = _parents(depths(track, start, end))
+    shared = np.maximum(np.minimum(end[inside], end[parent]) - start[inside], 0)
+    covered = np.bincount(parent, weights=shared, minlength=len(order)).astype(np.int64)
     own[order] = np.maximum(own[order] - covered, 0)
     return own
+
+
+def _parents(depth: npt.NDArray[np.int32]) -> tuple[Indices, Indices]:
+    """Return the slices inside others, and the parent of each: the last one before it that is one less deep.
+
+    No slice is more than one deeper than the slice before it. So among those of one depth, in order, a slice that is
+    deeper than the one before it is its first child, and the next ones have the same parent.
+    """
+    small = (
+        depth.astype(np.uint16) if depth.max() < 1 << 16 else depth
+    )  # numpy sorts small numbers in linear time
+    inside = np.argsort(small, kind="stable")[np.count_nonzero(depth == 0) :]
+    before = inside - 1
+    first = np.where(depth[before] < depth[inside], np.arange(len(inside)), 0)
+    return inside, before[np.maximum.accumulate(first)]
