@@ -73,16 +73,19 @@ class Communication:
     def __init__(self) -> None:
         self._wanted = np.zeros(0, np.bool_)
 
-    def __call__(self, events: Sequence[Event], name: Indices, names: Interned[str]) -> list[Args]:
-        """Return the arguments of collectives; None for everything else."""
+    def __call__(self, events: Sequence[Event], name: Indices, names: Interned[str]) -> list[Args] | None:
+        """Return the arguments of collectives, None for everything else; None if there are no collectives."""
         known = len(self._wanted)
         if len(names) > known:
             new = [
                 is_device_communication(each) or is_host_communication(each) for each in list(names)[known:]
             ]
             self._wanted = np.concatenate((self._wanted, np.array(new, np.bool_)))
+        wanted = np.flatnonzero(self._wanted[name]).tolist()
+        if not wanted:
+            return None
         kept: list[Args] = [None] * len(events)
-        for at in np.flatnonzero(self._wanted[name]).tolist():
+        for at in wanted:
             kept[at] = bytes(events[at].args) or None
         return kept
 

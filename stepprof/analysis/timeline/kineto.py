@@ -37,8 +37,8 @@ from stepprof.formatting import number, size
 
 __all__ = ["Keep", "read"]
 
-Keep = Callable[[Sequence[Event], Indices, Interned[str]], Sequence[Args]]
-"""Returns the arguments to keep, from the name of each event and the list of names."""
+Keep = Callable[[Sequence[Event], Indices, Interned[str]], "Sequence[Args] | None"]
+"""Returns the arguments to keep, from the name of each event and the list of names; None: it keeps none of them."""
 
 _INSTANTS = ("i", "I", "R")
 _LARGEST_METADATA = 4096

@@ -299,4 +299,4 @@ def _kept(column: npt.NDArray[Kind], kept: Flags) -> npt.NDArray[Kind]:
 
 
 def _kept_args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
-    return None if args is None else list(compress(args, kept.tolist()))
+    return args if args is None or kept.all() else list(compress(args, kept.tolist()))
