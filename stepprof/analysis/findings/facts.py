@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -307,19 +307,6 @@ class Part:
         return self.region[-1] if self.region else None
 
 
-def _parts(path: Iterable[Segment], *kinds: str) -> list[Part]:
-    """Return the parts of the path of some kinds, the longest first."""
-    found: dict[tuple[str, str | None, tuple[str, ...]], list[Segment]] = {}
-    for segment in path:
-        if segment.kind in kinds:
-            found.setdefault((segment.process, segment.role, segment.region), []).append(segment)
-    parts = [
-        Part(*key, Intervals.union([each.start for each in of], [each.end for each in of]))
-        for key, of in found.items()
-    ]
-    return sorted(parts, key=lambda part: -part.when.total)
-
-
 class Ledger:
     """Gives each moment of the step to one finding at most.
 
@@ -333,6 +320,7 @@ class Ledger:
         self.least = least
         self.free = Intervals.one(facts.start, facts.end)
         self.found: list[Finding] = []
+        self._whole: dict[tuple[str, ...], list[Part]] = {}
 
     def claim(
         self,
@@ -407,7 +395,7 @@ class Ledger:
             kinds: of the path.
         """
         found: dict[tuple[str, str | None, tuple[str, ...]], Intervals] = {}
-        for part in _parts(self.facts.path, *kinds):
+        for part in self._parts(kinds):
             place = key(part)
             if place is not None:
                 whole = (place[0], part.role, place[1])
@@ -416,10 +404,24 @@ class Ledger:
 
     def parts(self, *kinds: str) -> Iterator[Part]:
         """Yield the parts of the path of some kinds, the longest first, with their unclaimed time."""
-        for part in _parts(self.facts.path, *kinds):
+        for part in self._parts(kinds):
             free = part.when & self.free
             if free.total >= self.least * 1e9:
                 yield Part(part.process, part.role, part.region, free)
+
+    def _parts(self, kinds: tuple[str, ...]) -> list[Part]:
+        """Return the parts of the path of some kinds, the longest first."""
+        if kinds not in self._whole:
+            found: dict[tuple[str, str | None, tuple[str, ...]], list[Segment]] = {}
+            for segment in self.facts.path:
+                if segment.kind in kinds:
+                    found.setdefault((segment.process, segment.role, segment.region), []).append(segment)
+            parts = [
+                Part(*key, Intervals.union([each.start for each in of], [each.end for each in of]))
+                for key, of in found.items()
+            ]
+            self._whole[kinds] = sorted(parts, key=lambda part: -part.when.total)
+        return self._whole[kinds]
 
 
 def place_of(facts: Facts, process: str, role: str | None, region: tuple[str, ...]) -> Place | None:
