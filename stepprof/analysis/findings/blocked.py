@@ -27,7 +27,7 @@ class _Kind:
     around: frozenset[str] = frozenset()
     """Modules that may be anywhere in the stack."""
     waits: bool = False
-    """Whether the thread waits for another one."""
+    """Whether the thread waits for others: see `Stack.waits`."""
     off_cpu: bool = False
     """Whether the name alone does not show that the thread waits: it used no CPU either."""
 
@@ -100,8 +100,8 @@ KINDS = (
         "sleep",
         re.compile(r"(?!)"),
         frozenset(),
-        "{process} waited {seconds} for another thread, or for a timeout, in {place}",
-        "add a region to the work of the other thread: then its time and its stacks are recorded",
+        "{process} waited {seconds} for another thread or process, a coroutine or a timeout, in {place}",
+        "add a region to what it waits for, if that is in this process: then its time and its stacks are recorded",
         waits=True,
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from stepprof.analysis.findings.rare import rare_work
 from stepprof.analysis.findings.serial import serial
 from stepprof.analysis.findings.straggler import straggler
 from stepprof.analysis.findings.tail import long_tail
-from stepprof.analysis.findings.threads import other_threads
+from stepprof.analysis.findings.threads import other_regions, other_threads
 from stepprof.analysis.report.schema import Finding
 
 __all__ = ["findings_of"]
@@ -40,6 +40,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     serial(ledger)
     serial_coroutines(ledger)
     other_threads(ledger)
+    other_regions(ledger)
     blocked(ledger)
     straggler(ledger, shared=False)
     rare_work(ledger)

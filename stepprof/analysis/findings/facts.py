@@ -23,7 +23,6 @@ from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackS
 
 __all__ = [
     "COLLECTIVES",
-    "EVENT_LOOP",
     "Facts",
     "Held",
     "Ledger",
@@ -62,14 +61,13 @@ class Stack(NamedTuple):
     """Whether its thread used little CPU and was not ready for more; False also if that is not known."""
 
     waits: bool = False
-    """Whether it waits for another thread to do something, which is not a lock that is held for too long."""
+    """Whether it waits for another thread or for coroutines, and not for a lock that is held for too long."""
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
         """Return a stretch on the common clock, which that of the process is ahead of by some nanoseconds."""
         start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
         inner = each.frames[0]
-        function = inner.function.rpartition(".")[2]
         return cls(
             start,
             end,
@@ -78,10 +76,16 @@ class Stack(NamedTuple):
             tuple(frame.file for frame in each.frames),
             end - (end - start) // max(each.samples, 1),
             _is_off_cpu(each),
-            inner.file == "threading.py"
-            and function in {"wait", "join", "_wait_for_tstate_lock"}
-            and not _is_semaphore(each.frames),
+            _waits(each.frames),
         )
+
+
+def _waits(frames: Sequence[Frame]) -> bool:
+    if tuple(frame.file for frame in frames[:2]) == EVENT_LOOP:
+        return True
+    function = frames[0].function.rpartition(".")[2]
+    joins = function in {"wait", "join", "_wait_for_tstate_lock"}
+    return frames[0].file == "threading.py" and joins and not _is_semaphore(frames)
 
 
 def _is_semaphore(frames: Sequence[Frame]) -> bool:
@@ -150,7 +154,7 @@ class Signs:
             stack = Stack.of(each, offset_ns)
             if each.thread == main:
                 stacks.append(stack)
-            elif each.task is not None and not stack.waits and stack.modules[:2] != EVENT_LOOP:
+            elif each.task is not None and not stack.waits:
                 tasks.append(Task(each.task, each.pool, stack))
         pauses = [
             (start - offset_ns, end - offset_ns)

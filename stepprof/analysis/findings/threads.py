@@ -1,4 +1,4 @@
-"""Find waits of the windows' thread during which other threads worked, or waited for a lock."""
+"""Find waits of the followed thread during which other threads worked, waited for a lock, or had regions open."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from stepprof.analysis.findings.blocked import is_lock
 from stepprof.analysis.findings.busy import ONE, Busy
 from stepprof.analysis.findings.facts import (
     COLLECTIVES,
-    EVENT_LOOP,
     SHORTEST_NS,
     Facts,
     Ledger,
     Part,
+    Stack,
     Task,
 )
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 
-__all__ = ["other_threads"]
+__all__ = ["other_regions", "other_threads"]
 
 FUTURES = "_base.py"
 """The module of `concurrent.futures` in which a thread waits for the results of a pool."""
 ASSUMPTION = "the thread does not wait there"
+NEARLY_ALL = 0.95
 
 
 def other_threads(ledger: Ledger) -> None:
@@ -62,6 +63,35 @@ def other_threads(ledger: Ledger) -> None:
             )
 
 
+def other_regions(ledger: Ledger) -> None:
+    """Claim the waits in which a region of another thread was open."""
+    for part in ledger.parts("work", "outside", "handover"):
+        waits = _waits(ledger.facts, part)
+        found = [
+            (waits & Intervals.unpack(other.when), other)
+            for nest in ledger.facts.timelines[part.process].nests
+            for other in nest.others
+        ]
+        longest = max((each.total for each, _ in found), default=0)
+        # of regions inside each other that were open nearly all of the time, the innermost says the most
+        when, other = min(
+            (each for each in found if each[0].total >= NEARLY_ALL * longest),
+            key=lambda each: Intervals.unpack(each[1].when).total,
+            default=(EMPTY, None),
+        )
+        if other is not None and when.total >= SHORTEST_NS:
+            role = f" (in role {other.role})" if other.role not in (None, other.name) else ""
+            ledger.claim(
+                part,
+                when,
+                "threads",
+                f"{part.process} waited {{seconds}} in {inside(part)} while another thread was in `{other.name}`{role}",
+                why="its stacks show that it waited for another thread",
+                advice=f"if it waited for `{other.name}`: make that shorter, or start it earlier",
+                assumption=ASSUMPTION,
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class _Others:
     """What other threads did while the thread of the windows waited."""
@@ -79,12 +109,8 @@ def _others(facts: Facts, part: Part) -> _Others:
     signs = facts.signs.get(part.process)
     if signs is None or not signs.tasks:
         return _Others()
-    waits = [
-        piece
-        for piece in signs.shown(part.when)
-        if (piece[0].waits or piece[0].modules[:2] == EVENT_LOOP) and COLLECTIVES not in piece[0].modules
-    ]
-    when = part.when & Intervals.union([start for _, start, _ in waits], [end for _, _, end in waits])
+    waits = _pieces(facts, part)
+    when = _waits(facts, part)
     any_thread = not all(FUTURES in stack.modules[:3] for stack, _, _ in waits)
     tasks = [each for each in signs.tasks if any_thread or each.pool]
     waiting = [each for each in tasks if is_lock(each.stack)]
@@ -94,6 +120,22 @@ def _others(facts: Facts, part: Part) -> _Others:
     )
     beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
     return _Others(waiting, working, when & _outnumbered(waiting, working), worked - beside)
+
+
+def _pieces(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
+    """Return the stacks of a part that wait for other threads or for coroutines, each with its part."""
+    signs = facts.signs.get(part.process)
+    return [
+        piece
+        for piece in (signs.shown(part.when) if signs is not None else ())
+        if piece[0].waits and COLLECTIVES not in piece[0].modules
+    ]
+
+
+def _waits(facts: Facts, part: Part) -> Intervals:
+    """Return the time of these stacks."""
+    pieces = _pieces(facts, part)
+    return part.when & Intervals.union([start for _, start, _ in pieces], [end for _, _, end in pieces])
 
 
 def _outnumbered(waiting: Sequence[Task], working: Sequence[Task]) -> Intervals:

@@ -52,6 +52,16 @@ class Place(msgspec.Struct, frozen=True):
 
 
 STRETCHES = 64
+MOST_OTHERS = 16
+
+
+class Other(msgspec.Struct, frozen=True):
+    """The regions of one name, or the windows of one role, in threads that are not followed."""
+
+    name: str
+    role: str | None
+    when: bytes
+    """Packed intervals in which one was open, at most `STRETCHES`."""
 
 
 class Nest(msgspec.Struct, frozen=True):
@@ -63,6 +73,8 @@ class Nest(msgspec.Struct, frozen=True):
     place: bytes = b""
     beside: bytes = b""
     """Packed intervals in which regions of other threads and of coroutines were open."""
+    others: list[Other] = []
+    """The longest of these regions that are in threads."""
     coroutines: list[Concurrent] = []
     """The calls of coroutines of the thread that opened the windows."""
     thread: int | None = None
@@ -111,9 +123,25 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     return msgspec.structs.replace(
         nest,
         beside=others.coarse(MOST_BESIDE)[0].pack(),
+        others=_others(source, chosen, beside),
         coroutines=concurrent_calls(source, chosen),
         thread=thread,
     )
+
+
+def _others(source: Source, chosen: Chosen, beside: Indices) -> list[Other]:
+    """Return the longest of the regions and roles of other threads."""
+    slices = source.slices
+    found: dict[tuple[str, str | None], list[int]] = {}
+    for at, role in zip(beside.tolist(), chosen.roles(beside), strict=True):
+        if source.tracks[slices.track[at]].kind == "thread":
+            found.setdefault((source.names[slices.name[at]], role), []).append(at)
+    sets = {
+        key: Intervals.union(slices.start[which], slices.start[which] + slices.duration[which])
+        for key, which in found.items()
+    }
+    longest = sorted(sets, key=lambda key: -sets[key].total)[:MOST_OTHERS]
+    return [Other(*key, sets[key].coarse(STRETCHES)[0].pack()) for key in longest]
 
 
 def _outlives(slices: Slices, which: Indices, opened: Indices) -> npt.NDArray[np.bool_]:

@@ -379,7 +379,9 @@ def test_a_wait_for_another_thread_is_not_idle():
         evidence=[stretch("waiter.acquire", cpu=0.0, file="threading.py", function="Condition.wait")],
     )
     (found,) = [each for each in made.findings if each.start is not None]
-    assert found.text == "rank 0 waited 60 ms for another thread, or for a timeout, in `log`"
+    assert (
+        found.text == "rank 0 waited 60 ms for another thread or process, a coroutine or a timeout, in `log`"
+    )
 
 
 def test_a_region_around_a_collective_is_no_wait_of_its_own():

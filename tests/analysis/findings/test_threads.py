@@ -86,7 +86,7 @@ class TestOtherThreads:
         )
         assert (topic, text) == (
             "sleep",
-            "rank 0 waited 800 ms for another thread, or for a timeout, in `score`",
+            "rank 0 waited 800 ms for another thread or process, a coroutine or a timeout, in `score`",
         )
 
     @pytest.mark.parametrize(
@@ -110,10 +110,18 @@ class TestOtherThreads:
         assert [topic for topic, *_ in causes(wait(), held, *working)] == ["threads"]
 
     def test_threads_with_regions(self) -> None:
-        """Their regions show what they did; a wait for a lock in them is a finding."""
+        """Their regions name what they did; a wait for a lock in them says more."""
         other = (("thread", "other"), "region", "call", 100, 800, None)
         task = stretch(100, 900, "time.sleep", thread=8, task="call")
-        assert causes(wait(), task, regions=[other]) == []
+        text = "rank 0 waited 800 ms in `score` while another thread was in `call`"
+        why = "its stacks show that it waited for another thread"
+        assert causes(wait(), task, regions=[other]) == [("threads", text, why)]
+        inner = (("thread", "other"), "region", "parse", 101, 798, None)
+        [(_, text, _)] = causes(wait(), regions=[other, inner])
+        assert text.endswith("while another thread was in `parse`")
+        short = (("thread", "other"), "region", "parse", 101, 300, None)
+        [(_, text, _)] = causes(wait(), regions=[other, short])
+        assert text.endswith("while another thread was in `call`")
         held = [stretch(100, 900, "waiter.acquire", thread=9, frames=SEMAPHORE, task="call")]
         assert [topic for topic, *_ in causes(wait(), task, *held, regions=[other])] == ["lock"]
 
