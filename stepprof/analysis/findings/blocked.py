@@ -84,6 +84,14 @@ KINDS = (
     ),
     _Kind(
         "io",
+        re.compile(r"(?!)"),
+        frozenset(),
+        "{process} waited {seconds} for another program in {place}",
+        "run the program concurrently with the next phase, or call a library in its place",
+        around=frozenset({"subprocess.py"}),
+    ),
+    _Kind(
+        "io",
         re.compile(r"(?i)\b(read|readline|readlines|write|flush|fsync|recv|recv_into|send|sendall|urlopen|request|connect|open)\b"),
         frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
         "{process} waited {seconds} for a file or the network in {place}",

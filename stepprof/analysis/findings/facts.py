@@ -62,6 +62,8 @@ class Stack(NamedTuple):
 
     waits: bool = False
     """Whether it waits for another thread or for coroutines, and not for a lock that is held for too long."""
+    queued: float = 0.0
+    """Share of the time in which its thread was ready and had no CPU; 0 also if that is not known."""
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
@@ -77,6 +79,7 @@ class Stack(NamedTuple):
             end - (end - start) // max(each.samples, 1),
             _is_off_cpu(each),
             _waits(each.frames),
+            min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
         )
 
 
@@ -209,6 +212,10 @@ class Signs:
         for stack, start, end in self.shown(when):
             found[stack.label] = found.get(stack.label, 0) + end - start
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def queued(self, when: Intervals) -> float:
+        """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""
+        return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
 
     def idle(self, when: Intervals) -> dict[str, int]:
         """Return the same for the labels that mark a waiting thread."""

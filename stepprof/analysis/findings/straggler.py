@@ -15,7 +15,7 @@ from stepprof.analysis.findings.facts import (
     last_part,
     share_of,
 )
-from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
@@ -92,7 +92,9 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     ],
                 )
             ),
-            advice=_advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
+            advice=SHARE_CPUS
+            if lacks_cpu(ledger.facts, part, excess / 1e9)
+            else _advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
             assumption="the rank takes as long as the median of the others"
             if others
             else "no rank spends it",

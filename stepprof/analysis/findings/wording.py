@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Part
 
-__all__ = ["doing", "inside"]
+__all__ = ["SHARE_CPUS", "doing", "inside", "lacks_cpu"]
+
+LEAST_QUEUED = 0.2
+"""Share of the time without a CPU from which on it is stated."""
+SHARE_CPUS = (
+    "give it CPUs of its own: fewer processes or threads on the machine (OMP_NUM_THREADS, workers of data loaders), "
+    "or pin the processes"
+)
 
 
 def inside(part: Part) -> str:
@@ -32,4 +39,14 @@ def doing(facts: Facts, part: Part) -> str | None:
         for label, nanoseconds in list(signs.doing(part.when).items())[:3]
         if nanoseconds >= 0.1 * part.when.total
     ]
-    return f"its stacks: {', '.join(shown)}" if shown else None
+    found = [f"its stacks: {', '.join(shown)}"] if shown else []
+    queued = signs.queued(part.when) / part.when.total
+    if queued >= LEAST_QUEUED:
+        found.append(f"{queued:.0%} of the time the thread was ready to run and had no CPU")
+    return "; ".join(found) or None
+
+
+def lacks_cpu(facts: Facts, part: Part, seconds: float) -> bool:
+    """Return whether the thread was ready and had no CPU for more than half of some seconds of a part."""
+    signs = facts.signs.get(part.process)
+    return signs is not None and signs.queued(part.when) > 0.5e9 * seconds

@@ -285,7 +285,9 @@ class Idle(msgspec.Struct, frozen=True):
     waiting for another rank in a collective. ``collective_unmatched``: in communication that could
     not be matched. ``host``: its device had no work. ``not_recorded``: in windows that no capture
     covers although one was wanted. ``rollout``: no own work was recorded while generation ran; ``peers``: while other ranks
-    of its role were in their windows; ``other_role``: while other roles ran. ``unknown``.
+    of its role were in their windows; ``other_role``: while other roles ran. ``unknown``: the
+    rest. Of a process without a device, work outside of operators is the CPU time of the window's thread
+    minus the length of its operators: where operators wait for a CPU, some of it counts as ``unknown``.
     """
 
 

@@ -362,6 +362,37 @@ def stretch(call, *, cpu, file="train.py", function="main"):
     return replace(of, stretches=tuple(made))
 
 
+def test_another_program():
+    """Whatever it is called by: a frame of `subprocess` is around the wait."""
+    frames = (
+        Frame("Popen._try_wait", "subprocess.py", 1900),
+        Frame("run", "subprocess.py", 1),
+        Frame("pack", "train.py", 5),
+    )
+    of = evidence((20, 60, "os.waitpid"))
+    stretches = tuple(replace(each, frames=frames) for each in of.stretches)
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "pack", 20, 60, None)),
+        evidence=[replace(of, stretches=stretches)],
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert (found.topic, found.text) == ("io", "rank 0 waited 60 ms for another program in `pack`")
+
+
+def test_a_thread_without_a_cpu():
+    """It is ready to run for three quarters of the time that it is longer than the other rank: that is not for its work."""
+    of = evidence((20, 60, "torch.mm"))
+    stretches = tuple(replace(each, cpu_seconds=0.015, run_queue_seconds=0.045) for each in of.stretches)
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 60, "actor")),
+        spans(1, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 10, "actor")),
+        evidence=[replace(of, stretches=stretches)],
+    )
+    (found,) = [each for each in made.findings if each.topic == "straggler"]
+    assert found.why.endswith("75% of the time the thread was ready to run and had no CPU")
+    assert found.advice.startswith("give it CPUs of its own")
+
+
 @pytest.mark.parametrize(("cpu", "topics"), [(0.001, ["lock"]), (0.05, [])])
 def test_a_with_block_that_cannot_be_entered(cpu, topics):
     """Whatever the lock is called: the thread is in `__enter__` and uses no CPU."""
