@@ -1,6 +1,7 @@
-"""How much longer a step was because it was recorded: compared with the steps around it that were not, from their spans.
+"""Compare a recorded step with the steps around it that were not recorded, and list the known costs of recording.
 
 A step counts from its begin to the begin of the next one, so that it contains what recording costs before and after its windows.
+The difference has other causes too: whatever else only this step did.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def cost_sentences(cost: RecordingCost | None) -> list[str]:
     )
     added = cost.seconds - cost.median
     longer = (
-        f"recording made it {seconds(added)} longer"
+        f"it was {seconds(added)} longer than their median, which the recording or anything else in this step can have caused"
         if cost.seconds > cost.longest
         else "no longer than these"
     )
@@ -126,7 +127,7 @@ def cost_sentences(cost: RecordingCost | None) -> list[str]:
     known = ", ".join(f"{what} {seconds(value)}" for what, value in parts.items() if value)
     return [
         f"{took}: {longer}",
-        *([f"known costs, the most of any process or engine: {known}"] if known else []),
+        *([f"known costs of recording, the most of any process or engine: {known}"] if known else []),
     ]
 
 

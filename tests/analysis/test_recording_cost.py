@@ -1,4 +1,4 @@
-"""How much longer a step was because it was recorded."""
+"""A recorded step compared with the steps around it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestRecordingCost:
         assert main(["show", str(run.path), "--step", "3"]) == 0
         said = capsys.readouterr().out
         assert (
-            "took 4.70 s; steps 2, 4-5, which were not recorded, took 2.80 s (2.70 s to 2.90 s): recording made it 1.90 s longer"
+            "took 4.70 s; steps 2, 4-5, which were not recorded, took 2.80 s (2.70 s to 2.90 s): it was 1.90 s longer than their median, which the recording or anything else in this step can have caused"
             in said
         )
         assert "profilers of a process 800 ms" in said

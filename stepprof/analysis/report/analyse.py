@@ -148,7 +148,7 @@ def digest_input(
 
 
 def _cost(found: Found) -> RecordingCost | None:
-    """Return how much longer recording made the step; None for a step whose parts are in several folders, or without a run."""
+    """Return the step compared with its neighbours, and the known costs of recording; None for a step whose parts are in several folders, or without a run."""
     if len(found.runs) != 1 or found.step is None or not found.manifests:
         return None
     entries = [

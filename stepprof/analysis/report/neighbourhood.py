@@ -2,7 +2,7 @@
 
 Where no role divides the step, its outermost regions take the place of roles.
 
-Recording makes a step longer, and the first step of a run compiles, allocates and opens connections:
+Recording can make a step longer, and the first step of a run compiles, allocates and opens connections:
 such steps are shown, and nothing is compared with them. A step is compared with steps that have the
 same roles: one without a rollout is no fast one with it.
 """
@@ -154,11 +154,11 @@ def _sentence(
         if this.seconds > whole.median
         else "shorter than usual"
     )
-    return f"{took}: {verdict}; {others}{_reasons(this, parts)}{_other_roles(this, plain)}"
+    return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"
 
 
-def _reasons(this: StepTime, parts: Sequence[Usual]) -> str:
-    """Return the roles and regions that are not typical, and that the step was recorded if it is longer."""
+def _reasons(parts: Sequence[Usual]) -> str:
+    """Return the roles and regions that are not typical."""
     odd = sorted(
         (each for each in parts[1:] if not each.typical),
         key=lambda each: -abs((each.seconds or 0.0) - each.median),
@@ -167,8 +167,6 @@ def _reasons(this: StepTime, parts: Sequence[Usual]) -> str:
         f"{each.role or f'`{each.region}`'} {seconds(each.seconds)} instead of {seconds(each.median)}"
         for each in odd[:MOST_ROLES]
     ]
-    if this.recorded and not parts[0].typical and this.seconds > parts[0].median:
-        texts.append("recording makes a step longer")
     return f"; {', '.join(texts)}" if texts else ""
 
 

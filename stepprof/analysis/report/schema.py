@@ -716,7 +716,7 @@ class StepTime(msgspec.Struct, frozen=True):
     seconds: float
     """From the begin of its first window to the end of its last one."""
     recorded: bool
-    """Whether it was recorded. Recording makes a step longer."""
+    """Whether it was recorded, which can make it longer."""
     roles: dict[str, float] = {}
     """Its seconds in windows of each role."""
     regions: dict[str, float] = {}

@@ -72,7 +72,7 @@ class TestTypical:
         found = neighbourhood([run.path], 3)
         assert [each.typical for each in found.parts] == [False, True, False]
         assert ": longer than usual; " in found.text
-        assert found.text.endswith("; actor 3.00 s instead of 1.00 s, recording makes a step longer")
+        assert found.text.endswith("; actor 3.00 s instead of 1.00 s")
 
     def test_a_shorter_step(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
