@@ -117,9 +117,8 @@ def _overlap(notes: Notes, everyone: Sequence[Known]) -> None:
             notes.same(f"communication {what}", row.communication, part.communication)
             notes.same(f"overlapped {what}", row.overlapped, part.overlapped)
             notes.same(f"exposed {what}", row.exposed, part.communication - part.overlapped)
-            if device != "cpu":
-                share = None if not covered else part.busy / covered * 1e9
-                notes.same(f"busy share {what}", row.busy_share, share, 1e6)
+            share = None if device == "cpu" or not covered else part.busy / covered * 1e9
+            notes.same(f"busy share {what}", row.busy_share, share, 1e6)
 
 
 def _operators(notes: Notes, everyone: Sequence[Known]) -> None:

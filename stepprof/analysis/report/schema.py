@@ -438,7 +438,7 @@ class Overlap(msgspec.Struct, frozen=True):
     exposed: float
     """Communication that no computation overlaps."""
     busy_share: float | None
-    """Share of the time that the captures of its process cover, for the device; None: not known."""
+    """Share of the time that the captures of its process cover, for the device; None: not known, or ``cpu``."""
 
 
 class Op(msgspec.Struct, frozen=True):

@@ -104,7 +104,7 @@ def overlaps(processes: Sequence[Process]) -> list[Overlap]:
                     overlapped=overlapped / 1e9,
                     exposed=(communication - overlapped) / 1e9,
                     busy_share=max((busy & covered).total - closed, 0) / covered.total
-                    if len(covered)
+                    if device != "cpu" and len(covered)
                     else None,
                 )
             )

@@ -238,6 +238,7 @@ class TestSkew:
         )
         assert "actor rank 0 waited 20 ms for it" in (late.why or "")
         assert made.unmatched == []
+        assert {row.busy_share for row in made.overlap} == {None}, "no device was recorded"
 
     def test_where_a_member_was_not_recorded_nobody_is_named(self):
         """Only two of three ranks were recorded. They may have waited for the third one."""
