@@ -7,15 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["REPOSITORY", "cpu_seconds", "run_python"]
+__all__ = ["REPOSITORY", "cpu_seconds", "environment", "run_python"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def _environment() -> dict[str, str]:
-    """Return the caller's environment, without its stepprof settings and with one thread for torch."""
+def environment(tree: Path = REPOSITORY) -> dict[str, str]:
+    """Return the caller's environment, without its stepprof settings and with one thread for torch.
+
+    Args:
+        tree: the work tree from which stepprof is imported.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
-    return {**kept, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join(filter(None, [str(tree), kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def run_python(*arguments: str) -> str:
@@ -23,7 +28,7 @@ def run_python(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         cwd=REPOSITORY,
-        env=_environment(),
+        env=environment(),
         check=False,
         capture_output=True,
         text=True,
@@ -33,10 +38,10 @@ def run_python(*arguments: str) -> str:
     return done.stdout
 
 
-def cpu_seconds(*arguments: str) -> float:
+def cpu_seconds(*arguments: str, tree: Path = REPOSITORY) -> float:
     """Return the processor seconds, user and system, of a process that runs Python with these arguments."""
     process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=REPOSITORY, env=_environment(), stdout=subprocess.DEVNULL
+        [sys.executable, *arguments], cwd=tree, env=environment(tree), stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -26,6 +26,7 @@ from benchmarks.reporting import measure_reporting
 from benchmarks.starting import measure_starting
 from benchmarks.training import measure_training
 from benchmarks.verl_run import measure_verl_run
+from benchmarks.versions import measure_versions
 from benchmarks.window import measure_window
 
 __all__ = ["MEASUREMENTS", "main"]
@@ -50,6 +51,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "report": lambda given: measure_reporting(quick=given.quick),
     "training": lambda given: measure_training(quick=given.quick),
     "verl_run": lambda given: measure_verl_run(quick=given.quick),
+    "versions": lambda given: measure_versions(given.against, quick=given.quick),
     "window": lambda given: measure_window(quick=given.quick, rounds=given.rounds),
 }
 
@@ -68,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=sorted(MEASUREMENTS),
         metavar="NAME",
         help=f"one of {', '.join(MEASUREMENTS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FOLDER", help="a work tree of another version, for `versions`"
     )
     parser.add_argument("--rounds", type=int, help="rounds of the recorded window (default 7)")
     parser.add_argument(

@@ -37,10 +37,11 @@ LIMITED = {
 }
 
 
-def trial(folder: Path, *only: str) -> dict[str, Any]:
+def trial(folder: Path, *only: str, against: Path | None = None) -> dict[str, Any]:
     """The JSON of one trial run of these measurements, or of all, as a user starts it; and what it printed."""
     path = folder / "bench.json"
     chosen = [argument for name in only for argument in ("--only", name)]
+    chosen += [] if against is None else ["--against", str(against)]
     with unmeasured():  # a traced benchmark measures the tracer
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks", "--quick", "--json", str(path), *chosen],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
-from project.test_benchmarks import LIMITED, trial
+from project.test_benchmarks import LIMITED, REPOSITORY, trial
 
 from benchmarks.ranks import COMMANDS, GROUP, GROWTH
 from benchmarks.run import MEASUREMENTS
@@ -51,3 +52,15 @@ class TestWhole:
         growth = [row for row in rows if row["group"] == GROWTH]
         assert len(growth) == 2 * len(COMMANDS)
         assert all(row["limit"] == 1.1 for row in growth)
+
+
+def test_versions_are_compared_side_by_side(tmp_path: Path) -> None:
+    """Each row of this version has its ratio to the row of the other work tree: here the same one."""
+    rows = trial(tmp_path, "versions", against=REPOSITORY)["rows"]
+    assert {row["name"] for row in rows} == {
+        f"in {REPOSITORY.name}",
+        "this version",
+        "this version, evidence off",
+    }
+    assert all(row["ratio"] > 0 for row in rows)
+    assert {row["ratio"] for row in rows if row["name"].startswith("in ")} == {1.0}
