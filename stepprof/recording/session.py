@@ -503,6 +503,9 @@ class Session:
         for mistake in self.selector.matched_nothing():
             logger.warning("rank.nonexistent", reason=mistake)
         self.background.stop(max(deadline - time.monotonic(), 1.0))
+        evidence = self.local.capturer.evidence
+        if evidence is not None:
+            evidence.close()
         self._guard(self._notice.close)
         self._spans.drain(self.recorder)
         self._spans.close()

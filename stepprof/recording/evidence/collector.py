@@ -19,6 +19,7 @@ from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
 from stepprof.recording.evidence.garbage import GarbageWatch
+from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import HeldStretch, StackSampler, Stretch
 from stepprof.recording.evidence.thread_tasks import task_of
 
@@ -62,10 +63,11 @@ class Evidence:
         self._post = post
         self._write = write
         self._running: _Running | None = None
+        self._sampling = SamplerThread()
 
     def begin(self, start_ns: int, step: int, role: str | None) -> None:
         """Begin with a capture, on the thread that opened it. Never raise."""
-        running = _Running(self._recorder, start_ns, (step, role))
+        running = _Running(self._recorder, self._sampling, start_ns, (step, role))
         try:
             running.start()
             if _newest:  # the evidence of a session that was left with its window open
@@ -102,6 +104,10 @@ class Evidence:
             running.stop(end_ns)
             self._post(partial(self._finish, running))
 
+    def close(self) -> None:
+        """End the sampler's thread, at the end of the session."""
+        self._sampling.close(FINISH_SECONDS)
+
     def forget(self) -> None:
         """Drop everything in a forked child: it belongs to the parent."""
         running, self._running = self._running, None
@@ -123,13 +129,13 @@ _newest: list[_Running] = []
 class _Running:
     """The evidence of one capture."""
 
-    def __init__(self, recorder: Recorder, start_ns: int, opener: Place) -> None:
+    def __init__(self, recorder: Recorder, sampling: SamplerThread, start_ns: int, opener: Place) -> None:
         self.threads: dict[int, int] = {threading.get_ident(): recorder.thread.id}
         self._opener = opener
         self.start_ns = self._end_ns = start_ns
         self._thread = recorder.thread.id
         self._garbage = GarbageWatch(lambda: recorder.thread.id, self._place)
-        self._sampler = StackSampler(self.threads, self._place) if _has_one_lock() else None
+        self._sampler = StackSampler(self.threads, self._place, sampling) if _has_one_lock() else None
         self._stored: tuple[int, int] | None = None
         self._stored_before: tuple[int, int] | None = None
 

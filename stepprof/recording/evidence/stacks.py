@@ -1,6 +1,6 @@
 """Sample the stacks of a few threads at a low rate, and merge equal samples into stretches.
 
-Sampled are the threads with regions, and a few others that are busy: what the first ones may wait for. One daemon thread samples while a capture runs. It takes no lock. A frame of another thread is held
+Sampled are the threads with regions, and a few others that are busy: what the first ones may wait for. One daemon thread samples while a capture runs. It waits for no lock. A frame of another thread is held
 within a single call of C code only: the interpreter's lock is not released meanwhile, so the
 sampler never releases the last reference to an object of the job.
 """
@@ -8,7 +8,6 @@ sampler never releases the last reference to an object of the job.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
+from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.waiting_tasks import Held, held_tasks
 from stepprof.run.evidence import SAMPLE_NS
 
@@ -141,9 +141,10 @@ class StackSampler:
     Args:
         threads: the threads to sample: the native id of each by its identifier. More may be added.
         place: returns the step and role of the window that is open.
+        thread: the thread that samples.
     """
 
-    def __init__(self, threads: dict[int, int], place: Callable[[], Place]) -> None:
+    def __init__(self, threads: dict[int, int], place: Callable[[], Place], thread: SamplerThread) -> None:
         self.stretches: list[Stretch] = []
         self.held: list[HeldStretch] = []
         self._held: HeldStretch | None = None
@@ -155,56 +156,73 @@ class StackSampler:
         self._left: set[int] = set()
         """Of those that were sampled before, and not now."""
         self._place = place
-        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = thread
+        self._turn = threading.Lock()
+        self._opener: ThreadTotal | None = None
+        self._until = 0
         self._due = 0
         self._end_ns = 0
-        self._thread = threading.Thread(target=self._run, name="stepprof-stacks", daemon=True)
+        self._over = False
 
     def start(self) -> None:
         """Start to sample. Raises RuntimeError if the system allows no further thread."""
         self._due = perf_counter_ns()
+        self._until = self._due + LONGEST_NS
         for thread in self._threads.values():  # here: the sampler may have to wait for the interpreter's lock
-            self._begin(thread)
-        self._thread.start()
+            self._opener = self._begin(thread)
+        try:
+            self._thread.begin(self._take_turn)
+        except BaseException:
+            self.forget()
+            raise
 
     def stop(self, end_ns: int) -> None:
-        """End the thread soon; nothing after this time is kept."""
+        """Sample no more; nothing after this time is kept."""
         self._end_ns = end_ns
-        self._stop.put(None)
+        self._thread.end(self._take_turn)
+        if self._opener is not None:  # it goes on to the export, which is not counted
+            self._opener.times.freeze()
 
     def forget(self) -> None:
-        """In a forked child, which has no such thread: close the inherited files."""
+        """Close the files: at the end, and in a forked child, which inherits them."""
         for total in list(self.totals.values()):
             total.times.close()
 
     def finish(self, timeout: float) -> bool:
-        """Wait until the thread has ended; return whether it has."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            until = perf_counter_ns() + LONGEST_NS
-            while not self._is_over() and perf_counter_ns() < until:
-                self._sample()
-                self._due = perf_counter_ns() + SAMPLE_NS
-            self._end_held()
-            for total in self.totals.values():
-                if not total.times.ended:
-                    end_ns = self._end_ns or perf_counter_ns()
-                    self._count(total, end_ns, end_ns)
-                    self._keep(total, end_ns)
-        finally:
-            for total in self.totals.values():
-                total.times.close()
-
-    def _is_over(self) -> bool:
-        """Wait for the next sample; return whether there is none."""
-        try:
-            self._stop.get(timeout=SAMPLE_NS / 1e9)
-        except queue.Empty:
+        """Count up to the end of the window. Return False if a sample does not end within this many seconds."""
+        if not self._turn.acquire(timeout=timeout):
             return False
+        self._conclude(self._end_ns)
         return True
+
+    def _take_turn(self) -> bool:
+        """Sample, unless the window is over. Return whether to sample again."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._end_ns:
+                return False
+            self._sample()
+            self._due = perf_counter_ns() + SAMPLE_NS
+            if self._due > self._until:
+                self._conclude(perf_counter_ns())
+            return not self._over
+        finally:
+            self._turn.release()
+
+    def _conclude(self, end_ns: int) -> None:
+        """Count and keep everything up to this time, once."""
+        if self._over:
+            return
+        self._over = True
+        held = self._end_held()
+        if held is not None:
+            held.end_ns = min(held.end_ns, end_ns)
+        for total in self.totals.values():
+            if not total.times.ended:
+                self._count(total, end_ns, end_ns)
+                self._keep(total, end_ns)
+        self.forget()
 
     def _sample(self) -> None:
         """Sample all threads. A sample counts from when it was due: if a call held the

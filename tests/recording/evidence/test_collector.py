@@ -25,6 +25,21 @@ from stepprof import profile_step, region
 stepprof.init({"steps": "2", "backend": "null", "evidence": True})
 """
 
+AWAKE = """
+import re, threading, time
+from pathlib import Path
+
+def awake():
+    \"""Return how many samplers wake within 0.3 s.\"""
+    def switches():
+        samplers = [each for each in threading.enumerate() if each.name == "stepprof-stacks"]
+        status = {each: Path(f"/proc/self/task/{each.native_id}/status").read_text() for each in samplers}
+        return {each: re.search(r"voluntary_ctxt_switches:.*", text)[0] for each, text in status.items()}
+    before = switches()
+    time.sleep(0.3)
+    return sum(before.get(each) != count for each, count in switches().items())
+"""
+
 
 @pytest.fixture
 def evidence(run_script, tmp_path):
@@ -309,23 +324,50 @@ with profile_step(2):
         assert len(found.collections) < 300
         assert sum(each.seconds for each in found.collections) <= seconds(found.collections) + 1e-6
 
-    def test_the_callback_is_gone_afterwards(self, evidence) -> None:
-        """Outside of a recorded window nothing is watched."""
-        evidence("""
+    def test_nothing_wakes_afterwards(self, evidence) -> None:
+        """Outside of a recorded window nothing is watched and the sampler does not wake; at the end it is gone."""
+        evidence(
+            AWAKE
+            + """
+def samplers():
+    return [thread.name for thread in threading.enumerate()].count("stepprof-stacks")
 before = list(gc.callbacks)
 with profile_step(1):
-    assert gc.callbacks == before
+    assert (gc.callbacks, samplers()) == (before, 0)
 with profile_step(2):
-    assert len(gc.callbacks) == len(before) + 1
-    assert "stepprof-stacks" in [thread.name for thread in threading.enumerate()]
+    assert (len(gc.callbacks), samplers()) == (len(before) + 1, 1)
+    assert awake() == 1
 assert gc.callbacks == before
-for _ in range(100):
-    if "stepprof-stacks" not in [thread.name for thread in threading.enumerate()]:
+for _ in range(10):
+    if not awake():
         break
-    time.sleep(0.05)
 else:
     sys.exit("the sampler goes on")
-""")
+stepprof.shutdown()
+assert samplers() == 0
+"""
+        )
+
+    def test_two_windows_have_one_thread(self, run_script, tmp_path) -> None:
+        """The second window wakes the sampler of the first one."""
+        run_script(
+            PRELUDE.replace('"2"', '"2,4"')
+            + """
+def samplers():
+    return [thread.native_id for thread in threading.enumerate() if thread.name == "stepprof-stacks"]
+seen = []
+for step in (1, 2, 3, 4):
+    with profile_step(step):
+        time.sleep(0.3)
+        seen.append(samplers())
+assert seen[0] == [] and len(seen[1]) == 1 and seen[1:] == [seen[1]] * 3, seen
+"""
+        ).check()
+        [run] = list_runs(tmp_path / "stepprof-runs")
+        for step in (2, 4):
+            [found] = read_evidence(run, step)
+            asleep = [each for each in found.stretches if each.label == "time.sleep"]
+            assert seconds(asleep) == pytest.approx(0.3, abs=0.2)
 
 
 class TestRegions:
@@ -535,8 +577,9 @@ class TestOneAtMost:
     def test_a_window_that_is_left_open_samples_until_the_next_one(self, run_script) -> None:
         """The sampler and the callback of the first session end with the window of the second one."""
         done = run_script(
-            """
-import gc, threading, time
+            AWAKE
+            + """
+import gc
 from stepprof.recording.evidence.collector import Evidence
 import stepprof
 
@@ -546,11 +589,11 @@ first, second = (Evidence(session.recorder, evidence._post, evidence._write) for
 first.begin(time.perf_counter_ns(), 2, None)
 second.begin(time.perf_counter_ns(), 2, None)
 time.sleep(0.3)
-print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
+print(awake(), len(gc.callbacks))
 first.end(None, time.perf_counter_ns())
 second.end(None, time.perf_counter_ns())
 time.sleep(0.3)
-print([each.name for each in threading.enumerate()].count("stepprof-stacks"), len(gc.callbacks))
+print(awake(), len(gc.callbacks))
 """
         )
         assert done.check().stdout.split() == ["1", "1", "0", "0"]

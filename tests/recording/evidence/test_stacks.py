@@ -8,6 +8,7 @@ import time
 import pytest
 from counting import instructions_of
 
+from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import MOST_BUSY, MOST_TOTALS, StackSampler
 
 
@@ -15,7 +16,9 @@ class TestPrice:
     @staticmethod
     def instructions() -> int:
         """How many bytecode instructions a sample takes."""
-        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        sampler = StackSampler(
+            {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
+        )
         sampler._sample()
         counted = instructions_of(sampler._sample)
         for total in sampler.totals.values():
@@ -45,7 +48,9 @@ class TestReturn:
     @pytest.mark.parametrize("regions", [False, True])
     def test_a_thread_that_is_sampled_again(self, threads, regions) -> None:
         """It is busy, idle, and busy again or has regions by then: its CPU time counts again."""
-        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        sampler = StackSampler(
+            {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
+        )
         on = threading.Event()
 
         def work() -> None:
@@ -82,7 +87,9 @@ class TestReturn:
 class TestBounds:
     def test_many_short_threads(self, threads) -> None:
         """A capture has so many lines at most, and no file stays open of a thread that has ended."""
-        sampler = StackSampler({threading.get_ident(): threading.get_native_id()}, lambda: (2, None))
+        sampler = StackSampler(
+            {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
+        )
         for _ in range(MOST_TOTALS // MOST_BUSY + 4):
             threads.over.clear()
             threads.busy(MOST_BUSY)
