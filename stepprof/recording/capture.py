@@ -288,9 +288,11 @@ class LocalCapture:
             self._end_region(time.perf_counter_ns())
 
     def exported(self, result: ExportResult) -> bool:
-        """Note the result of the export job. Return whether there are artifacts."""
+        """Note the result of the export job. Return whether there are artifacts. The thread that trains
+        does not wait for the manifest.
+        """
         exported = self._conclude(result)
-        self.save(now=True)
+        self.save(now=threading.get_ident() != self.thread)
         return exported
 
     def exported_later(self, result: ExportResult) -> None:

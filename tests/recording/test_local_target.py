@@ -1004,3 +1004,23 @@ def test_nothing_is_left_of_a_session(start, faulty) -> None:
     loop([2])
     assert cell.session is None
     assert control.calls == []
+
+
+class TestManifest:
+    def test_the_training_thread_writes_one_version(self, run_script) -> None:
+        """The one ahead of the capture. An export in place does not make training wait for a further one."""
+        done = run_script("""
+import threading, time
+import stepprof
+session = stepprof.init({"steps": "2", "backend": "null", "export": "inline"})
+writers = []
+session.local.capturer.origin.observers.append(lambda fragment: writers.append(threading.current_thread().name))
+with stepprof.profile_step(2):
+    pass
+assert stepprof.state().recorded_steps == (2,)
+deadline = time.monotonic() + 30
+while not writers and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(*sorted(set(writers)))
+""")
+        assert done.check().stdout.split() == ["stepprof"]
