@@ -1,0 +1,81 @@
+"""The one thread that takes the samples of all recorded windows of a session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stepprof.recording.evidence.sampler_thread import SamplerThread
+
+
+@pytest.fixture
+def sampler() -> Iterator[SamplerThread]:
+    thread = SamplerThread()
+    yield thread
+    thread.close(30)
+
+
+class TestSamplerThread:
+    def test_calls_until_the_end(self, sampler) -> None:
+        """Again and again, on one thread, and no more after `end`."""
+        seen, twice = [], threading.Event()
+
+        def sample() -> bool:
+            seen.append(threading.get_ident())
+            if len(seen) == 2:
+                twice.set()
+            return True
+
+        sampler.begin(sample)
+        assert twice.wait(30)
+        sampler.end(sample)
+        other = threading.Event()
+        sampler.begin(lambda: other.set() or False)
+        assert other.wait(30)  # whatever was running has ended
+        count = len(seen)
+        third = threading.Event()
+        sampler.begin(lambda: third.set() or False)
+        assert third.wait(30)
+        assert len(seen) == count
+        assert len(set(seen)) == 1
+
+    def test_the_end_of_an_earlier_one(self, sampler) -> None:
+        """It does not end what was begun since."""
+        called = threading.Event()
+
+        def earlier() -> bool:
+            return True
+
+        sampler.begin(earlier)
+        sampler.begin(lambda: called.set() or False)
+        sampler.end(earlier)
+        assert called.wait(30)
+
+    def test_one_that_fails(self, sampler, log) -> None:
+        """It is logged, and the next one is called."""
+        called = threading.Event()
+
+        def fails() -> bool:
+            called.set()
+            raise ValueError("no frame")
+
+        sampler.begin(fails)
+        assert called.wait(30)
+        again = threading.Event()
+        sampler.begin(lambda: again.set() or False)
+        assert again.wait(30)
+        assert "ValueError('no frame')" in {
+            line.get("reason") for line in log if line["event"] == "evidence.failed"
+        }
+
+    def test_close(self) -> None:
+        """The thread is gone, also if it waits for the next window; without one there is nothing to end."""
+        sampler = SamplerThread()
+        sampler.close(30)
+        sampler, before = SamplerThread(), {*threading.enumerate()}
+        sampler.begin(lambda: False)
+        [thread] = {*threading.enumerate()} - before
+        sampler.close(30)
+        assert not thread.is_alive()
