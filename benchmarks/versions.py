@@ -112,7 +112,7 @@ def measure_versions(against: Path | None, *, quick: bool) -> tuple[list[Row], d
     for name, config in WINDOWS.items():
         if "torch" in config and find_spec("torch") is None:
             continue
-        bursts, count = (2, 2) if quick else (50, 8)
+        bursts, count = (2, 2) if quick else (25, 8)
         found = _measure([other, this, bare], (_WINDOWS, config), bursts, count)
         for clock, title in CLOCKS.items():
             rows += _rows(f"{name}: {title}", "ms", _of(found, clock, 1e-6), _quartile)
