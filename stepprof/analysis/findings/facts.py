@@ -331,6 +331,8 @@ class Ledger:
         self.least = least
         self.free = Intervals.one(facts.start, facts.end)
         self.found: list[Finding] = []
+        self.named_waits: dict[tuple[str, int], int] = {}
+        """The nanoseconds of waits, by (process, end), that findings about awaited ranks have named."""
         self._whole: dict[tuple[str, ...], list[Part]] = {}
 
     def claim(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
+
+import numpy as np
 
 from stepprof.analysis.findings.facts import (
     COLLECTIVES,
@@ -17,7 +20,7 @@ from stepprof.analysis.findings.facts import (
 )
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
 from stepprof.analysis.report.critical_path import Timeline
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.wording import seconds_text
 
 __all__ = ["straggler"]
@@ -87,7 +90,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     [
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
                         elsewhere,
-                        _waited(ledger.facts, part),
+                        _waited(ledger, part),
                         doing(ledger.facts, part),
                     ],
                 )
@@ -179,16 +182,40 @@ def _meeting(facts: Facts, label: str, part: Part) -> float:
     return (when & _met(timeline)).total / 1e9
 
 
-def _waited(facts: Facts, part: Part) -> str | None:
-    """Return which process waited longest for the rank, while the profiler did not hold the rank up."""
-    held = facts.timelines[part.process].held
-    waits = {}
-    for label, each in facts.timelines.items():
-        of = [(start, end) for start, end, whom in each.waits if whom == part.process]
-        linked = Intervals.union([start for start, _ in of], [end for _, end in of])
-        waits[label] = ((linked & each.waiting) - held).total
-    longest = max(waits, key=lambda label: waits[label])
-    return f"{longest} waited {seconds_text(waits[longest] / 1e9)} for it" if waits[longest] else None
+def _waited(ledger: Ledger, part: Part) -> str | None:
+    """Return which process waited longest for the rank because of its time in the region of a part.
+
+    That is the wait in the next collective after the region, at most for the time by which the rank was longer in the region
+    since the two met before, and for that of the whole step. No other finding has named the wait, and the profiler did not hold the rank up meanwhile.
+    """
+    late, mine = ledger.facts.timelines[part.process], _stretches(ledger.facts, part)
+    waits: Counter[str] = Counter()
+    for label, each in ledger.facts.timelines.items():
+        those = [(start, end) for start, end, whom in each.waits if whom == part.process]
+        waited = Intervals.union([start for start, _ in those], [end for _, end in those])
+        when = (waited & each.waiting) - late.held
+        if not len(when):
+            continue
+        theirs = _stretches(ledger.facts, replace(part, process=label))
+        longer = mine.within(_last_ends(_met(late) | waited, when.end), when.end)
+        longer = longer - theirs.within(_last_ends(_met(each) | waited, when.start), when.start)
+        left = mine.total - theirs.total
+        for end, cost, length in zip(when.end, longer, when.end - when.start, strict=True):
+            named = ledger.named_waits.get((label, int(end)), 0)
+            caused = int(min(cost, length - named, left))
+            if caused > 0:
+                left -= caused
+                ledger.named_waits[label, int(end)] = named + caused
+                waits[label] += caused
+    if not waits:
+        return None
+    ((longest, nanoseconds),) = waits.most_common(1)
+    return f"{longest} waited {seconds_text(nanoseconds / 1e9)} for it"
+
+
+def _last_ends(meetings: Intervals, times: Times) -> Times:
+    """Return for each time the end of the last interval that ended before it; 0: there is none."""
+    return np.concatenate([[0], meetings.end])[np.searchsorted(meetings.end, times)]
 
 
 def _more(facts: Facts, part: Part, others: Iterable[str]) -> tuple[str | None, bool]:

@@ -433,6 +433,45 @@ def test_a_region_around_a_collective_is_no_wait_of_its_own():
     assert causes(made)[0] == ("straggler", "actor rank 1", "load", 40)
 
 
+def waits(*regions, other, call):
+    """Rank 1 is in some regions, as (name, start, milliseconds), and rank 0 in `other`; they end an all-reduce together at `call`.
+
+    Returns why rank 1 is a straggler, by region.
+    """
+
+    def rank(number, those, came):
+        return [
+            spans(number, ("window", "actor", 0, ends[number], "actor"), *(("region", *each, "actor") for each in those)),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", came, call - came), world=2),
+        ]  # fmt: skip
+
+    ends = [max(call, *(begin + length for _, begin, length in those)) for those in (other, regions)]
+    early, late = max(begin + length for _, begin, length in other if begin < call), call - 5
+    reported = manifest(*(window(number, end=ends[number]) for number in range(2)))
+    made = report(*rank(0, other, early), *rank(1, regions, late), manifests=[reported])
+    return {each.region: each.why for each in made.findings if each.topic == "straggler"}
+
+
+def test_a_region_after_the_last_collective_keeps_no_rank_waiting():
+    """Rank 0 waited 20 ms for rank 1, which had been longer in `forward` before the call."""
+    why = waits(
+        ("forward", 0, 35), ("optimizer", 40, 60),
+        other=[("forward", 0, 15), ("optimizer", 40, 20)], call=40,
+    )  # fmt: skip
+    assert why["forward"].endswith("actor rank 0 waited 20 ms for it")
+    assert "waited" not in why["optimizer"]
+
+
+def test_a_wait_is_named_by_one_finding():
+    """Of the 40 ms that rank 0 waited, 25 ms are of `forward` and 15 ms of `loss`."""
+    why = waits(
+        ("forward", 0, 35), ("loss", 35, 25),
+        other=[("forward", 0, 10), ("loss", 10, 10)], call=65,
+    )  # fmt: skip
+    assert why["forward"].endswith("actor rank 0 waited 25 ms for it")
+    assert why["loss"].endswith("actor rank 0 waited 15 ms for it")
+
+
 def test_memory_pressure():
     """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
     calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
