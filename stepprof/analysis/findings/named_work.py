@@ -16,51 +16,66 @@ __all__ = ["named_work"]
 class _Kind:
     topic: str
     names: re.Pattern[str]
+    """Matches the words of a name after its last dot, slash or colon, joined by `_`."""
     text: str
     advice: str
     assumption: str
+    computes: bool = False
+    """Whether such work may be operators. Otherwise a region that consists of operators has another purpose than its name says."""
 
 
-def _words(*words: str) -> re.Pattern[str]:
-    """Return a pattern for whole words of a name; words end at anything but a letter."""
-    return re.compile(rf"(?<![a-z])(?:{'|'.join(words)})(?![a-z])")
+def _names(*names: str) -> re.Pattern[str]:
+    """Return a pattern for whole names.
+
+    A name with further words may be something else: `evaluate_actions` computes log-probabilities, `checkpoint_forward` is a
+    part of the training, and so is `data_parallel_forward`.
+    """
+    return re.compile(rf"(?:(?:run|do)_)?(?:{'|'.join(names)})(?:_(?:step|loop))?")
 
 
+_SAVE = (
+    "a checkpoint took {seconds} of the step: {process} in {place}",
+    "save asynchronously (torch.distributed.checkpoint.async_save), or less often",
+    "the checkpoint is written concurrently with the step",
+)
 KINDS = (
     _Kind(
         "evaluation",
-        _words("eval", "evaluate", "evaluation", "validate", "validation", "testing"),
+        _names("eval", "evaluate", "evaluation", "validate", "validation", "val", "testing", "(eval|evaluate|evaluation|validate|validation|val)_(model|set|epoch|batch)"),
         "an evaluation took {seconds} of the step: {process} in {place}",
         "evaluate less often, or concurrently with the next rollout",
         "the evaluation runs outside of the step",
+        computes=True,
     ),
+    _Kind("checkpoint", _names("checkpoint", "checkpointing", "ckpt"), *_SAVE),
     _Kind(
         "checkpoint",
-        _words("checkpoint", "checkpointing", "ckpt", "save", "save_model", "save_state", "saving"),
-        "a checkpoint took {seconds} of the step: {process} in {place}",
-        "save asynchronously (torch.distributed.checkpoint.async_save), or less often",
-        "the checkpoint is written concurrently with the step",
+        _names("(save|saving)(_(actor|critic|model|policy|full|final|hf))?(_(checkpoint|checkpoints|ckpt|model|state|state_dict|weights))?"),
+        *_SAVE,
+        computes=True,
     ),
     _Kind(
         "weight_sync",
-        _words("weight_sync", "sync_weights", "weights_sync", "update_weights", "weight_update", "refit", "broadcast_weights", "push_weights"),
+        _names("weights?_sync", "sync_(model_)?weights?", "update_weights?", "weights?_update", "refit", "broadcast_weights?", "push_weights?"),
         "weights were sent to the engines for {seconds}: {process} in {place}",
         "send them in larger buckets, on the device, or concurrently with the next rollout",
         "the transfer overlaps with other work",
+        computes=True,
     ),
     _Kind(
         "data",
-        _words("data", "dataloader", "dataloading", "dataset", "load_batch", "load_data", "loader", "fetch", "get_batch", "next_batch", "fetch_batch", "data_loading"),
+        _names("data", "dataset", "(data_?)?(loader|loading)", "data_(fetch|wait)", "fetch", "(load|get|next|fetch|wait(_for)?)_(next_)?(batch|data)", "batch_fetch"),
         "{process} waited {seconds} for data in {place}",
         "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job",
         "the data is there when it is needed",
     ),
     _Kind(
         "data",
-        _words("tokenize", "tokenise", "tokenization", "tokenisation", "tokenizing", "tokenising", "collate", "collating"),
+        _names("tokeni[sz](e|ing|ation)", "collate", "collating"),
         "{process} prepared data for {seconds} in {place}",
         "prepare the data before the job, or ahead in worker processes (num_workers, prefetch_factor)",
         "the data is ready when it is needed",
+        computes=True,
     ),
 )  # fmt: skip
 
@@ -71,6 +86,8 @@ def named_work(ledger: Ledger) -> None:
         for part in ledger.merged(
             partial(_named, kind, ledger.facts), "work", "communication", "engine", "handover"
         ):
+            if not kind.computes and _computes(ledger.facts, part):
+                continue
             ledger.claim(
                 part,
                 part.when,
@@ -90,6 +107,13 @@ def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]]
     """
     is_engine = facts.timelines[part.process].process.kind == "engine"
     for depth, name in enumerate((part.role or "", *(() if is_engine else part.region))):
-        if kind.names.search(name.lower()):
+        last = re.split("[./:]", name.lower())[-1]
+        if kind.names.fullmatch("_".join(re.findall("[a-z]+", last))):
             return part.process, part.region[:depth]
     return None
+
+
+def _computes(facts: Facts, part: Part) -> bool:
+    """Return whether operators or kernels ran for most of a part."""
+    computing, _, _ = facts.timelines[part.process].process.working()
+    return 2 * (part.when & computing).total > part.when.total

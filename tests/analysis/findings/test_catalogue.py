@@ -491,7 +491,7 @@ def test_an_engine_that_picks_its_next_batch_loads_no_data(kind, found):
     origin = Origin(kind, "step-000002/a/rank-0.trace.json.gz", "rollout", 0, 0, "h", None)
     regions = [
         ("thread", "region", "scheduler.event_loop", 0, 100),
-        ("thread", "region", "scheduler.get_next_batch_to_run", 10, 60),
+        ("thread", "region", "scheduler.get_next_batch", 10, 60),
     ]
     step = ("iterations", "iteration", "step[DECODE bs=1]", 0, 100)
     made = report(source(origin, *regions, step), manifests=[manifest(engines=[engine_entry()])])

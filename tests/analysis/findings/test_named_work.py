@@ -1,0 +1,55 @@
+"""Work that its name tells, and names that tell something else; times in milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+from digested import manifest, spans, trace, window
+
+from stepprof.analysis.findings.named_work import named_work
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+
+assert named_work is not None
+
+
+def topics(name, operators=0):
+    """The topics of the findings of a step with one region, in which operators run for some milliseconds."""
+    made = combine(
+        [
+            digest(spans(0, ("window", "actor", 0, 100, "actor"), ("region", name, 0, 90, "actor"))),
+            digest(trace(0, ("thread", "cpu_op", "aten::mm", 0, operators))),
+        ],
+        step=2,
+        run_id="r",
+        manifests=[manifest(window(0, end=100))],
+    )
+    return [each.topic for each in made.findings if each.start is not None]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluate_actions", "checkpoint_forward", "data_parallel_forward", "sync_gradients", "load_checkpoint", "tokenwise_loss", "value_eval_loss", "fetch_add", "save_rollouts"],
+)  # fmt: skip
+def test_a_name_with_other_words(name):
+    """A part of the name alone does not show what the region does."""
+    assert topics(name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "topic"),
+    [
+        ("evaluate", "evaluation"), ("run_eval", "evaluation"), ("validation_step", "evaluation"), ("val", "evaluation"),
+        ("save_checkpoint", "checkpoint"), ("save_actor_checkpoint", "checkpoint"), ("save", "checkpoint"), ("Trainer.save_checkpoint", "checkpoint"),
+        ("sync_weights", "weight_sync"), ("update_weights", "weight_sync"), ("tokenize", "data"),
+    ],
+)  # fmt: skip
+def test_a_name_that_says_it(name, topic):
+    """Such work may consist of operators."""
+    assert topics(name) == topics(name, 90) == [topic]
+
+
+@pytest.mark.parametrize(("name", "topic"), [("checkpoint", "checkpoint"), ("next_batch", "data"), ("dataloader", "data"), ("load-data", "data")])  # fmt: skip
+def test_operators_contradict_the_name(name, topic):
+    """A region of operators waits for no data, and a checkpoint of activations writes no file."""
+    assert topics(name, 30) == [topic]
+    assert topics(name, 80) == []
