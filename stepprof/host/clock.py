@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 __all__ = ["Anchor"]
 
@@ -45,17 +45,16 @@ class Anchor:
         >>> anchor.to_unix_ns(anchor.monotonic_ns + 1_000) - anchor.unix_ns
         1000
         """
-        best: Anchor | None = None
+        best: tuple[int, int, int] | None = None
         for _ in range(tries):
             before = time.perf_counter_ns()
             wall = time.time_ns()
             after = time.perf_counter_ns()
-            if best is None or after - before < best.error_ns:
-                ticks = round(os.times().elapsed * 1e9)
-                best = cls(wall, (before + after) // 2, after - before, ticks)
+            if best is None or after - before < best[2]:
+                best = wall, (before + after) // 2, after - before
         if best is None:
             raise ValueError(f"tries = {tries}: at least one reading is needed")
-        return best
+        return cls(*best, round(os.times().elapsed * 1e9))
 
     def to_unix_ns(self, monotonic_ns: int) -> int:
         """Return the wall-clock time of a monotonic reading, according to this anchor."""
@@ -85,7 +84,12 @@ class Anchor:
 
     def to_dict(self) -> dict[str, int]:
         """Return the anchor as files contain it."""
-        return asdict(self)
+        return {
+            "unix_ns": self.unix_ns,
+            "monotonic_ns": self.monotonic_ns,
+            "error_ns": self.error_ns,
+            "ticks_ns": self.ticks_ns,
+        }
 
     @classmethod
     def of(cls, told: object) -> Anchor | None:
