@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Ledger, Part
@@ -88,15 +89,16 @@ def named_work(ledger: Ledger) -> None:
         ):
             if not kind.computes and _computes(ledger.facts, part):
                 continue
+            place = _narrowed(ledger.facts, part) if kind.topic == "data" else part
             ledger.claim(
-                part,
+                place,
                 part.when,
                 kind.topic,
-                kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
+                kind.text.replace("{process}", part.process).replace("{place}", inside(place)),
                 why=doing(ledger.facts, part) or "its name says so, and the step waited for it",
                 advice=kind.advice,
                 assumption=kind.assumption,
-                without={each.process: each.when for each in ledger.facts.alike(part)},
+                without={each.process: each.when for each in ledger.facts.alike(place)},
             )
 
 
@@ -111,6 +113,22 @@ def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]]
         if kind.names.fullmatch("_".join(re.findall("[a-z]+", last))):
             return part.process, part.region[:depth]
     return None
+
+
+MOST = 0.9
+"""Share of a part's time in one inner region from which on that region is its place."""
+
+
+def _narrowed(facts: Facts, part: Part) -> Part:
+    """Return the part with the innermost region in which it spent nearly all of its time."""
+    times: Counter[tuple[str, ...]] = Counter()
+    for start, end, role, region in facts.timelines[part.process].stretches:
+        if role == part.role and region[: len(part.region)] == part.region:
+            spent = part.when.clip(start, end).total
+            for depth in range(len(part.region), len(region) + 1):
+                times[region[:depth]] += spent
+    inner = [region for region, time in times.items() if time >= MOST * part.when.total]
+    return replace(part, region=max(inner, key=len, default=part.region))
 
 
 def _computes(facts: Facts, part: Part) -> bool:

@@ -16,6 +16,7 @@ from stepprof.analysis.findings.facts import (
     Ledger,
     Part,
     last_part,
+    place_of,
     share_of,
 )
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
@@ -96,7 +97,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 )
             ),
             advice=SHARE_CPUS
-            if lacks_cpu(ledger.facts, part, excess / 1e9)
+            if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
             else _advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
             assumption="the rank takes as long as the median of the others"
             if others
@@ -219,7 +220,7 @@ def _last_ends(meetings: Intervals, times: Times) -> Times:
 
 
 def _more(facts: Facts, part: Part, others: Iterable[str]) -> tuple[str | None, bool]:
-    """Return by how much a rank has more tokens or samples than the others, and whether it is known to have no more."""
+    """Return by how much a rank has more tokens, samples or calls than the others, and whether it is known to have no more."""
     equal = False
     mine, *theirs = (_amounts(facts.timelines[label], part) for label in (part.process, *others))
     for key in ("tokens", "samples", "batch_size"):
@@ -227,6 +228,10 @@ def _more(facts: Facts, part: Part, others: Iterable[str]) -> tuple[str | None, 
         if key in mine and known and mine[key] > (1 + MORE) * median(known):
             return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {median(known):,.0f}", False
         equal |= key == "tokens" and key in mine and bool(known)
+    places = [place_of(facts, label, part.role, part.region) for label in (part.process, *others)]
+    own, *rest = [0 if place is None else place.calls for place in places]
+    if rest and own > (1 + MORE) * median(rest) > 0:
+        return f"it made {own:,} calls, the others {median(rest):g}", False
     return None, equal
 
 

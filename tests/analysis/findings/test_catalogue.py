@@ -307,6 +307,24 @@ def test_a_rank_that_is_late_in_each_step():
     assert "the rank is slow;" in late(90, attributes={"tokens": 10}).why
 
 
+def test_a_rank_that_makes_more_calls_is_not_slow():
+    """Rank 1 makes six calls of 10 ms, rank 0 makes four."""
+    ranks = [
+        spans(
+            number,
+            ("window", "actor", 0, 100, "actor"),
+            *(("region", "micro_batch", 10 * at, 10, "actor") for at in range(calls)),
+            ("region", "meet", 10 * calls, 100 - 10 * calls, "actor"),
+        )
+        for number, calls in enumerate((4, 6))
+    ]
+    made = report(*ranks, neighbours=Same(0.06, 0.04))
+    (found,) = [each for each in made.findings if each.topic == "straggler"]
+    assert found.why.startswith("it made 6 calls, the others 4; ")
+    assert "slow" not in found.why
+    assert "machine" not in found.advice
+
+
 def test_a_rank_that_waits_is_not_slow():
     """Its stacks show that it slept: its machine is not to blame."""
     found = late(90, call="time.sleep")

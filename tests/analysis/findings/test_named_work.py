@@ -53,3 +53,12 @@ def test_operators_contradict_the_name(name, topic):
     """A region of operators waits for no data, and a checkpoint of activations writes no file."""
     assert topics(name, 30) == [topic]
     assert topics(name, 80) == []
+
+
+@pytest.mark.parametrize(("length", "region"), [(85, "build_batch"), (50, "get_batch")])
+def test_the_region_that_has_nearly_all_of_the_wait(length, region):
+    """The data is built in a region inside the one that gets it."""
+    regions = [("region", "get_batch", 0, 90, "actor"), ("region", "build_batch", 0, length, "actor")]
+    made = combine([digest(spans(0, ("window", "actor", 0, 100, "actor"), *regions))], step=2, run_id="r")
+    (found,) = [each for each in made.findings if each.topic == "data"]
+    assert (found.region, found.seconds) == (region, 0.09)
