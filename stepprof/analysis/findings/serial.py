@@ -21,8 +21,8 @@ def serial(ledger: Ledger) -> None:
     """Claim all but the longest of several calls of one region that wait, or that score samples."""
     for part in ledger.parts("work"):
         place = place_of(ledger.facts, part.process, part.role, part.region)
-        if place is None or place.calls < FEWEST or place.overlap:
-            continue
+        if place is None or place.calls - place.failed < FEWEST or place.overlap:
+            continue  # a call after a failed one repeats it
         names = (part.role or "", *part.region)
         if not any(JUDGES.search(name.lower()) for name in names) and not _waits(ledger.facts, part):
             continue

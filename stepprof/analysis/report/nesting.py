@@ -7,7 +7,7 @@ concurrently, one is followed (`followed_threads`). Coroutines that go on after 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -49,6 +49,8 @@ class Place(msgspec.Struct, frozen=True):
     """Sums of the attributes ``tokens``, ``samples`` and ``batch_size`` over its calls."""
     overlap: bool = False
     """Whether two of its calls overlap: they are of different coroutines."""
+    failed: int = 0
+    """How many of its calls ended with an exception."""
 
 
 STRETCHES = 64
@@ -198,7 +200,9 @@ class _Sweep:
         self.tasks = [
             None if task < 0 or window else task for task, window in zip(tasks, self.windows, strict=True)
         ]
-        self.amounts = _amounts(source, which)
+        attributes = _attributes(source, which)
+        self.amounts = [amounts(each) for each in attributes]
+        self.failed = [each.get("error") is True for each in attributes]
         self.start = slices.start[which].tolist()
         self.end = (slices.start[which] + slices.duration[which]).tolist()
         self.numbers: dict[tuple[int, str, str | None, bool], int] = {}
@@ -261,6 +265,7 @@ class _Sweep:
                 longest,
                 self._sums(members),
                 any(self.end[one] > self.start[other] for one, other in pairwise(members)),
+                sum(self.failed[at] for at in members),
             )
 
     def _sums(self, members: list[int]) -> dict[str, float]:
@@ -271,8 +276,8 @@ class _Sweep:
         return sums
 
 
-def _amounts(source: Source, which: Indices) -> list[dict[str, float]]:
-    """Return the amounts among the attributes of each slice; only spans have attributes."""
+def _attributes(source: Source, which: Indices) -> list[Mapping[str, object]]:
+    """Return the attributes of each slice, if it has one of `_KEYS`; only spans have attributes."""
     args = source.slices.args
     if args is None or source.origin.kind != "spans":
         return [{}] * len(which)
@@ -280,14 +285,14 @@ def _amounts(source: Source, which: Indices) -> list[dict[str, float]]:
 
 
 @lru_cache(maxsize=4096)
-def _decoded(raw: bytes) -> dict[str, float]:
+def _decoded(raw: bytes) -> Mapping[str, object]:
     if not any(key in raw for key in _KEYS):
         return {}
     try:
         decoded = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
-    return amounts(decoded) if isinstance(decoded, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
-_KEYS = (b'"tokens"', b'"samples"', b'"batch_size"')
+_KEYS = (b'"tokens"', b'"samples"', b'"batch_size"', b'"error"')

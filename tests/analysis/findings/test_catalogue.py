@@ -490,6 +490,21 @@ def test_a_wait_is_named_by_one_finding():
     assert why["loss"].endswith("actor rank 0 waited 15 ms for it")
 
 
+@pytest.mark.parametrize(("failed", "topics"), [(0, ["serial"]), (3, [])])
+def test_calls_that_repeat_a_failed_one_cannot_be_concurrent(failed, topics):
+    """Four calls of 20 ms; each but the last one raised."""
+    made = spans(
+        0,
+        ("window", "step", 0, 100, None),
+        *(("region", "call_reward", 20 * at, 20, None) for at in range(4)),
+    )
+    places = [None, *range(4)]
+    made.slices.args = [
+        json.dumps({"error": True} if at is not None and at < failed else {}).encode() for at in places
+    ]
+    assert [topic for topic, *_ in causes(report(made))] == topics
+
+
 def test_memory_pressure():
     """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
     calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
