@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stepprof.analysis.findings.busy import Busy
 from stepprof.analysis.findings.facts import COLLECTIVES, SHORTEST_NS, Facts, Ledger, Part, Stack
-from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.findings.wording import LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 
 __all__ = ["blocked", "is_lock"]
@@ -49,8 +49,8 @@ KINDS = (
         re.compile(r"(?!)"),
         frozenset(),
         "{process} spent {seconds} in the data loader in {place}",
-        "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job",
-        around=frozenset({"dataloader.py"}),
+        "",  # `load_advice`
+        around=frozenset({LOADER}),
     ),
     _Kind(
         "copy",
@@ -142,7 +142,7 @@ def blocked(ledger: Ledger) -> None:
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
                 why=f"its stacks show {label} in {place}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
-                advice=kind.advice,
+                advice=kind.advice or load_advice(ledger.facts, part),
                 assumption="the thread does not wait there",
                 without={
                     each.process: _when(ledger.facts, kind, each, _pieces(ledger.facts, kind, each))

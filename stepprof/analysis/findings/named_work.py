@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Ledger, Part
-from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.findings.wording import doing, inside, load_advice
 
 __all__ = ["named_work"]
 
@@ -67,7 +67,7 @@ KINDS = (
         "data",
         _names("data", "dataset", "(data_?)?(loader|loading)", "data_(fetch|wait)", "fetch", "(load|get|next|fetch|wait(_for)?)_(next_)?(batch|data)", "batch_fetch"),
         "{process} waited {seconds} for data in {place}",
-        "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job",
+        "",  # `load_advice`
         "the data is there when it is needed",
     ),
     _Kind(
@@ -96,7 +96,7 @@ def named_work(ledger: Ledger) -> None:
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(place)),
                 why=doing(ledger.facts, part) or "its name says so, and the step waited for it",
-                advice=kind.advice,
+                advice=kind.advice or load_advice(ledger.facts, part),
                 assumption=kind.assumption,
                 without={each.process: each.when for each in ledger.facts.alike(place)},
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Part
 
-__all__ = ["SHARE_CPUS", "doing", "inside", "lacks_cpu"]
+__all__ = ["LOADER", "SHARE_CPUS", "doing", "inside", "lacks_cpu", "load_advice"]
 
 LEAST_QUEUED = 0.2
 """Share of the time without a CPU from which on it is stated."""
@@ -12,6 +12,9 @@ SHARE_CPUS = (
     "give it CPUs of its own: fewer processes or threads on the machine (OMP_NUM_THREADS, workers of data loaders), "
     "or pin the processes"
 )
+
+LOADER = "dataloader.py"
+"""The module of torch's data loader."""
 
 
 def inside(part: Part) -> str:
@@ -50,3 +53,17 @@ def lacks_cpu(facts: Facts, part: Part, seconds: float) -> bool:
     """Return whether the thread was ready and had no CPU for more than half of some seconds of a part."""
     signs = facts.signs.get(part.process)
     return signs is not None and signs.queued(part.when) > 0.5e9 * seconds
+
+
+_LOAD_AHEAD = (
+    "load ahead in worker processes (num_workers, prefetch_factor), or prepare the data before the job"
+)
+_WORKERS_LATE = "its worker processes are too slow: prepare less of the data in the job, or use more of them if the machine has processors left (num_workers)"
+
+
+def load_advice(facts: Facts, part: Part) -> str:
+    """Return what to try about a wait for data: a loader that waits for a queue has workers already."""
+    signs = facts.signs.get(part.process)
+    stacks = [stack.modules for stack, _, _ in signs.shown(part.when)] if signs else []
+    called = [modules[modules.index(LOADER) - 1] for modules in stacks if LOADER in modules[1:]]
+    return _WORKERS_LATE if {"queues.py", "queue.py"}.intersection(called) else _LOAD_AHEAD

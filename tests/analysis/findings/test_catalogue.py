@@ -505,6 +505,21 @@ def test_calls_that_repeat_a_failed_one_cannot_be_concurrent(failed, topics):
     assert [topic for topic, *_ in causes(report(made))] == topics
 
 
+@pytest.mark.parametrize(("called", "advice"), [("queues.py", "its worker processes are too slow"), ("fetch.py", "load ahead")])  # fmt: skip
+def test_a_loader_with_workers_needs_other_advice(called, advice):
+    """Torch's loader waits in a queue for its workers; without workers it fetches the samples itself."""
+    files = ("selectors.py", called, "dataloader.py", "train.py")
+    of = evidence((20, 60, "self._selector.poll"))
+    stacks = [replace(each, frames=tuple(Frame("f", file, 5) for file in files)) for each in of.stretches]
+    for name in ("micro_batch", "next_batch"):
+        made = report(
+            spans(0, ("window", "step", 0, 100, None), ("region", name, 20, 60, None)),
+            evidence=[replace(of, stretches=tuple(stacks))],
+        )
+        (found,) = [each for each in made.findings if each.topic == "data"]
+        assert found.advice.startswith(advice)
+
+
 def test_memory_pressure():
     """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
     calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
