@@ -64,13 +64,14 @@ def other_threads(ledger: Ledger) -> None:
 
 
 def other_regions(ledger: Ledger) -> None:
-    """Claim the waits in which a region of another thread was open."""
+    """Claim the waits in which a region of another thread was open, of a name that one thread at a time is in."""
     for part in ledger.parts("work", "outside", "handover"):
         waits = _waits(ledger.facts, part)
         found = [
             (waits & Intervals.unpack(other.when), other)
             for nest in ledger.facts.timelines[part.process].nests
             for other in nest.others
+            if other.average < ONE
         ]
         longest = max((each.total for each, _ in found), default=0)
         # of regions inside each other that were open nearly all of the time, the innermost says the most

@@ -175,6 +175,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             start=packed(nest.start),
             end=packed(nest.end),
             beside=packed(nest.beside),
+            others=[replace(each, when=packed(each.when)) for each in nest.others],
             places=[replace(place, total=packed(place.total)) for place in nest.places],
             coroutines=[
                 replace(each, when=packed(each.when), last=packed(each.last)) for each in nest.coroutines

@@ -64,6 +64,8 @@ class Other(msgspec.Struct, frozen=True):
     role: str | None
     when: bytes
     """Packed intervals in which one was open, at most `STRETCHES`."""
+    average: float
+    """How many were open at the same time in them, on average; 1 if none overlaps."""
 
 
 class Nest(msgspec.Struct, frozen=True):
@@ -143,7 +145,14 @@ def _others(source: Source, chosen: Chosen, beside: Indices) -> list[Other]:
         for key, which in found.items()
     }
     longest = sorted(sets, key=lambda key: -sets[key].total)[:MOST_OTHERS]
-    return [Other(*key, sets[key].coarse(STRETCHES)[0].pack()) for key in longest]
+    return [
+        Other(
+            *key,
+            sets[key].coarse(STRETCHES)[0].pack(),
+            int(slices.duration[found[key]].sum()) / max(sets[key].total, 1),
+        )
+        for key in longest
+    ]
 
 
 def _outlives(slices: Slices, which: Indices, opened: Indices) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, compress, islice, repeat, takewhile
-from operator import itemgetter, methodcaller
+from operator import eq, itemgetter, methodcaller
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ def held_tasks() -> Held | None:
     known = getattr(tasks, "_scheduled_tasks", None) or getattr(tasks, "_all_tasks", None)
     references: list[Any] = list(getattr(known, "data", ()))
     states = map(getattr, map(_call, references), repeat("_state"), repeat(None))
-    references = [*islice(compress(references, map("PENDING".__eq__, states)), MOST_TASKS + 1)]
+    references = [*islice(compress(references, map(eq, states, repeat("PENDING"))), MOST_TASKS + 1)]
     if not 1 < len(references) <= MOST_TASKS:
         return None
     awaited = [_awaited(each) for each in references]

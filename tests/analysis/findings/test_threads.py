@@ -119,6 +119,8 @@ class TestOtherThreads:
         inner = (("thread", "other"), "region", "parse", 101, 798, None)
         [(_, text, _)] = causes(wait(), regions=[other, inner])
         assert text.endswith("while another thread was in `parse`")
+        more = [(("thread", str(number)), "region", "call", 100, 800, None) for number in range(2)]
+        assert causes(wait(), regions=more) == []
         short = (("thread", "other"), "region", "parse", 101, 300, None)
         [(_, text, _)] = causes(wait(), regions=[other, short])
         assert text.endswith("while another thread was in `call`")

@@ -21,7 +21,7 @@ from stepprof.run.manifest_writer import Origin
 from stepprof.run.status import read_statuses
 
 
-class TestedPublisher:
+class WatchedPublisher:
     """A publisher whose status is set by the test."""
 
     def __init__(self, run: Path, rank: int | str = 0, world_size: int | None = 4) -> None:
@@ -41,14 +41,14 @@ class TestedPublisher:
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> TestedPublisher:
-    made = TestedPublisher(tmp_path)
+def published(tmp_path: Path) -> WatchedPublisher:
+    made = WatchedPublisher(tmp_path)
     made.publisher.publish()
     return made
 
 
 class TestWhen:
-    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, published: TestedPublisher) -> None:
+    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, published: WatchedPublisher) -> None:
         """At most one version a second."""
         published.condition["state"] = "recording"
         published.publisher.publish()
@@ -63,25 +63,25 @@ class TestWhen:
 
     def test_among_many_ranks_a_step_waits_for_the_beat(self, tmp_path: Path) -> None:
         """A shared file system has other things to do."""
-        published = TestedPublisher(tmp_path, world_size=1000)
+        published = WatchedPublisher(tmp_path, world_size=1000)
         published.publisher.publish()
         published.progress["step"] = 2
         assert published.after(3.0)["rank-0.json"]["step"] == 1
         assert published.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
 
-    def test_the_last_word(self, published: TestedPublisher) -> None:
+    def test_the_last_word(self, published: WatchedPublisher) -> None:
         """A session that ends normally publishes this."""
         published.publisher.close()
         assert published.read()["rank-0.json"]["condition"] == "ended"
 
 
 class TestName:
-    def test_the_rank_becomes_known(self, published: TestedPublisher) -> None:
+    def test_the_rank_becomes_known(self, published: WatchedPublisher) -> None:
         """The file moves with it."""
         published.origin.rank = 3
         assert list(published.after(6)) == ["rank-3.json"]
 
-    def test_another_process_of_the_same_rank(self, published: TestedPublisher, tmp_path: Path) -> None:
+    def test_another_process_of_the_same_rank(self, published: WatchedPublisher, tmp_path: Path) -> None:
         """One that lives keeps its file; one that has ended leaves it."""
         script = (
             "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
@@ -94,11 +94,11 @@ class TestName:
         path = tmp_path / "status" / "rank-0.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "writer": json.loads(other.stdout.readline())}))
-        second = TestedPublisher(tmp_path)
+        second = WatchedPublisher(tmp_path)
         second.publisher.publish()
         assert set(second.read()) == {"rank-0.json", "rank-0.2.json"}
         other.communicate("")
-        third = TestedPublisher(tmp_path)
+        third = WatchedPublisher(tmp_path)
         third.origin.writer = {**third.origin.writer, "pid": 1, "pid_start": 1}
         third.publisher.publish()
         assert json.loads(path.read_text())["writer"]["pid"] == 1
@@ -108,7 +108,7 @@ class TestName:
         """Whatever it is, it stays."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)
-        published = TestedPublisher(tmp_path)
+        published = WatchedPublisher(tmp_path)
         published.publisher.publish()
         assert (tmp_path / "status" / "rank-0.json").read_text() == damaged
         assert "rank-0.2.json" in published.read()
@@ -119,7 +119,7 @@ class TestName:
         """
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
-        published = TestedPublisher(tmp_path)
+        published = WatchedPublisher(tmp_path)
         published.publisher.publish()
         assert [name for name, seen in published.read().items() if seen["condition"] == "live"] == [
             "rank-0.2.json"
@@ -127,13 +127,13 @@ class TestName:
 
     def test_a_process_without_a_rank(self, tmp_path: Path) -> None:
         """The driver of a Ray job."""
-        published = TestedPublisher(tmp_path, "driver")
+        published = WatchedPublisher(tmp_path, "driver")
         published.publisher.publish()
         assert published.read()["rank-driver.json"]["rank"] == "driver"
 
 
 class TestFailing:
-    def test_told_once_and_tried_again(self, published: TestedPublisher, tmp_path: Path) -> None:
+    def test_told_once_and_tried_again(self, published: WatchedPublisher, tmp_path: Path) -> None:
         """The run directory goes, and comes back."""
         moved = tmp_path.with_name(f"{tmp_path.name}-moved")
         tmp_path.rename(moved)

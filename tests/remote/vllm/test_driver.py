@@ -326,9 +326,9 @@ class TestWords:
         window = make_window(tmp_path, activities=["cpu", "cuda"], record_shapes=True)
         built = Settings("/t", with_stack=True, record_shapes=False, activities=("cpu",))
         shapes, stacks, activities = differences(window, built, {"max_iterations"})
-        assert shapes.startswith("record_shapes = true was asked for")
+        assert shapes.startswith("record_shapes = true was requested")
         assert stacks.startswith("it was built with stacks")
-        assert activities.startswith("activities = ['cpu', 'cuda'] was asked for")
+        assert activities.startswith("activities = ['cpu', 'cuda'] was requested")
         assert differences(make_window(tmp_path), Settings("/t"), {"max_iterations"}) == []
 
     @pytest.mark.parametrize(
