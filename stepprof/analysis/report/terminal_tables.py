@@ -362,9 +362,10 @@ def overlap_table(report: Report, room: int) -> Table:
         seconds(total / count),
         seconds(sum(each.exposed for each in report.overlap) / count),
         share(overlapped / total) if total else "-",
-        share(sum(busy) / len(busy)) if busy else "-",
+        *([share(sum(busy) / len(busy))] if busy else []),
     ]
-    return _table(["compute", "communication", "exposed", "overlapped", "device busy"], [row], "rrrrr", room)
+    headers = ["compute", "communication", "exposed", "overlapped", "device busy"][: len(row)]
+    return _table(headers, [row], "r" * len(row), room)
 
 
 def regions_table(times: Sequence[TimeOf], room: int) -> Table:

@@ -18,6 +18,7 @@ from stepprof.analysis.report.schema import (
     Finding,
     GanttRow,
     Overhead,
+    Overlap,
     PhaseSkew,
     Problem,
     ProcessTime,
@@ -307,3 +308,9 @@ class TestStore:
             write(tmp_path / "taken" / "report.json", b"{}")
         assert (tmp_path / "taken").read_text() == "old"
         assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
+
+
+@pytest.mark.parametrize(("device", "busy", "shown"), [("cpu", None, False), ("gpu", 0.5, True)])
+def test_the_column_of_a_busy_device_needs_a_device(device, busy, shown):
+    text = text_of(Report("r", 1, 0, 4.0, "", None, overlap=[Overlap("rank 0", device, 0.5, 0.2, 0.1, 0.1, busy)]))  # fmt: skip
+    assert ("device busy" in text) == shown
