@@ -196,7 +196,7 @@ def main():
     found = [_look(path, None) for path in idle.glob("*.pt.trace.json.gz")]
     assert {_engine_of(each, {}): {each.pid} for each in found} == dict(enumerate(pids[0]))
     close(live)
-    print("read_entries apart")
+    print("told apart")
 
 if __name__ == "__main__":
     main()
