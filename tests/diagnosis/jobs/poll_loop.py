@@ -34,4 +34,4 @@ for step in job.steps:
         with stepprof.region("update"):
             compute(0.4)
 stepprof.shutdown()
-job.write("poll", process="rank 0", region="wait_for_rollout")
+job.write("poll", process="rank 0", region="wait_for_rollout", true=[("threads", "wait_for_rollout")])
