@@ -101,4 +101,4 @@ def _waits(ledger: Ledger, part: Part) -> bool:
     signs = ledger.facts.signs.get(part.process)
     if signs is None or part.when.total < SHORTEST_NS:
         return False
-    return sum(signs.idle(part.when).values()) >= IDLE * part.when.total
+    return signs.idle(part.when) >= IDLE * part.when.total

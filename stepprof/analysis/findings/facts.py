@@ -196,7 +196,7 @@ class Signs:
                 stack = self.stacks[at]
                 if stack.start >= high:
                     break
-                if stack.last < low < stack.end < min(high, low + LONGEST_SPILL_NS):
+                if stack.last < low < stack.end < low + LONGEST_SPILL_NS:
                     since = low
                     continue
                 start = max(stack.start, low)
@@ -206,20 +206,13 @@ class Signs:
                 if stack.end > low:
                     yield stack, start, min(stack.end, high)
 
-    def doing(self, when: Intervals) -> dict[str, int]:
-        """Return the nanoseconds of each label in some intervals, the longest first."""
-        found: dict[str, int] = {}
-        for stack, start, end in self.shown(when):
-            found[stack.label] = found.get(stack.label, 0) + end - start
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
-
     def queued(self, when: Intervals) -> float:
         """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""
         return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
 
-    def idle(self, when: Intervals) -> dict[str, int]:
-        """Return the same for the labels that mark a waiting thread."""
-        return {label: time for label, time in self.doing(when).items() if IDLE.search(label)}
+    def idle(self, when: Intervals) -> int:
+        """Return for how many nanoseconds of some intervals the labels mark a waiting thread."""
+        return sum(end - start for stack, start, end in self.shown(when) if IDLE.search(stack.label))
 
 
 def _is_off_cpu(stretch: StackStretch) -> bool:

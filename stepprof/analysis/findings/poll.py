@@ -63,5 +63,5 @@ def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
         inside = beside.clip(low, high)
         if len(inside) and int(inside.end[-1]) < high:
             rest = Intervals.one(int(inside.end[-1]), high) - working
-            if rest.total >= SHORTEST_NS and sum(signs.idle(rest).values()) >= rest.total / 2:
+            if rest.total >= SHORTEST_NS and signs.idle(rest) >= rest.total / 2:
                 yield rest

@@ -56,7 +56,7 @@ def _waits(facts: Facts, part: Part) -> bool:
     """
     signs = facts.signs.get(part.process)
     if signs is not None and signs.stacks and part.when.total >= SHORTEST_NS:
-        return sum(signs.idle(part.when).values()) >= IDLE * part.when.total
+        return signs.idle(part.when) >= IDLE * part.when.total
     regions = [
         each
         for each in (signs.regions if signs else ())

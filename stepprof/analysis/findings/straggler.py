@@ -124,7 +124,7 @@ def _is_waiting(facts: Facts, part: Part) -> bool:
     return (
         signs is not None
         and part.when.total >= SHORTEST_NS
-        and sum(signs.idle(part.when).values()) >= part.when.total / 2
+        and signs.idle(part.when) >= part.when.total / 2
     )
 
 

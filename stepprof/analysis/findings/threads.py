@@ -66,7 +66,7 @@ def other_threads(ledger: Ledger) -> None:
 def other_regions(ledger: Ledger) -> None:
     """Claim the waits in which a region of another thread was open, of a name that one thread at a time is in."""
     for part in ledger.parts("work", "outside", "handover"):
-        waits = _waits(ledger.facts, part)
+        waits = _when(part, _waits(ledger.facts, part))
         found = [
             (waits & Intervals.unpack(other.when), other)
             for nest in ledger.facts.timelines[part.process].nests
@@ -110,8 +110,8 @@ def _others(facts: Facts, part: Part) -> _Others:
     signs = facts.signs.get(part.process)
     if signs is None or not signs.tasks:
         return _Others()
-    waits = _pieces(facts, part)
-    when = _waits(facts, part)
+    waits = _waits(facts, part)
+    when = _when(part, waits)
     any_thread = not all(FUTURES in stack.modules[:3] for stack, _, _ in waits)
     tasks = [each for each in signs.tasks if any_thread or each.pool]
     waiting = [each for each in tasks if is_lock(each.stack)]
@@ -123,7 +123,7 @@ def _others(facts: Facts, part: Part) -> _Others:
     return _Others(waiting, working, when & _outnumbered(waiting, working), worked - beside)
 
 
-def _pieces(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
+def _waits(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
     """Return the stacks of a part that wait for other threads or for coroutines, each with its part."""
     signs = facts.signs.get(part.process)
     return [
@@ -133,10 +133,9 @@ def _pieces(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
     ]
 
 
-def _waits(facts: Facts, part: Part) -> Intervals:
-    """Return the time of these stacks."""
-    pieces = _pieces(facts, part)
-    return part.when & Intervals.union([start for _, start, _ in pieces], [end for _, _, end in pieces])
+def _when(part: Part, waits: Sequence[tuple[Stack, int, int]]) -> Intervals:
+    """Return the time of some stacks of a part."""
+    return part.when & Intervals.union([start for _, start, _ in waits], [end for _, _, end in waits])
 
 
 def _outnumbered(waiting: Sequence[Task], working: Sequence[Task]) -> Intervals:

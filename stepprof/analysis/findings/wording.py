@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Part
+from stepprof.run.evidence import SAMPLE_NS
 
 __all__ = ["LOADER", "SHARE_CPUS", "doing", "inside", "lacks_cpu", "load_advice"]
 
+NEARLY_ALL = 0.9
 LEAST_QUEUED = 0.2
 """Share of the time without a CPU from which on it is stated."""
 SHARE_CPUS = (
@@ -37,9 +41,15 @@ def doing(facts: Facts, part: Part) -> str | None:
     signs = facts.signs.get(part.process)
     if signs is None or part.when.total < SHORTEST_NS:
         return None
+    times = Counter[str]()
+    for stack, start, end in signs.shown(part.when):
+        # a stretch of equal samples may hide what ran between two of them: a short part of it says nothing about the region
+        inside_it = part.when.clip(stack.start, stack.end).total
+        if end - start >= SAMPLE_NS or inside_it >= NEARLY_ALL * (stack.end - stack.start):
+            times[stack.label] += end - start
     shown = [
         f"{nanoseconds / part.when.total:.0%} in {label}"
-        for label, nanoseconds in list(signs.doing(part.when).items())[:3]
+        for label, nanoseconds in times.most_common(3)
         if nanoseconds >= 0.1 * part.when.total
     ]
     found = [f"its stacks: {', '.join(shown)}"] if shown else []
@@ -50,9 +60,12 @@ def doing(facts: Facts, part: Part) -> str | None:
 
 
 def lacks_cpu(facts: Facts, part: Part, seconds: float) -> bool:
-    """Return whether the thread was ready and had no CPU for more than half of some seconds of a part."""
+    """Return whether the thread was ready and had no CPU for more than half of some seconds of a part, and long enough for
+    `doing` to state it.
+    """
     signs = facts.signs.get(part.process)
-    return signs is not None and signs.queued(part.when) > 0.5e9 * seconds
+    least = max(0.5e9 * seconds, LEAST_QUEUED * part.when.total)
+    return signs is not None and signs.queued(part.when) >= least
 
 
 _LOAD_AHEAD = (

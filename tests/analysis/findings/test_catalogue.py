@@ -106,6 +106,19 @@ def test_stacks_before_a_region_do_not_count_in_it():
     assert (found.topic, found.region, round(1e3 * found.seconds)) == ("sleep", "wait", 115)
 
 
+def test_samples_of_another_region_say_nothing_of_a_short_one():
+    """Both samples were in `backward`, which alternates with `forward` every 10 ms: the equal stacks do not show the calls of `forward`."""
+    turns = [("region", ("forward", "backward")[at % 2], 10 * at, 10, None) for at in range(30)]
+    made = report(
+        spans(0, ("window", "actor", 0, 300, None), *turns),
+        spans(1, ("window", "actor", 0, 300, None), *(each for each in turns if each[1] == "backward")),
+        evidence=[evidence((15, 280, "run_backward"))],
+    )
+    (found,) = [each for each in made.findings if each.topic == "straggler"]
+    assert (found.region, round(1e3 * found.seconds)) == ("forward", 150)
+    assert "run_backward" not in found.why
+
+
 @pytest.mark.parametrize(
     ("call", "topic"),
     [
