@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepprof.analysis.findings.busy import Busy
-from stepprof.analysis.findings.facts import COLLECTIVES, SHORTEST_NS, Facts, Ledger, Part, Stack
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack
 from stepprof.analysis.findings.wording import LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepprof.analysis.findings.facts import Task
+from stepprof.analysis.findings.signs import Task
 from stepprof.analysis.report.intervals import Intervals
 
 __all__ = ["ONE", "Busy"]

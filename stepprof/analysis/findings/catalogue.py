@@ -5,8 +5,9 @@ from __future__ import annotations
 from stepprof.analysis.findings.blocked import blocked
 from stepprof.analysis.findings.coroutines import held_coroutines, last_coroutines, serial_coroutines
 from stepprof.analysis.findings.device_time import exposed_communication, host_bound
-from stepprof.analysis.findings.facts import Facts, Ledger
+from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.half_batch import half_batch
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.named_work import named_work
 from stepprof.analysis.findings.overhead import garbage, memory_pressure, preemption, recording
 from stepprof.analysis.findings.poll import poll

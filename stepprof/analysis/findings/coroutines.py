@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Ledger, Part, last_part
+from stepprof.analysis.findings.facts import Part
+from stepprof.analysis.findings.ledger import Ledger, last_part
+from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import Intervals

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Ledger, Part
+from stepprof.analysis.findings.facts import Part
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part, last_part, place_of, share_of
+from stepprof.analysis.findings.facts import Facts, Part, place_of
+from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.wording import inside
 
 __all__ = ["half_batch"]

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside, load_advice
 
 __all__ = ["named_work"]

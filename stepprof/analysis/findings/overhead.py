@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Ledger
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 

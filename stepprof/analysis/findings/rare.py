@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside
 
 __all__ = ["rare_work"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Ledger, Part, last_part, place_of
+from stepprof.analysis.findings.facts import Facts, Part, place_of
+from stepprof.analysis.findings.ledger import Ledger, last_part
+from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text

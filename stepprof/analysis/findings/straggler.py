@@ -9,16 +9,9 @@ from statistics import median
 
 import numpy as np
 
-from stepprof.analysis.findings.facts import (
-    COLLECTIVES,
-    SHORTEST_NS,
-    Facts,
-    Ledger,
-    Part,
-    last_part,
-    place_of,
-    share_of,
-)
+from stepprof.analysis.findings.facts import Facts, Part, place_of
+from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
+from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals, Times
@@ -122,9 +115,7 @@ def _is_waiting(facts: Facts, part: Part) -> bool:
     """Return whether the stacks show that the rank waited for most of a part: its machine is not what is slow."""
     signs = facts.signs.get(part.process)
     return (
-        signs is not None
-        and part.when.total >= SHORTEST_NS
-        and signs.idle(part.when) >= part.when.total / 2
+        signs is not None and part.when.total >= SHORTEST_NS and signs.idle(part.when) >= part.when.total / 2
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.facts import Facts, Ledger, Part
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Curve, total_curve
 from stepprof.analysis.report.wording import seconds_text

@@ -9,15 +9,9 @@ from itertools import pairwise
 
 from stepprof.analysis.findings.blocked import is_lock
 from stepprof.analysis.findings.busy import ONE, Busy
-from stepprof.analysis.findings.facts import (
-    COLLECTIVES,
-    SHORTEST_NS,
-    Facts,
-    Ledger,
-    Part,
-    Stack,
-    Task,
-)
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack, Task
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 

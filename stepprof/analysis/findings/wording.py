@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepprof.analysis.findings.facts import SHORTEST_NS, Facts, Part
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.run.evidence import SAMPLE_NS
 
 __all__ = ["LOADER", "SHARE_CPUS", "doing", "inside", "lacks_cpu", "load_advice"]

@@ -1,0 +1,156 @@
+"""Share the step out among the findings: each moment of its critical path belongs to one at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.report.critical_path import Segment
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.schema import Finding
+from stepprof.analysis.report.wording import seconds_text
+
+__all__ = ["Ledger", "last_part", "share_of"]
+
+
+class Ledger:
+    """Gives each moment of the step to one finding at most.
+
+    Args:
+        facts: of the step.
+        least: seconds below which nothing is claimed.
+    """
+
+    def __init__(self, facts: Facts, least: float) -> None:
+        self.facts = facts
+        self.least = least
+        self.free = Intervals.one(facts.start, facts.end)
+        self.found: list[Finding] = []
+        self.named_waits: dict[tuple[str, int], int] = {}
+        """The nanoseconds of waits, by (process, end), that findings about awaited ranks have named."""
+        self._whole: dict[tuple[str, ...], list[Part]] = {}
+
+    def claim(
+        self,
+        part: Part,
+        when: Intervals,
+        topic: str,
+        text: str,
+        *,
+        why: str,
+        advice: str,
+        assumption: str | None,
+        without: Mapping[str, Intervals] | None = None,
+        shared: bool = False,
+    ) -> bool:
+        """Add a finding for the unclaimed part of some time; return whether that is long enough.
+
+        Args:
+            part: the place of the finding.
+            when: the time that it explains.
+            topic: its kind.
+            text: its sentence; ``{seconds}`` stands for its seconds.
+            why: its evidence.
+            advice: what to try.
+            assumption: what the estimate of the gain assumes; None: no gain is computed.
+            without: by process, the time that it would not spend without the cause; None: that of the finding.
+            shared: whether the cause lies in no single process.
+        """
+        free = self.free & when
+        seconds = free.total / 1e9
+        if not len(free) or seconds < self.least:
+            return False
+        self.free -= free
+        longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
+        saves = None if assumption is None else self._gain(without or {part.process: free}, seconds)
+        self.found.append(
+            Finding(
+                text.replace("{seconds}", seconds_text(seconds)),
+                topic,
+                seconds,
+                process=None if shared else part.process,
+                role=part.role,
+                region=part.name,
+                start=self.facts.at(longest[0]),
+                end=self.facts.at(longest[1]),
+                why=why,
+                advice=advice,
+                saves=saves,
+                assumption=None if saves is None else assumption,
+            )
+        )
+        return True
+
+    def _gain(self, without: Mapping[str, Intervals], seconds: float) -> float | None:
+        """Return how much shorter the step would be, at most the seconds of the finding; None: not known."""
+        gain = self.facts.graph.gain(without)
+        return None if gain is None else min(max(gain / 1e9, 0.0), seconds)
+
+    def short(self, process: str, text: str, *, advice: str) -> None:
+        """Say that the step is too short to be judged; nothing is claimed any more."""
+        self.free = EMPTY
+        self.found.append(Finding(text, "short", process=process, advice=advice))
+
+    def book(self, when: Intervals) -> None:
+        """Take time out that is no finding about the job."""
+        self.free -= when
+
+    def merged(self, key: Callable[[Part], tuple[str, tuple[str, ...]] | None], *kinds: str) -> list[Part]:
+        """Return parts that have one place together, the longest first.
+
+        Args:
+            key: returns the process and the region that a part belongs to; None: it is left out.
+            kinds: of the path.
+        """
+        found: dict[tuple[str, str | None, tuple[str, ...]], Intervals] = {}
+        for part in self._parts(kinds):
+            place = key(part)
+            if place is not None:
+                whole = (place[0], part.role, place[1])
+                found[whole] = found.get(whole, EMPTY) | (part.when & self.free)
+        return sorted((Part(*each, when) for each, when in found.items()), key=lambda part: -part.when.total)
+
+    def parts(self, *kinds: str) -> Iterator[Part]:
+        """Yield the parts of the path of some kinds, the longest first, with their unclaimed time."""
+        for part in self._parts(kinds):
+            free = part.when & self.free
+            if free.total >= self.least * 1e9:
+                yield Part(part.process, part.role, part.region, free)
+
+    def _parts(self, kinds: tuple[str, ...]) -> list[Part]:
+        """Return the parts of the path of some kinds, the longest first."""
+        if kinds not in self._whole:
+            found: dict[tuple[str, str | None, tuple[str, ...]], list[Segment]] = {}
+            for segment in self.facts.path:
+                if segment.kind in kinds:
+                    found.setdefault((segment.process, segment.role, segment.region), []).append(segment)
+            parts = [
+                Part(*key, Intervals.union([each.start for each in of], [each.end for each in of]))
+                for key, of in found.items()
+            ]
+            self._whole[kinds] = sorted(parts, key=lambda part: -part.when.total)
+        return self._whole[kinds]
+
+
+def share_of(when: Intervals, share: float) -> Intervals:
+    """Return the last part of each interval, as a share of its length.
+
+    >>> share_of(Intervals.union([0, 10], [4, 20]), 0.5).pairs()
+    [(2, 4), (15, 20)]
+    """
+    length = ((when.end - when.start) * min(max(share, 0.0), 1.0)).astype(np.int64)
+    return Intervals.union(when.end - length, when.end)
+
+
+def last_part(when: Intervals, nanoseconds: int) -> Intervals:
+    """Return the last nanoseconds of some intervals."""
+    kept = EMPTY
+    for low, high in reversed(when.pairs()):
+        if nanoseconds <= 0:
+            break
+        begin = max(low, high - nanoseconds)
+        kept |= Intervals.one(begin, high)
+        nanoseconds -= high - begin
+    return kept

@@ -1,0 +1,220 @@
+"""The evidence of one process on the common clock: what its threads and coroutines did, by samples and counts."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackStretch
+
+__all__ = ["COLLECTIVES", "SHORTEST_NS", "Held", "Signs", "Stack", "Task"]
+
+COLLECTIVES = "distributed_c10d.py"
+"""The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
+
+EVENT_LOOP = ("selectors.py", "base_events.py")
+"""The innermost modules of a thread whose coroutines all wait."""
+
+
+class Stack(NamedTuple):
+    """What a thread was doing, on the common clock [ns]."""
+
+    start: int
+    end: int
+    label: str
+    """The call, or the function: ``time.sleep``."""
+    place: str
+    """The innermost frame: ``function (file:line)``."""
+    modules: tuple[str, ...]
+    """The files of its frames, the innermost first."""
+    last: int
+    """Its last sample."""
+    off_cpu: bool = False
+    """Whether its thread used little CPU and was not ready for more; False also if that is not known."""
+
+    waits: bool = False
+    """Whether it waits for another thread or for coroutines, and not for a lock that is held for too long."""
+    queued: float = 0.0
+    """Share of the time in which its thread was ready and had no CPU; 0 also if that is not known."""
+
+    @classmethod
+    def of(cls, each: StackStretch, offset_ns: int) -> Stack:
+        """Return a stretch on the common clock, which that of the process is ahead of by some nanoseconds."""
+        start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
+        inner = each.frames[0]
+        return cls(
+            start,
+            end,
+            "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
+            f"{inner.function} ({inner.file}:{inner.line})",
+            tuple(frame.file for frame in each.frames),
+            end - (end - start) // max(each.samples, 1),
+            _is_off_cpu(each),
+            _waits(each.frames),
+            min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
+        )
+
+
+def _waits(frames: Sequence[Frame]) -> bool:
+    if tuple(frame.file for frame in frames[:2]) == EVENT_LOOP:
+        return True
+    function = frames[0].function.rpartition(".")[2]
+    joins = function in {"wait", "join", "_wait_for_tstate_lock"}
+    return frames[0].file == "threading.py" and joins and not _is_semaphore(frames)
+
+
+def _is_semaphore(frames: Sequence[Frame]) -> bool:
+    """Return whether a thread waits in `threading.Semaphore.acquire`."""
+    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in frames[:2]]
+    return names == [("threading.py", "wait"), ("threading.py", "acquire")]
+
+
+class Held(NamedTuple):
+    """Coroutines in a function that awaits a lock or semaphore of asyncio, on the common clock [ns]."""
+
+    start: int
+    end: int
+    function: str
+    waiting: int
+    passed: int
+    """How many were in the function and did not wait there."""
+    others: int
+    """How many were not in the function."""
+
+
+class Task(NamedTuple):
+    """What another thread than that of the windows did, on the common clock [ns]."""
+
+    name: str
+    """The function that its pool or `threading.Thread` runs."""
+    pool: bool
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The evidence of one process, for the thread that is followed."""
+
+    stacks: Sequence[Stack] = ()
+    collecting: Intervals = field(default_factory=lambda: EMPTY)
+    """While Python's garbage collector stopped it."""
+    regions: Sequence[tuple[int, int, float]] = ()
+    """Regions as (start, end, seconds of CPU time)."""
+    tasks: Sequence[Task] = ()
+    """What other threads did that did not wait for work."""
+    held: Sequence[Held] = ()
+    """Coroutines of the thread that waited for a lock or semaphore."""
+    _ends: Sequence[int] = field(init=False)
+    """The latest end of each stack and those before it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", [*accumulate((stack.end for stack in self.stacks), max)])
+
+    @classmethod
+    def of(cls, evidence: Evidence, offset_ns: int, main: int | None) -> Signs:
+        """Return the evidence of a process.
+
+        Args:
+            evidence: what was recorded.
+            offset_ns: how far its clock is ahead of the common one.
+            main: the native id of the thread that is followed; None: the one that opened most windows and regions.
+        """
+        if main is None:
+            counts = Counter(each.thread for each in (*evidence.captures, *evidence.regions))
+            main = counts.most_common(1)[0][0] if counts else None
+        stacks, tasks = [], []
+        for each in evidence.stretches:
+            if each.recorder:
+                continue
+            stack = Stack.of(each, offset_ns)
+            if each.thread == main:
+                stacks.append(stack)
+            elif each.task is not None and not stack.waits:
+                tasks.append(Task(each.task, each.pool, stack))
+        pauses = [
+            (start - offset_ns, end - offset_ns)
+            for each in evidence.collections
+            for start, end in _pauses(each)
+        ]
+        regions = [
+            (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns, each.cpu_seconds)
+            for each in evidence.regions
+            if each.thread == main
+        ]
+        collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
+        held = [
+            Held(
+                each.start_unix_ns - offset_ns,
+                each.end_unix_ns - offset_ns,
+                each.function,
+                each.waiting,
+                each.passed,
+                each.others,
+            )
+            for each in evidence.held
+            if each.thread == main
+        ]
+        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions, tasks, held)
+
+    def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
+        """Yield the stacks of some intervals, each with its part: (stack, start, end).
+
+        A stretch lasts until the next sample. If it began before an interval and all of its samples were before it too, the
+        next stretch shows what the thread did there from the begin.
+        """
+        for low, high in when.pairs():
+            since = None
+            for at in range(bisect_right(self._ends, low), len(self.stacks)):
+                stack = self.stacks[at]
+                if stack.start >= high:
+                    break
+                if stack.last < low < stack.end < low + LONGEST_SPILL_NS:
+                    since = low
+                    continue
+                start = max(stack.start, low)
+                if since is not None and start < low + LONGEST_SPILL_NS:
+                    start = low
+                since = None
+                if stack.end > low:
+                    yield stack, start, min(stack.end, high)
+
+    def queued(self, when: Intervals) -> float:
+        """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""
+        return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
+
+    def idle(self, when: Intervals) -> int:
+        """Return for how many nanoseconds of some intervals the labels mark a waiting thread."""
+        return sum(end - start for stack, start, end in self.shown(when) if IDLE.search(stack.label))
+
+
+def _is_off_cpu(stretch: StackStretch) -> bool:
+    """Return whether a thread had and wanted the CPU for less than half of a stretch."""
+    if stretch.cpu_seconds is None or stretch.run_queue_seconds is None:
+        return False
+    busy = stretch.cpu_seconds + stretch.run_queue_seconds
+    return 2e9 * busy < stretch.end_unix_ns - stretch.start_unix_ns
+
+
+def _pauses(run: Collection) -> Iterator[tuple[int, int]]:
+    """Yield the pauses of a run of collections. Between them the process works; where they are in the run is not recorded."""
+    count = max(1, min(run.count, MOST_PAUSES))
+    length = run.end_unix_ns - run.start_unix_ns
+    pause = min(round(run.seconds * 1e9), length) // count
+    for number in range(count):
+        end = run.start_unix_ns + length * (number + 1) // count
+        yield end - pause, end
+
+
+MOST_PAUSES = 20
+"""The pauses of a run of collections are spread evenly over at most this many parts of it."""
+LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4
+"""A stretch ends at most this long after its last sample."""
+SHORTEST_NS = 2 * SAMPLE_NS
+"""Of a shorter time, sampled stacks say too little."""
+IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
