@@ -22,6 +22,17 @@ from stepprof.analysis.artifact_check import check_artifact
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs
 
+HELD_LOCK = """
+lock, held = threading.Lock(), threading.Event()
+def hold():
+    with lock:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+"""
+"""The begin of a script: another thread holds `lock` for ever, so that a forked child that needs it hangs."""
+
 SERVER = """
 import asyncio, gc, json, os, signal, sys, time, types, warnings
 import multiprocessing.util, structlog, transitions, torch, torch.profiler, torch.utils.data

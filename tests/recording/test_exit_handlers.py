@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from warm import HELD_LOCK
 
 pytestmark = pytest.mark.torch
 
@@ -426,20 +428,14 @@ class TestSignals:
     @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
     def test_an_export_hangs_at_the_end(self, warm, end):
         """A forked child that hangs on a lock of another thread costs no trace, at the end of the script or by SIGTERM within its budget."""
-        ran = warm.run_twice(f"""
-            lock, held = threading.Lock(), threading.Event()
-            def hold():
-                with lock:
-                    held.set()
-                    threading.Event().wait()
-            threading.Thread(target=hold, daemon=True).start()
-            held.wait()
+        script = f"""
             os.register_at_fork(after_in_child=lock.acquire)
             stepprof.init()
             with profile_step(2, role="actor"):
                 work()
                 {end}
-        """)
+        """
+        ran = warm.run_twice(HELD_LOCK + textwrap.dedent(script))
         window = warm.window()
         assert ran.returncode == (-signal.SIGTERM if "SIGTERM" in end else 0)
         assert window["status"] == ("partial" if "SIGTERM" in end else "complete")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 import pytest
+from warm import HELD_LOCK
 
 from stepprof.cli.main import main
 
@@ -298,15 +299,6 @@ class TestMemory:
         assert warm.window()["capped_by"] == "memory"
 
 
-HELD = """
-lock, held = threading.Lock(), threading.Event()
-def hold():
-    with lock:
-        held.set()
-        threading.Event().wait()
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
-"""
 IN_CHILD = {
     "at its begin": "os.register_at_fork(after_in_child=lock.acquire)",
     "amid its files": """
@@ -357,7 +349,7 @@ class TestExports:
     def test_a_child_that_hangs(self, warm, place):
         """A child that needs a lock of another thread is killed; the trace is complete, nothing else is left, and the next step records."""
         ran = warm.run(
-            HELD
+            HELD_LOCK
             + IN_CHILD[place]
             + """
 from stepprof.recording.export import executor
