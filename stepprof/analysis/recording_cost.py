@@ -22,7 +22,7 @@ from stepprof.run.runs import steps
 __all__ = ["RecordingCost", "cost_sentences", "recording_cost"]
 
 AROUND = 4
-"""So many steps before and after the recorded one are compared with it."""
+"""Number of steps before and after the recorded one to compare it with."""
 
 FEWEST = 2
 """Fewer say nothing."""

@@ -46,13 +46,14 @@ class Incomplete(ExportError):
 
 
 class Export(ABC):
-    """An export that can be hurried or cleaned up after. A plain function will do if neither is needed."""
+    """An export that can be hurried or cleaned up after. If neither is needed, use a plain function."""
 
     @abstractmethod
     def __call__(self) -> tuple[Artifact, ...]:
         """Write, verify and return the artifacts. Raises ExportError.
 
-        If it hangs in a forked child, that is killed, `discard` is called, and it is called again in this process.
+        If a forked child hangs in it, the child is killed. Then `discard` is called, and the export is called
+        again in this process.
         """
 
     def hurry(self, until: float) -> None:

@@ -69,7 +69,7 @@ class Together(Backend):
         return any(part.thread_bound for part in self.parts)
 
     def probe(self) -> str | None:
-        """Return why the first backend that cannot record here cannot."""
+        """Return why the first backend that is unusable here cannot record."""
         for part in self.parts:
             reason = part.probe()
             if reason is not None:

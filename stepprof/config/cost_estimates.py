@@ -38,8 +38,8 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
 
 
 def shared_device(policy: Policy) -> Iterator[str]:
-    """Yield a line if a role's process and its engine would record an Ascend device at once, and if an
-    engine's devices have no effect.
+    """Yield a line if a role's process and its engine would record one Ascend device at the same time,
+    and one if an engine's `devices` have no effect.
     """
     if policy.steps.is_none or policy.ranks.is_none:
         return

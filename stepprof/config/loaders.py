@@ -1,7 +1,7 @@
 """Read configurations: a TOML file, an OmegaConf node, the environment.
 
-This module makes plain mappings and strings of each, and names the source in errors. It knows the
-names of the environment variables, and of the keys only their names.
+Each becomes a plain mapping or string, and errors name the source. This module knows the names of
+the environment variables and of the keys, but not what a key means.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ FACTS = (
     "STEPPROF_BYTES",
     "STEPPROF_UPLOADED_TO",
 )
-"""Variables of the ``on_complete`` command besides the run's id; no keys of a configuration."""
+"""Variables that the ``on_complete`` command gets in addition to the run's id. They set no key of a
+configuration.
+"""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

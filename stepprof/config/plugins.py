@@ -18,7 +18,7 @@ BESIDE_OTHERS = "stepprof.backends.together"
 """The entry-point group of plug-in backends that can record together with others."""
 
 _EXCLUSIVE = ("torch", "npu", "nsys")
-"""Two captures of these in one process crash it, or lose data."""
+"""Two captures of these backends in one process crash it, or lose data."""
 
 
 def backend_names() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Resolve the policy of one role: the differences of the role, applied to the base configuration.
 
-`RolePolicy` is the user's input, `Policy` the result with every value set. `resolve` makes one of the other
-and checks the combination.
+`RolePolicy` is the user's input; in a `Policy` every value is set. `resolve` makes a `Policy` of it and
+checks the combination.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def resolve(base: Any, role: RolePolicy) -> Policy:
 
 
 def _following(engine: EngineOptions, backend: Sequence[str]) -> EngineOptions:
-    """Return an engine's options with the backend of its role, as far as engines have it."""
+    """Return an engine's options with the backend of its role, if engines support it."""
     if engine.backend is not None:
         return engine
     known = [name for name in backend if name in ENGINE_BACKENDS]

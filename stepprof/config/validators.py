@@ -298,8 +298,9 @@ def settle(table: Any, *, like: type[Any] | None = None) -> None:
     None stays None where that is the field's default.
 
     Args:
-        table: its fields state their checks by `checked`; a field of type bool needs none.
-        like: a dataclass with the checks of the fields of the same name that state none.
+        table: the dataclass. Its fields state their checks with `checked`; fields of type bool need none.
+        like: another dataclass. A field of `table` without a check has the check of its field of
+            the same name.
     """
     shared = {} if like is None else {item.name: item.metadata.get("check") for item in fields(like)}
     for item in fields(table):

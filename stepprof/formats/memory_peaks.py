@@ -57,7 +57,7 @@ def device_peaks(snapshot: Mapping[str, Any]) -> list[DevicePeak]:
 
 
 def entries_of(snapshot: Mapping[str, Any]) -> int:
-    """Return the number of entries in its histories."""
+    """Return the number of entries in the histories of a snapshot."""
     return sum(len(listed(trace)) for trace in listed(snapshot.get("device_traces")))
 
 

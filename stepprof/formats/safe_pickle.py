@@ -8,8 +8,8 @@ does. The standard library then makes the values: 200 MB take seconds, against a
 in Python.
 
 Memory and time are limited too. The standard library allocates any memo place that a file names,
-before it looks at anything else. A mapping takes seventy times the byte that asks for it. Hashing a
-tuple of tuples of tuples crashes the process. Any number of large integers as keys may have the
+before it looks at anything else. One byte of the file makes a mapping, which takes seventy. Hashing
+a tuple of tuples of tuples crashes the process. Any number of large integers as keys may have the
 same hash.
 """
 

@@ -179,7 +179,7 @@ def place(tmp: Path, final: Path) -> bool:
 
 
 def _place_without_links(tmp: Path, final: Path) -> bool:
-    """Do the same on file systems without links: reserve the name exclusively, then rename.
+    """Do the same as `place` on file systems without links: reserve the name exclusively, then rename.
 
     A process that is killed in between only uses up the name.
     """

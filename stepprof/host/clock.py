@@ -18,10 +18,12 @@ from dataclasses import dataclass
 __all__ = ["Anchor"]
 
 TICKS_ERROR_NS = 100_000_000
-"""The error of a comparison with ticks. The kernel counts in 10 ms, and late on a busy machine."""
+"""The error of a comparison with ticks. The kernel counts in units of 10 ms, and is late on a busy
+machine.
+"""
 LARGEST_NS = 2**62
 READING_NS = 10_000
-"""Two readings of one clock differ by less, beyond the errors of both."""
+"""Maximum difference of two readings of one clock, in addition to the errors of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Anchor:
     """One reading of the wall clock, of the monotonic clock and of the kernel's ticks, in nanoseconds.
 
     ``error_ns`` bounds the time between the first two readings. ``ticks_ns`` is the time since the
-    boot by `times(2)`: it is coarse, and no namespace and no library shifts it.
+    boot by `times(2)`: it is coarse, but neither a namespace nor a library shifts it.
     """
 
     unix_ns: int
@@ -61,8 +63,9 @@ class Anchor:
         return self.unix_ns + monotonic_ns - self.monotonic_ns
 
     def ahead_of(self, other: Anchor, *, of_process: bool = False) -> tuple[int, int] | None:
-        """Return how far the wall clock of this anchor is ahead of the other's, and the error; both are
-        of one boot. (0, 0): it is one clock. None: it is another one, and not known by how much.
+        """Return how far the wall clock of this anchor is ahead of the other's, and the error. Both
+        anchors are of one boot. (0, 0): both clocks are the same. None: they differ, and it is unknown
+        by how much.
 
         Args:
             other: the anchor to compare with.

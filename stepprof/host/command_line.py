@@ -18,13 +18,13 @@ MOST_CHARACTERS = 8000
 SHORTEST_SECRET = 8
 """Shorter values of environment variables are not searched for."""
 FOLDERS = ("PWD", "OLDPWD")
-"""Environment variables that are no passwords."""
+"""Environment variables that look like passwords by their names, but hold folders."""
 
 _ALWAYS = re.compile(
     r"secret|passw|passphrase|credential|authorization|(?<![a-z])pwd(?![a-z])", re.IGNORECASE
 )
 _OFTEN = re.compile(r"(?<![a-z])(?:api|access|private|auth|account)?key(?![a-z])|token(?!s(?![a-z])|iz)|(?<![a-z])auth(?![a-z])", re.IGNORECASE)  # fmt: skip
-"""Names of secrets, and of other things: `max_token_len=16384`, `shuffle_key=true`."""
+"""Parts of names of secrets that other names have too: `max_token_len=16384`, `shuffle_key=true`."""
 _PLAIN = re.compile(r"[+-]?\d{0,7}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null", re.IGNORECASE)
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _PAIR = re.compile(r"([+~]{0,2}-{0,2}[\w./@-]{1,200}?)=(.*)", re.DOTALL)
@@ -36,7 +36,7 @@ _SHAPES = re.compile(
     r"(?<![\w-])(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|AKIA\w{12,}"
     r"|xox\w-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]+\.?[\w-]*|[0-9a-f]{40})(?![\w-])"
 )
-"""Keys of services that can be recognised by themselves."""
+"""Patterns of the keys of well-known services, recognised without a name."""
 
 
 def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -86,7 +86,9 @@ def _masked(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _has_script(arguments: Sequence[str]) -> bool:
-    """Return whether a script comes among the options of Python. What follows it are its own options."""
+    """Return whether a script comes among the options of Python. The arguments after it are the
+    script's own.
+    """
     return any(each == "-m" or each.endswith(".py") for each in arguments)
 
 

@@ -71,7 +71,7 @@ class DeviceLease:
 
     Args:
         device: its name, such as ``npu-3``.
-        folder: where the processes agree; see `lease_folder`.
+        folder: the folder of leases that all processes share; see `lease_folder`.
     """
 
     def __init__(self, device: str, folder: Path) -> None:
@@ -91,7 +91,7 @@ class DeviceLease:
         """Acquire the lease; wait for it for at most `wait_seconds`.
 
         Args:
-            holder: what is recorded, for those who find it taken.
+            holder: a description of the recording, for the message of a process that finds the lease taken.
 
         Raises:
             Busy: another process has it.

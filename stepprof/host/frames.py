@@ -25,10 +25,10 @@ def frames() -> dict[int, FrameType]:
 def frames_once() -> Iterator[dict[int, FrameType]]:
     """Return an iterator of one item: what `frames` returns at the time when it is taken.
 
-    On Python 3.11 `sys._current_frames` allocates while it holds a lock that a new thread needs. A
-    garbage collection in it that lets another thread run stops the process for ever
-    (python/cpython#106883). So collections are off meanwhile. Exhaust the iterator within one call of C
-    code: then no other thread runs before they are on again.
+    On Python 3.11 `sys._current_frames` allocates while it holds a lock that a new thread needs. If a
+    garbage collection then lets another thread run, the process deadlocks (python/cpython#106883). So
+    collections are off during the call. Exhaust the iterator within one call of C code: then no other
+    thread runs until they are on again.
     """
     if sys.version_info[:2] != (3, 11):
         return starmap(sys._current_frames, ((),))

@@ -67,8 +67,8 @@ class ThreadTimes:
 def storage_bytes() -> tuple[int, int] | None:
     """Return the bytes that this process has read from storage and written to it; None: not known.
 
-    What the page cache answers is not counted. The kernel counts bytes, and returns them in blocks of
-    512: the call is ten times as fast as reading `/proc/self/io`.
+    Reads that the page cache answers are not counted. The system call counts in blocks of 512 bytes.
+    It is ten times as fast as reading `/proc/self/io`.
     """
     if not os.path.exists(_IO):  # noqa: PTH110 - as in `ThreadTimes`
         return None

@@ -3,7 +3,7 @@
 The limits are those of the host, of the control group, and of the process's own address space. A
 container is killed at its own limit while the host has plenty. Under `ulimit -v`, the next
 allocation fails in the user's code. So the smallest limit counts. Without /proc nothing is known,
-and no capture is ended for it.
+and no capture ends for lack of memory.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a plain file.
 
     Raises:
-        OSError: it is none (`open_plain`), has more than `most_bytes`, or cannot be read.
+        OSError: it is not a plain file (`open_plain`), has more than `most_bytes`, or cannot be read.
     """
     descriptor, size = _descriptor(path)
     try:

@@ -44,7 +44,7 @@ class AnnouncedWindow(Scope):
         return self.number or 0, self.role
 
     def end(self, recorder: Recorder | None) -> None:
-        """Leave it. Keep its span, unless ``recorder`` is None."""
+        """Leave the window. Keep its span, unless ``recorder`` is None."""
         start, self._start = self._start, 0
         self._before = before = None if self._before is None else last_open(self._before)
         if newest.window is self:
@@ -63,7 +63,7 @@ class AnnouncedWindow(Scope):
 
 
 class AnnouncedWindows:
-    """The windows that another process has open, as far as this one has heard."""
+    """The open windows of another process, according to its last announcement."""
 
     def __init__(self) -> None:
         self._open: list[AnnouncedWindow] = []
@@ -76,7 +76,7 @@ class AnnouncedWindows:
         """Enter and leave windows, so that these are open here.
 
         Args:
-            number: the number of the announcement; one that a later one has overtaken is ignored.
+            number: the number of the announcement. It is ignored if a later one has arrived before it.
             windows: all that are open there, the outermost first.
             own: windows that this process has entered by itself, since it records them.
             session: the session of this process.

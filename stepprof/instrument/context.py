@@ -43,7 +43,9 @@ class Cell:
         self.state = replace(self.state, adapters=dict(self.adapters))
 
     def clear(self) -> None:
-        """Remove the session, in a forked child and after a run. Open windows are over, also for the next session."""
+        """Remove the session, in a forked child and after a run. Open windows end here, and do not
+        reach into the next session.
+        """
         self.session = None
         self.recorder = None
         where, newest.window = newest.window, None

@@ -32,7 +32,7 @@ class OpenWindow(Protocol):
 
     @property
     def bracket(self) -> WindowEngines | None:
-        """Return the engines that follow it; None: none do."""
+        """Return the engines that follow this window; None if there are none."""
 
     def begin(self, now_ns: int) -> None:
         """Note that its body begins, on this thread."""

@@ -53,7 +53,9 @@ class Region:
     _name: str
     _attributes: dict[str, object]
     _start: int
-    """0: nothing to record. Not set before the first entry under a session, which saves a store without one."""
+    """The start; 0: nothing to record. It is first set under a session, so a region without one
+    saves a store.
+    """
     _token: object
 
     def __enter__(self) -> Region:

@@ -26,7 +26,9 @@ SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Attributes of these types are kept unchanged. Others are reduced to plain values at once: a tensor would stay on its device."""
 
 DEEPEST = 100
-"""The maximum depth of nested scopes that is searched. More is a bug of ours that must not hang a training loop."""
+"""The maximum depth of nested scopes that is searched. A deeper nesting is a bug of stepprof, which
+must not hang a training loop.
+"""
 
 
 class Scope:

@@ -58,9 +58,9 @@ def _nothing_late(token: object) -> None:
 class Recorder:
     """The spans of this process, from any thread or task, while a session is on.
 
-    ``hook`` is set only while a selected window is open. ``late`` gets its result for a region that
-    ends later. ``keep`` False (``spans = false``) records nothing for the files. What started
-    before ``began`` belongs to another session.
+    ``hook`` is set only while a selected window is open. If a region ends later than that, ``late``
+    receives the value that the hook returned at its beginning. ``keep`` False (``spans = false``)
+    records nothing for the files. What started before ``began`` belongs to another session.
     """
 
     __slots__ = (

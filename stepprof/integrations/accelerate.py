@@ -35,7 +35,9 @@ class _Steps:
             self.loop.begin(self.finished + 1)
 
     def optimized(self, optimizer: Any) -> None:
-        """Note a step of an optimizer: of several the first one counts, without those that accumulate gradients."""
+        """Note a step of an optimizer. Of several optimizers the first one counts; steps that only
+        accumulate gradients do not.
+        """
         first = None if self._optimizer is None else self._optimizer()
         if first is None:
             self._optimizer = weakref.ref(optimizer)

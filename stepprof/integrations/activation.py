@@ -19,7 +19,7 @@ from stepprof_autoload import FRAMEWORKS as PACKAGES
 __all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "note_model", "register"]
 
 _SHARED = {"lightning_fabric": "lightning", "miles": "slime", "pytorch_lightning": "lightning"}
-"""Packages that the module of another package adapts too."""
+"""Packages with an adapter in the module of another package."""
 FRAMEWORKS = tuple(sorted({_SHARED.get(package, package) for package in PACKAGES}))
 """Modules of this package; each has a tuple ``ADAPTERS``."""
 

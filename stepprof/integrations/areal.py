@@ -79,7 +79,9 @@ class Job:
         self.finished: int | None = None
 
     def begin(self, step: int | None) -> None:
-        """Open the window of a step, numbered as in the log, unless one is open; None: of the step after the last one."""
+        """Open the window of a step, numbered as in the log, unless one is open. None: the step
+        after the last one.
+        """
         if step is None and self.finished is not None:
             step = self.finished + 1
         if self.loop.step is None and step is not None:

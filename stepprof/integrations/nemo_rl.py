@@ -41,7 +41,9 @@ WORKERS = "nemo_rl.distributed.worker_groups:RayWorkerGroup"
 STEP = "total_step_time"
 EVALUATIONS = ("total_validation_time", "validation_total")
 SAMPLING = "dynamic_sampling"
-"""A step with this timer and without `TRAINING` continues in the next one of its number."""
+"""A step with this timer and without `TRAINING` is not over: the next one has the same number and
+continues it.
+"""
 TRAINING = "policy_training"
 
 ROLES = {
@@ -100,7 +102,7 @@ class Job(TimedJob):
         return super().begin(timer)
 
     def step_ends(self, error: BaseException | None) -> None:
-        """Close the window of the step, unless it has to sample once more."""
+        """Close the window of the step, unless the step continues with further samples."""
         if not self._is_sampling or error is not None:
             self.loop.end(error)
         self._is_sampling = False

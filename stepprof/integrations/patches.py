@@ -261,7 +261,7 @@ _OF_BLOCKS = {"__enter__": _timer_enter, "__exit__": _timer_exit}
 def _only_if_kept(target: str, function: Any, patched: Any) -> Callable[..., Any]:
     """Return a function that calls the original alone while no timer is recorded.
 
-    That is one more Python call, and `*args, **kwargs` would double its price: blocks enter and exit with fixed arguments.
+    It costs one more Python call. Its arguments are fixed, because `*args, **kwargs` would double that cost.
     """
 
     def enter(self: Any) -> Any:

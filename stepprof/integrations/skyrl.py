@@ -28,7 +28,9 @@ CLIENT = "skyrl.backends.skyrl_train.inference_servers.remote_inference_client:R
 STEP = "step"
 EVAL = "eval"
 TRAINING = "train_critic_and_policy"
-"""The timer that ends the repetition of dynamic sampling. A step without it continues in the next one of its number."""
+"""The timer that ends the repetition of dynamic sampling. A step without it is not over: the next
+one has the same number and continues it.
+"""
 
 ROLES = {
     "generate": "rollout",

@@ -19,7 +19,7 @@ class TimerSwitch:
         self.busy = 1
 
     def turn(self, on: bool) -> None:
-        """Start to record timers, or begin no further ones."""
+        """Switch the recording of timers on or off; open timers are still closed."""
         self.busy += on - self._on
         self._on = on
 

@@ -146,7 +146,9 @@ def _prepare_begins(*_: object) -> Any:
 
 
 def _separate_step_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Start the session in the actor of a fully asynchronous trainer: Ray has pickled its own methods, this one is of its base."""
+    """Start the session in the actor of a fully asynchronous trainer: Ray has pickled the trainer's
+    own methods, so this one of its base class is patched.
+    """
     is_new = not _drivers and trainer not in _not_begun and hasattr(trainer, "rollouter")
     if is_new and not _fit_begins("verl.fully_async", trainer, (), {}):
         _not_begun.append(trainer)

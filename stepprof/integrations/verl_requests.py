@@ -28,7 +28,9 @@ SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.gen
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM.generate"
 
 ATTRIBUTE = "_stepprof_times"
-"""Of verl's reply. Pydantic pickles it, and neither compares, prints nor dumps what is not a field."""
+"""The attribute of verl's reply. Pydantic pickles it, but does not compare, print or dump it,
+because it is no field.
+"""
 
 
 class Times:
@@ -43,7 +45,7 @@ class Times:
         self._answer: Any = None
 
     def receive(self, answer: Any) -> None:
-        """Note an output, which holds the tokens of those before it too."""
+        """Note an output. Each output contains the tokens of the previous ones."""
         self._answer = answer
         tokens = len(answer.outputs[0].token_ids) if answer.outputs else 0
         if tokens > self._tokens:
@@ -88,7 +90,7 @@ class _Outputs(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
 
 _times: ContextVar[Times | None] = ContextVar("stepprof_verl_times", default=None)
-"""Of the request that the current call of the server has sent to vLLM."""
+"""The times of the request that the current call of the server has sent to vLLM."""
 
 
 def _attach_server(patches: Patches) -> None:
@@ -114,7 +116,9 @@ def _attach_client(patches: Patches) -> None:
 
 
 def _mark(reply: Any, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Take the times from the reply and mark them in the sample; a request that scores a given text is none of it."""
+    """Take the times from the reply and mark them in the sample; skip requests that only score a
+    given text.
+    """
     stated = vars(reply).pop(ATTRIBUTE, None)
     if stated and kwargs["sampling_params"].get("prompt_logprobs") is None:
         stepprof.mark("request", **stated)

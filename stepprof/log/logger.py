@@ -69,7 +69,9 @@ class _Logger:
 
     @staticmethod
     def is_enabled(level: str) -> bool:
-        """Return whether a line of this level is kept: a thousand engines change their state four times in a window."""
+        """Return whether a line of this level is kept. Check it before many lines: a thousand
+        engines change their state four times in a window.
+        """
         return structlog.is_configured() or _standard.isEnabledFor(_LEVELS[level])
 
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
@@ -94,8 +96,8 @@ class _Logger:
 
         Args:
             event: the event.
-            loud: write to stderr also where the root logger is configured and keeps lines of this level to itself: the user has
-                written no line of stepprof, so that a line in a log is all there is to see.
+            loud: write to stderr even if the root logger is configured and drops lines of this level. For a job whose user
+                wrote no line of stepprof, this line is the only sign of it.
             fields: of the event.
         """
         last = logging.lastResort

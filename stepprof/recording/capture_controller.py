@@ -324,7 +324,7 @@ class Capturer:
         return {"holder": self._holder(step, role), **where}
 
     def _expect(self, step: int, role: str | None) -> bool:
-        """Stay armed, but for another window. Return whether it is another one."""
+        """Keep the target armed, but for this window. Return whether it was armed for another one."""
         if (self.machine.step, self.machine.role) == (step, role):
             return False
         self.machine.hold(self._holder(step, role), step, role)

@@ -1,6 +1,6 @@
-"""Keep the stops of engines that a role's window inside a step's window has sent without waiting:
-training continues while engines write their files. The next window of these engines and the end of
-the step's window wait for them.
+"""Keep the pending stops of engines. A role's window inside a step's window sends them without
+waiting, so that training continues while engines write their files. The next window of these
+engines and the end of the step's window wait for them.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class SpanFile:
             self._size += count
 
     def _ready(self) -> None:
-        """Open the next file, unless the open one still has a name and room."""
+        """Open the next file, unless the open one still exists and has room."""
         if self._fd is not None:
             if not self._is_outdated and self._size < self._roll_bytes and os.fstat(self._fd).st_nlink:
                 return

@@ -93,7 +93,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class EarlyEngines:
-    """What a coroutine's wait passes on to the enter of its window."""
+    """The result of a coroutine's wait before it enters a window, for that window."""
 
     waited_seconds: float = 0.0
     """Seconds waited for a stop on another thread."""

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 SAMPLE_NS = 25_000_000
-"""Time between two samples of a stack: a stretch of stacks is right within it."""
+"""Time between two samples of a stack, and so the precision of a stretch of equal samples."""
 MOST_LINES = 200_000
 """Maximum number of lines of each kind of one process."""
 
@@ -63,7 +63,7 @@ class Collection(_Interval):
     """A garbage collection, or a run of short ones. It stops every thread of the process."""
 
     seconds: float
-    """Seconds in collections: less than the interval of a run."""
+    """Seconds in collections; a run of short ones lasts longer than that."""
     count: int
     generation: int
     collected: int
@@ -106,7 +106,7 @@ class HeldTasks(_Interval):
     waiting: int
     """How many waited for it."""
     passed: int
-    """How many were in the function and did not."""
+    """How many coroutines were in the function and did not wait."""
     others: int
     """How many were not in the function."""
 

@@ -64,13 +64,13 @@ class Origin:
         """Called with every fragment after a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
-        """Return a ``perf_counter_ns`` reading by the clock of this process: that of the wall when its
-        session began.
+        """Convert a ``perf_counter_ns`` reading to Unix time, by the wall clock at the beginning of
+        the session.
         """
         return self.anchor.to_unix_ns(monotonic_ns)
 
     def metadata(self, window: Window) -> dict[str, object]:
-        """Return an artifact's statements about itself."""
+        """Return the metadata that an artifact carries about itself."""
         return {
             "run_id": self.run.run_id,
             "step": window.step,
@@ -291,7 +291,7 @@ class Fragment:
         }
 
     def _by_own_clock(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return an engine's entry, whose times are by the wall clock, by the clock of this process."""
+        """Return an engine's entry with its wall-clock times converted to the clock of this process."""
         return {
             key: value - self.wall_ahead_ns if key.endswith("_unix_ns") and value is not None else value
             for key, value in entry.items()

@@ -70,7 +70,7 @@ class Portion:
         )
 
     def chosen(self, visits: Sequence[Span]) -> int | None:
-        """Return the index of the visit that is the occurrence; None: none is, or it is unknown."""
+        """Return the index of the visit in which the occurrence was recorded; None: none, or unknown."""
         if not self.comparable:
             return self.index if self._is_in_order(visits) else None
         wanted = self.spans[self.index]
@@ -80,7 +80,7 @@ class Portion:
         return min(mine, key=lambda number: gap(wanted, visits[number]), default=None)
 
     def since(self, time: int, visit: Span) -> int:
-        """Return the time since the start of the occurrence, for a time in a visit of it."""
+        """Convert a time in a visit to the time since the start of its occurrence."""
         wanted = self.spans[self.index]
         return time - (visit if wanted is None or not self.comparable else wanted)[0]
 
@@ -118,7 +118,7 @@ class Portion:
 
 
 def own_clock(window: Mapping[str, Any]) -> tuple[object, int]:
-    """Return the clock of a window that was compared with no other clock: its host's."""
+    """Return the clock of a window's host, for a window whose clock was compared with no other."""
     return window["host"], 0
 
 

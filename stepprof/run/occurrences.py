@@ -4,7 +4,7 @@ A number is used again if the loop counts from 0 in each epoch, or if a job is r
 run id. The manifest of the step then has windows of several visits. This module numbers the
 occurrence of each fragment, in the order of time, and narrows a manifest to one occurrence.
 
-The records of one target (a rank in a role, the engines of one driver) have a certain order: by
+The records of one target (a rank in a role, the engines of one driver) have a known order: by
 visit, process and clock. The first of each target belongs to the first occurrence, the second to
 the second. A target with fewer records is placed by time, on the clock of a machine that has all of
 them.

@@ -17,7 +17,7 @@ MOST_UNSEEN_SECONDS = 15.0
 """Extrapolate the position of a rank at most this far beyond its last status."""
 
 STEADY = 0.8
-"""A step may take this share of the shortest of the last few."""
+"""Assume that a step takes at least this share of the shortest recent step."""
 
 
 def reachable_step(statuses: Sequence[Mapping[str, Any]]) -> int:

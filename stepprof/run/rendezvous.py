@@ -67,7 +67,7 @@ MOST_ROUNDS = 1000
 """Maximum number of attempts to join or found a run."""
 _CLAIM = re.compile(r"(\d{6,12})(\.[0-9a-f]{16})?\.json", re.ASCII)
 _NEVER = frozenset({errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO})
-"""Errors that remain: a link, another user's file, no file."""
+"""Errors that no retry removes: a link, another user's file, no file."""
 _UNREADABLE_SECONDS = 2.0  # how long a taken name may stay unreadable (NFS caches, a file system without links) before it is skipped
 
 
@@ -134,7 +134,7 @@ def claim_for_process(output_dir: Path) -> str:
 
 def run_of_parent(output_dir: Path) -> str | None:
     """Return the last run that the parent of this process has opened; None if it has opened none here,
-    or began with others.
+    or has its run in common with other processes.
     """
     parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
     opened: list[tuple[float, str]] = []
@@ -266,7 +266,7 @@ def _read_own(path: Path) -> dict[str, object]:
 
 def _read_patiently(path: Path) -> dict[str, object] | None:
     """Return the same, but wait for a file that another process of this user is writing. Do not wait
-    for one that never counts.
+    for a file that can never become valid.
     """
     deadline = time.monotonic() + _UNREADABLE_SECONDS
     pause = 0.001

@@ -60,7 +60,7 @@ class Evidence:
     by_boot: dict[str, Life] = field(default_factory=dict)
     """Intervals of each machine, by its boot id."""
     anchors: dict[str, Anchor] = field(default_factory=dict)
-    """Of each machine, the anchor of a process by whose clock its interval is."""
+    """For each machine, the anchor of a process whose clock its interval uses."""
     ranks: dict[tuple[object, object], dict[Process, Life]] = field(default_factory=dict)
     """(rank, role) → its processes."""
 
@@ -148,8 +148,8 @@ def parts_of_one_run(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def _rank_apart(one: Evidence, other: Evidence) -> str | None:
-    """Return a rank and role that was a different process here and there at overlapping times, not one
-    after a restart.
+    """Return a rank and role that two processes had at overlapping times, one in each directory. A
+    restart does not count.
     """
     if one.life is None or other.life is None:
         return None
@@ -165,7 +165,7 @@ def _rank_apart(one: Evidence, other: Evidence) -> str | None:
 
 def _ahead(anchor: Anchor | None, other: Anchor | None) -> int | None:
     """Return how far the wall clock of one process is ahead of another's of the same boot; None: not
-    known. An anchor that is missing states no other clock.
+    known. If an anchor is missing, both clocks are assumed to be the same.
     """
     ahead = (0, 0) if anchor is None or other is None else anchor.ahead_of(other)
     return None if ahead is None else ahead[0]

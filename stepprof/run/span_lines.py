@@ -36,8 +36,8 @@ def span_lines(
 
     Args:
         path: the file.
-        step: yield the first line, then only lines with this number, or one of these, as a `step`: all of
-            these steps, and few others.
+        step: a step number, or several. Yield the first line, then the lines of these steps, and few
+            others.
         windows: yield the first line, then only lines of windows, of every step.
 
     Raises:

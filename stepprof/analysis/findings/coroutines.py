@@ -18,9 +18,9 @@ __all__ = ["held_coroutines", "last_coroutines", "serial_coroutines"]
 
 FEWEST = 4
 LEAST = 0.15
-"""Share of the calls' time below which the last ones are no tail."""
+"""The last calls are no tail if they take at most this share of the time of all calls."""
 IDLE = 0.5
-"""The thread waits for this share of the time or more."""
+"""A thread counts as waiting if it waits for at least this share of the time."""
 
 
 def last_coroutines(ledger: Ledger) -> None:

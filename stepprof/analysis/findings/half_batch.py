@@ -9,7 +9,7 @@ from stepprof.analysis.findings.wording import inside
 __all__ = ["half_batch"]
 
 EMPTY_SHARE = 0.25
-"""Share of the places of its batches from which on a region is named."""
+"""A region is named if at least this share of the places in its batches is empty."""
 
 
 def half_batch(ledger: Ledger) -> None:

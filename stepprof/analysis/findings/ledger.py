@@ -94,7 +94,7 @@ class Ledger:
         self.found.append(Finding(text, "short", process=process, advice=advice))
 
     def book(self, when: Intervals) -> None:
-        """Take time out that is no finding about the job."""
+        """Reserve time of the recording itself, so that no finding claims it."""
         self.free -= when
 
     def merged(self, key: Callable[[Part], tuple[str, tuple[str, ...]] | None], *kinds: str) -> list[Part]:

@@ -117,7 +117,7 @@ def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]]
 
 
 MOST = 0.9
-"""Share of a part's time in one inner region from which on that region is its place."""
+"""The place of a part is an inner region that has at least this share of the part's time."""
 
 
 def _narrowed(facts: Facts, part: Part) -> Part:

@@ -15,9 +15,9 @@ from stepprof.run.span_lines import parse_span, span_lines
 __all__ = ["Neighbours"]
 
 AROUND = 4
-"""So many steps before and after the recorded one are read."""
+"""Number of steps to read before and after the recorded one."""
 MOST_BYTES = 256 << 20
-"""Larger spans of one process are not read."""
+"""Spans of one process with more bytes than this are not read."""
 
 Times = dict[tuple["str | None", str], float]
 

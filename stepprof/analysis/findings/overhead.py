@@ -32,9 +32,9 @@ def garbage(ledger: Ledger) -> None:
 
 
 TOO_MUCH = 0.5
-"""Share of the step from which on nothing else can be judged."""
+"""If recording has at least this share of a step and its recording, nothing else can be judged."""
 SHORT = 0.1
-"""A step of more seconds is judged although its recording took longer."""
+"""A step of more seconds is judged even if its recording took longer than the step."""
 
 
 def recording(ledger: Ledger) -> None:

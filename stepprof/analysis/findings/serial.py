@@ -15,7 +15,7 @@ __all__ = ["serial"]
 
 FEWEST = 4
 IDLE = 0.5
-"""A call waits for this share of its time or more."""
+"""A call counts as waiting if it waits for at least this share of its time."""
 JUDGES = re.compile(r"(?<![a-z])(?:reward|rewards|score|scores|judge|verify|grade|tool|sandbox)(?![a-z])")
 
 

@@ -45,7 +45,7 @@ class Stack(NamedTuple):
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
-        """Return a stretch on the common clock, which that of the process is ahead of by some nanoseconds."""
+        """Return a stretch on the common clock. The clock of the process is `offset_ns` ahead of it."""
         start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
         inner = each.frames[0]
         return cls(
@@ -111,7 +111,7 @@ class Signs:
     held: Sequence[Held] = ()
     """Coroutines of the thread that waited for a lock or semaphore."""
     _ends: Sequence[int] = field(init=False)
-    """The latest end of each stack and those before it."""
+    """For each stack, the latest end of it and of all stacks before it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ends", [*accumulate((stack.end for stack in self.stacks), max)])
@@ -165,8 +165,8 @@ class Signs:
     def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
         """Yield the stacks of some intervals, each with its part: (stack, start, end).
 
-        A stretch lasts until the next sample. If it began before an interval and all of its samples were before it too, the
-        next stretch shows what the thread did there from the begin.
+        A stretch lasts until the next sample. If all samples of a stretch were before the interval, the next stretch counts
+        from the beginning of the interval.
         """
         for low, high in when.pairs():
             since = None
@@ -216,5 +216,5 @@ MOST_PAUSES = 20
 LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4
 """A stretch ends at most this long after its last sample."""
 SHORTEST_NS = 2 * SAMPLE_NS
-"""Of a shorter time, sampled stacks say too little."""
+"""Sampled stacks show too little of a shorter time."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")

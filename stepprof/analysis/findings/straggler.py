@@ -112,7 +112,9 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
 
 def _is_waiting(facts: Facts, part: Part) -> bool:
-    """Return whether the stacks show that the rank waited for most of a part: its machine is not what is slow."""
+    """Return whether the stacks show that the rank waited for most of a part; then its machine is
+    not the cause.
+    """
     signs = facts.signs.get(part.process)
     return (
         signs is not None and part.when.total >= SHORTEST_NS and signs.idle(part.when) >= part.when.total / 2

@@ -14,7 +14,7 @@ LAST = 0.05
 """Share of the samples that make the tail, at least one: it begins at the 95th percentile."""
 FEWEST = 4
 LEAST = 0.15
-"""Share of the rollout below which its end is no tail."""
+"""The end of a rollout is no tail if it is at most this share of the rollout."""
 
 _KINDS = ("engine", "work")
 

@@ -58,7 +58,9 @@ def other_threads(ledger: Ledger) -> None:
 
 
 def other_regions(ledger: Ledger) -> None:
-    """Claim the waits in which a region of another thread was open, of a name that one thread at a time is in."""
+    """Claim the waits in which a region of another thread was open. Only regions of names that one
+    thread at a time is in count.
+    """
     for part in ledger.parts("work", "outside", "handover"):
         waits = _when(part, _waits(ledger.facts, part))
         found = [

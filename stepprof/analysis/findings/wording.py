@@ -12,7 +12,7 @@ __all__ = ["LOADER", "SHARE_CPUS", "doing", "inside", "lacks_cpu", "load_advice"
 
 NEARLY_ALL = 0.9
 LEAST_QUEUED = 0.2
-"""Share of the time without a CPU from which on it is stated."""
+"""The time without a CPU is stated if it is at least this share."""
 SHARE_CPUS = (
     "give it CPUs of its own: fewer processes or threads on the machine (OMP_NUM_THREADS, workers of data loaders), "
     "or pin the processes"

@@ -17,7 +17,9 @@ SUMMARY = "memory-summary"
 _MOST_BYTES = 1 << 20
 _LARGEST = 10**12
 Counts = Mapping[str, Sequence[tuple[int, int, int]]]
-"""By the path of the summary, of each device: its number, retries, requests that failed."""
+"""The counts of each device, by the path of its summary: the device's number, its retries, its
+failed requests.
+"""
 
 
 def read_counts(folder: Path | None, manifests: Sequence[Mapping[str, Any]]) -> Counts:

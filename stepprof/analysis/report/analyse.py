@@ -216,7 +216,7 @@ def _job(content: dict[str, Any]) -> Job:
 
 
 def _table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an object of the file, its first entries that have proper names."""
+    """Return the mapping at a key of the file: the first of its entries with valid names."""
     value = content.get(key)
     entries = list(value.items())[:MOST_ENTRIES] if isinstance(value, dict) else []
     return {name: each for name, each in entries if _text(name)}

@@ -135,9 +135,10 @@ class CallArguments:
 
     Attributes:
         groups: the process groups.
-        group: into `groups`; -1: not said.
+        group: index into `groups`; -1: not stated.
         seq: the number of the call in its group; -1: not said.
-        collective: what it is, where the kernel's name does not tell (an all-to-all is made of sends); None: not said.
+        collective: the kind, if the kernel's name does not show it (an all-to-all consists of sends); None: not
+            stated.
         unfinished: whether the call was still running when the profiler stopped.
     """
 
@@ -153,14 +154,14 @@ class Columns:
     """The calls of one process, unpacked: one row per call, by start.
 
     Attributes:
-        kind: into `kinds`.
+        kind: index into `kinds`.
         start: nanoseconds on the common clock.
         duration: nanoseconds.
-        group: into `groups`; -1: the trace does not say.
-        seq: the number of the call in its group; -1: the trace does not say.
-        region: into `regions`; -1: in none.
-        role: into `roles`: for what the capture was made.
-        on_host: whether a thread did it.
+        group: index into `groups`; -1: not stated.
+        seq: the number of the call in its group; -1: not stated.
+        region: index into `regions`; -1: in none.
+        role: index into `roles`: the role that the capture was made for.
+        on_host: whether a thread made the call.
         finished: whether it had ended when the capture did; its duration is a lower bound otherwise.
     """
 
@@ -203,7 +204,7 @@ class Calls(msgspec.Struct, frozen=True):
     configured: list[str] = []
     """The ranks of each process group that the process is in, by the trace, as `ranks_text`."""
     left_out: int = 0
-    """Their number, if there are too many to pack."""
+    """The number of calls, if there are too many to pack."""
 
     @classmethod
     def collect(

@@ -234,7 +234,7 @@ LONGEST_ERROR = 160
 
 
 def _raised(everyone: Sequence[Process]) -> list[Finding]:
-    """Return the windows that an exception left: they lack what the program did not do."""
+    """Return the windows that ended by an exception: they lack the work that the program skipped."""
     raised = [
         (process.label, shorten(str(window["body_error"]), LONGEST_ERROR, placeholder=" …"))
         for process in everyone

@@ -23,8 +23,8 @@ __all__ = ["compare", "noise_text"]
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
 WORTH_SAYING = 0.01
-"""Share of the step. A smaller change is no finding, and a smaller part that only one step has is
-no problem.
+"""Share of the step. A smaller change is not a finding. A smaller part that only one step has is
+not a problem.
 """
 
 

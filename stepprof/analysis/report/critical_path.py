@@ -162,8 +162,8 @@ def _has_roles(stretches: Sequence[Stretch]) -> bool:
 
 
 def _of_its_own(process: Process, stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Leave out when a process that follows a driver waits for a call: it is in no region and computes
-    nothing, and it is no rank in a role.
+    """Leave out the time in which a process that follows a driver waits for a call: it is in no
+    region, computes nothing, and is no rank in a role.
     """
     computing = process.working()[0]
     is_rank = isinstance(process.origin.rank, int)
@@ -305,7 +305,7 @@ class _Walk:
         return at
 
     def _enter(self, other: Timeline) -> Timeline:
-        """Continue at the rank that came last. What it does from here on back is its own."""
+        """Continue at the rank that came last. The path before this moment is that rank's own work."""
         stretch = other.before(self.time)
         begin = self.start if stretch is None else max(other.last_wait(stretch[0], self.time), self.start)
         if stretch is not None and begin < self.time:
@@ -332,7 +332,9 @@ class _Walk:
         self._add(at, begin, stretch, "work")
 
     def _outside(self, at: Timeline, stretch: Stretch | None) -> Timeline:
-        """Before the window of a process: another one's window may have to end first."""
+        """Go back before the first window of a process: the window of another process may have to
+        end first.
+        """
         since = self.start if stretch is None else stretch[1]
         best: tuple[int, Timeline] | None = None
         for other in self.by_label.values():

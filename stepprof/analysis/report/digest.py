@@ -41,7 +41,7 @@ _ALLOCATES = re.compile(
 )
 """Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
 Packed = bytes
-"""A `Digest` has a field of the name `bytes`."""
+"""A type of its own, because a `Digest` has a field of the name `bytes`."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 

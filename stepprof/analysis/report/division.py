@@ -9,12 +9,12 @@ from stepprof.analysis.report.schema import PathSegment, Report, TimeOf
 __all__ = ["NEARLY_ALL", "WORTH_SAYING", "in_no_role", "innermost_region", "outermost_region", "parts_of"]
 
 NEARLY_ALL = 0.95
-"""Share of the step from which on a single role does not divide it."""
+"""A single role with at least this share of the step does not divide it."""
 WORTH_SAYING = 0.01
-"""Share of the step's wall time below which a region is no part of it."""
+"""A region with a smaller share of the step's wall time is not shown as a part of the step."""
 MOST_PARTS = 8
 LEAST_REST = 0.2
-"""Share of the step from which on the time in no role on its critical path is shown and stated too."""
+"""The time in no role on the critical path is shown and stated if it has at least this share of the step."""
 WORKS = ("work", "communication", "waiting", "unmatched", "handover")
 """What processes do on the critical path."""
 
@@ -56,7 +56,7 @@ def innermost_region(path: str, known: Collection[str]) -> str:
 
 
 def _regions_of(path: str, known: Collection[str]) -> list[str]:
-    """Return the regions of a path by their names; names that are not known have no slash."""
+    """Split a path into the names of its regions. A name that is not known is assumed to have no slash."""
     parts = path.split("/")
     found: list[str] = []
     while parts:

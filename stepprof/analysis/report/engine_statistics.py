@@ -39,8 +39,8 @@ class Statistics:
         return 0 if self.values.get("drafted_tokens") else self.count("preemptions") or 0
 
     def opened_with(self, tokens: int) -> bool:
-        """Return whether so many tokens are those of all new prompts of an SGLang engine: what it computed as prompts after
-        them, it computed again.
+        """Return whether this number of tokens is that of all new prompts of an SGLang engine. It computed any prompt
+        tokens after these again.
         """
         prompt, cached = self.count("prompt_tokens"), self.count("cached_tokens")
         return self.kind == "sglang" and bool(self.values.get("idle")) and cached == 0 and prompt == tokens
@@ -68,7 +68,7 @@ class Statistics:
         return again if again is not None and again >= 0 else None
 
     def into(self, work: EngineWork, recomputed: int | None) -> EngineWork:
-        """Return the figures of an engine with these added."""
+        """Return the figures of an engine, completed with these statistics."""
         prompt, generated = self.count("prompt_tokens"), self.count("generated_tokens")
         return msgspec.structs.replace(
             work,

@@ -17,7 +17,7 @@ __all__ = ["STAGES", "StageTotal", "added", "repeats", "stage_totals", "surplus"
 STAGES = ("prefill", "decode", "mixed", "other")
 
 MOST_SURPLUS = 1024
-"""The number of such stretches in a digest: the longest ones."""
+"""Maximum number of stretches of `surplus` in a digest, the longest ones."""
 
 Indices = npt.NDArray[np.intp]
 
@@ -56,8 +56,8 @@ def stage_totals(source: Source, which: Indices) -> list[StageTotal]:
 
 
 def surplus(source: Source, which: Indices) -> Intervals:
-    """Return by how much the forward steps of one scheduler that worked on more than one token per continued sequence
-    took longer than the median of the decode steps that did not: the end of each.
+    """Return the extra time of one scheduler's forward steps with more than one token per continued sequence: the end
+    of each such step, by which it exceeds the median of the other decode steps.
 
     Such tokens were computed again after a preemption, or were speculated.
     """

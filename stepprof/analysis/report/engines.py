@@ -113,7 +113,7 @@ class _Engine:
 
     name: str = ""
     alone: bool = False
-    """Whether it is a single trace of an engine that is not known."""
+    """Whether it is a single trace of an unknown engine."""
     schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
 
     def add(self, process: Process, origin: Origin, batches: Batches) -> None:

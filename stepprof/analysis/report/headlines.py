@@ -242,7 +242,9 @@ def _later(
 
 
 IN_TURNS = 0.5
-"""Ranks are late in turns if the last one waits for others for this share of the wait for it."""
+"""Ranks are late in turns if the last one waits for others for at least this share of the time that
+they wait for it.
+"""
 BALANCE_EACH = "let the ranks meet less often (one collective for several micro-batches), or balance each micro-batch and not only their sum"
 
 
@@ -255,7 +257,8 @@ def _stragglers(
 ) -> list[Finding]:
     """Return, for each process and role, the phase with its largest own delay.
 
-    A delay that existed before the phase began is not counted again, nor one that causes explain by half.
+    A delay that existed before the phase began is not counted again, nor one of which causes explain at
+    least half.
 
     Args:
         rows: the phases.

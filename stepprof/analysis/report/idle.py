@@ -131,7 +131,7 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
 
 
 def _without_capture(process: Process) -> Intervals:
-    """Return its windows of which no capture was wanted: there nothing is missing."""
+    """Return the windows of a process for which no capture was wanted: there, none is missing."""
     edges = [
         (int(window["start_unix_ns"]), int(window["end_unix_ns"]))
         for window in process.manifest_windows

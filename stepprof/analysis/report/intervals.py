@@ -118,7 +118,7 @@ class Intervals:
         return Intervals(low[real], high[real])
 
     def within(self, start: Times, end: Times) -> Times:
-        """Return how much of each given interval it covers.
+        """Return how much of each given interval this set covers.
 
         >>> Intervals.union([0, 5], [3, 9]).within(np.array([2, 4]), np.array([6, 5])).tolist()
         [2, 0]
@@ -126,7 +126,7 @@ class Intervals:
         return self._until(end) - self._until(start)
 
     def _until(self, time: Times) -> Times:
-        """Return how much of it is before each given time."""
+        """Return how much of this set is before each given time."""
         if not len(self):
             return np.zeros(len(time), np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))

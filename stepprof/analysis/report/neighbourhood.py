@@ -26,7 +26,7 @@ from stepprof.run.runs import steps as recorded_steps
 __all__ = ["neighbourhood"]
 
 AROUND = 200
-"""So many steps before and after this one are shown."""
+"""Number of steps to show before and after this one."""
 FEWEST = 3
 """Fewer other steps say nothing."""
 CLOSE = 0.05
@@ -34,9 +34,9 @@ CLOSE = 0.05
 MOST_PROCESSES = 3
 """The number of processes in which the step is searched."""
 MOST_ROLES = 3
-"""So many roles are in the sentence."""
+"""Maximum number of roles in the sentence."""
 MOST_REGIONS = 6
-"""So many regions are shown."""
+"""Maximum number of regions to show."""
 
 
 def neighbourhood(runs: Sequence[Path], step: int) -> Neighbourhood | None:
@@ -171,7 +171,9 @@ def _reasons(parts: Sequence[Usual]) -> str:
 
 
 def _other_roles(this: StepTime, plain: Sequence[StepTime]) -> str:
-    """Return which roles steps have that this one lacks, and how many lack roles of this one."""
+    """Return the roles of other steps that this one lacks, and the number of steps that lack a role
+    of this one.
+    """
     missing = dict.fromkeys(role for each in plain for role in each.roles if role not in this.roles)
     lacking = [(role, sum(role not in each.roles for each in plain)) for role in this.roles]
     texts = [

@@ -29,7 +29,9 @@ MOST_NODES = 1000
 MOST_DEPTH = 32
 LONGEST_NAME = 500
 UNKNOWN_TASK = -2
-"""Of a trace it is not known which coroutine a region ran in: one inside another one counts as its child."""
+"""In place of the coroutine of a region in a trace, which does not state it: a region inside
+another one counts as its child.
+"""
 
 
 class RegionNode(msgspec.Struct, frozen=True, array_like=True):

@@ -19,11 +19,11 @@ __all__ = ["Request", "RequestTimes", "requests_of", "times_of"]
 
 NAMES = ("first_token_seconds", "decode_seconds", "generated_tokens")
 _LARGEST = 1e9
-"""Seconds, or tokens. What exceeds it is no time of a request."""
+"""Maximum of a value of a request, in seconds or tokens; a larger one is damage."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What an engine stated of one request. None: it did not."""
+    """The values that an engine stated of one request; None: not stated."""
 
     first_token: float | None
     """Nanoseconds from the request to its first token."""

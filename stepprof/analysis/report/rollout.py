@@ -78,7 +78,7 @@ class Batches(msgspec.Struct, frozen=True):
     stages: list[StageTotal] = []
     """The same iterations by stage."""
     surplus: bytes = b""
-    """Packed intervals: by how much iterations with more than one token per continued sequence took longer than others."""
+    """Packed intervals: the extra time of iterations with more than one token per continued sequence."""
     opening_tokens: int = 0
     """The tokens of prompts before the first decode step of each scheduler."""
     repeats: bytes = b""

@@ -24,7 +24,7 @@ __all__ = ["Spare", "StepGraph", "Wait"]
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
 MOST_AWAITED = 4
-"""So many engines, the last to finish, does a rank wait for in one window."""
+"""Maximum number of engines that a rank waits for in one window: the last ones to finish."""
 
 
 class Wait(NamedTuple):
@@ -57,7 +57,7 @@ class _Meeting:
 
 
 class _Gone:
-    """The time that is taken out of a process: how much of it is before a moment."""
+    """The time that is taken out of a process. It tells how much of that is before a given moment."""
 
     def __init__(self, when: Intervals) -> None:
         self.starts: list[int] = when.start.tolist()
@@ -98,7 +98,7 @@ class StepGraph:
     def gain(self, without: Mapping[str, Intervals]) -> int | None:
         """Return how much earlier the step would end if processes did not spend some time [ns].
 
-        None: the end then depends on a process of which no wait for those is known.
+        None: the end would depend on a process whose waits for these processes are not known.
         """
         ends = self.replay(without)
         if not ends:

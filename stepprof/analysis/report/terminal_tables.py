@@ -53,15 +53,15 @@ __all__ = [
 _RIBBON, _SHORT_RIBBON = 44, 12
 _NAME = 10  # maximum characters of a name in one line
 _STEPS = 30
-"""So many steps are drawn next to each other."""
+"""Number of steps to draw next to each other."""
 _GAP = 2  # between two columns
 MOST_PROCESSES = 8
-"""More than that: the mean and the extremes instead of a row for each."""
+"""With more processes, the mean and the extremes are shown instead of a row for each."""
 _TREE_BAR, _SHORT_TREE_BAR = 20, 11
 _OP_FIGURES = 30
 """Room for the figures next to the name of an operator."""
 _WIDE = 100
-"""Room from which on the region tree has all columns."""
+"""Minimum room for a region tree with all columns."""
 _BOLD = ("step", "role", "region", "threads")
 _OTHERS = {"op": "other operators", "kernel": "other kernels", "regions": "shorter regions"}
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -459,7 +459,7 @@ def changes_table(changes: Sequence[Change], room: int) -> Table:
 
 
 def _noise_of(change: Change) -> str:
-    """Between which processes or steps it was measured."""
+    """Return the processes or steps between which the noise was measured."""
     if change.noise is None:
         return ""
     return f"{change.steps} steps" if change.noise == change.noise_steps else "processes"

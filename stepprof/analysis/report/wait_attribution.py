@@ -26,7 +26,7 @@ from stepprof.analysis.report.matching import Matched, Matching
 __all__ = ["UNKNOWN", "Settled", "settle"]
 
 UNKNOWN = -1
-"""Stands for a member: it is not known which."""
+"""In place of a member: not known."""
 JITTER, JITTER_NS = 0.05, 50_000
 """The difference between two transfers of one collective on a device: a share of the transfer plus
 nanoseconds.

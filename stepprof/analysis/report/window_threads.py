@@ -11,7 +11,9 @@ from stepprof.analysis.timeline.model import Source
 __all__ = ["followed_threads"]
 
 LEAST_APART = 0.99
-"""Share of the roles and regions of a thread that are open while those of the followed threads are not."""
+"""A further thread is followed if at least this share of its roles and regions is open while none
+of the threads followed so far is in one.
+"""
 
 
 def followed_threads(source: Source, chosen: Chosen, windows: Indices) -> tuple[list[int], int | None]:

@@ -32,7 +32,7 @@ from stepprof.errors import ConfigError
 __all__ = ["write_archive"]
 
 CONVERTED = "stepprof.json"
-"""The member with everything that is no trace which Perfetto reads."""
+"""The archive's member for all sources that Perfetto cannot read itself."""
 _LONGEST = 99
 """Bytes in the name of a member. Perfetto's UI supports no longer ones."""
 

@@ -57,8 +57,6 @@ def assumed_for(wanted: Input, assume: Mapping[str, int]) -> int | None:
 def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
     """Raise ConfigError unless every name is the path, file name, label or host of a source.
 
-    Raise ConfigError otherwise, with the closest name.
-
     Raises:
         ConfigError: a name matches no source; the message states the closest name.
     """

@@ -22,7 +22,9 @@ __all__ = ["blocks", "member"]
 BLOCK = 1 << 19
 """A size that fits into the caches of a core together with its events."""
 _FEED = 1 << 14
-"""The most bytes that are decompressed at once. If they are damaged, all of them are lost at first."""
+"""The most bytes that are decompressed at once. If they are damaged, `_closely` decompresses them
+byte by byte.
+"""
 _GZIP = b"\x1f\x8b"
 _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
 _DAMAGED: Any = isal_zlib.error

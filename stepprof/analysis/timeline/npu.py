@@ -27,7 +27,7 @@ ROWS: dict[str, tuple[TrackKind, str]] = {
     "CANN": ("thread", "runtime"),
     "Overlap Analysis": ("async", "overlap analysis"),
 }
-"""The name of a process → the kind of its rows, and the category of its events that have none."""
+"""The name of a process → the kind of its rows, and the category for its events without one."""
 _NO_WORK = re.compile(r"[A-Z_]*(?:WAIT|RECORD|WRITE_VALUE)(?:_SQE)?|Notify_(?:Wait|Record)")
 _COPY = re.compile(r"(?:MEMCPY|SDMA)[A-Z_]*|Memcpy")
 """Tasks on a stream that run no operator: their names are their types."""

@@ -23,7 +23,7 @@ __all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "OUR_ATTRIBUTES", "Rows"]
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of work on a stream of a device."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
-"""Covers kernels without nesting in them."""
+"""The category of annotations on a stream, which cover kernels without nesting with them."""
 HOST = frozenset(
     {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "python_function", "xpu_runtime", "xpu_driver"}
 )  # fmt: skip

@@ -93,7 +93,9 @@ _RAW = getattr(time, "CLOCK_MONOTONIC_RAW", None)
 
 
 def correct_end(folder: Path) -> None:
-    """Correct it in a folder that was just recorded on this machine. Leave a file of an unexpected form unchanged."""
+    """Correct the end time in a folder that was just recorded on this machine. Leave a file of an
+    unexpected form unchanged.
+    """
     if _RAW is None:
         return
     raw, plain, wall = time.clock_gettime_ns(_RAW), time.monotonic_ns(), time.time_ns()

@@ -45,7 +45,9 @@ class Launch:
 
     @classmethod
     def alone_in(cls, folder: Path) -> Launch:
-        """Return the launch of a process of which only the folder is known; no other process's reports lie in it."""
+        """Return the launch of a process of which only the folder of the reports is known, in which
+        no other process writes.
+        """
         return cls(folder, re.compile(rf".*?{_ENDING}"))
 
     def without_report(self, number: int) -> str | None:

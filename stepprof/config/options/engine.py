@@ -11,8 +11,8 @@ from stepprof.errors import ConfigError
 
 ENGINE_BACKENDS = ("torch", "npu", "nsys", "memory")
 DEFAULT_ITERATIONS = 32
-"""An engine answers no request while it writes its trace: 20 to 50 ms for each forward step of a tiny
-model on two busy cores.
+"""The default of `max_iterations`. An engine answers no request while it writes its trace: 20 to 50
+ms for each forward step of a tiny model on two busy cores.
 """
 
 
@@ -40,10 +40,10 @@ class EngineOptions:
 
     backend: Sequence[str] | str | None = checked(None, _engine_backends)
     """The engine's backend: "torch", "npu", "nsys" or "memory"; None: that of its role, if engines
-    have it, else torch.
+    support it, else torch.
     """
     activities: Sequence[str] | None = checked(None, names(ACTIVITIES, ACTIVITY_ALIASES, empty=True))
-    """The recorded activities, such as ["cpu", "cuda"]; None or []: those that the engine has."""
+    """The recorded activities, such as ["cpu", "cuda"]; None or []: all that the engine supports."""
     max_iterations: int | str | None = checked(None, _iterations)
     """The engine ends its capture after this many forward steps; "none": at the end of the window;
     None: 32 for a trace of torch's profiler.
@@ -57,7 +57,7 @@ class EngineOptions:
     devices: Sequence[int] = checked((), whole_numbers)
     """Numbers of the NPUs of this host that the engine uses. Only one process records a device at a time. `[]` disables the lease."""
     by_stage: bool = False
-    """One file for prefill and one for decode, where the engine can."""
+    """One file for prefill and one for decode, if the engine supports it."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -95,7 +95,9 @@ class NpuOptions:
     data_simplification: bool = True
     """Let an analysis delete its intermediate files."""
     warm_up: bool = True
-    """Prepare the session when the step before ends; false: at the beginning of the window, and nothing is held while armed."""
+    """Prepare the session when the previous step ends; false: at the beginning of the window, so
+    that an armed process holds no session.
+    """
     analyse: bool = False
     """Analyse each capture inside the job, in a child process, instead of later with `stepprof analyse`."""
     analyse_timeout_seconds: float = checked(600.0, seconds)

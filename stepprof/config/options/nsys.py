@@ -99,8 +99,8 @@ class NsysOptions:
     domains: Sequence[str] | None = checked(None, _words)
     """The NVTX domains that nsys keeps, such as ["stepprof", "NCCL"]; None: all."""
     windows: int | str | None = checked(None, _windows)
-    """Number of windows of a process in the whole run; "any": unknown; None: by the steps, roles and
-    capture_per.
+    """Number of windows of a process in the whole run; "any": unknown; None: computed from the
+    steps, roles and capture_per.
     """
     keep_environment: bool = False
     """Keep the environment variables, with all secrets, in the reports."""

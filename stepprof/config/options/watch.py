@@ -40,11 +40,11 @@ class WatchOptions:
     enabled: bool = False
     """Watch steps, regions and memory, by the spans."""
     factor: float = checked(2.0, more_than(1, 2))
-    """A slow step or region takes at least this many times the median,"""
+    """A slow step or region takes at least this many times the median."""
     spread: float = checked(8.0, more_than(0, 8))
-    """and is at least this many deviations of the history above it,"""
+    """It is also at least this many deviations of the history above the median."""
     min_seconds: float = checked(0.5, seconds)
-    """and takes at least this many seconds more than the median."""
+    """It also takes at least this many seconds more than the median."""
     window: int = checked(100, whole(2))
     """History length in steps, and the number of steps without a further alert after one."""
     min_steps: int = checked(20, whole(2))
@@ -56,8 +56,8 @@ class WatchOptions:
     regions: Sequence[str] | None = checked(None, _regions)
     """The watched regions; None: all; []: none, only the windows."""
     memory_growth: int | str = checked("4GiB", limit(byte_size))
-    """Growth of the memory that is never freed, on the host and on the device each, that makes an
-    alert; "none": no alert.
+    """Growth of never-freed memory that raises an alert, for the host and for a device; "none": no
+    alert.
     """
     lag_seconds: float | str = checked(60.0, limit(seconds))
     """How far a rank may be behind the median of all, in steps times the duration of a step; "none":

@@ -48,7 +48,7 @@ name before its file.
 """
 
 _FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-"""Errors that remain: another user's file, a link, no file."""
+"""Errors that no retry removes: another user's file, a link, a file that is not plain."""
 
 KEPT = 64
 """Number of latest requests whose outcome stays in the status."""
@@ -91,7 +91,8 @@ class Control:
         selector: receives accepted requests.
         probe: performs a backend's slow imports; returns why it cannot record here, or None.
         last_step: returns the last step that was entered here.
-        elsewhere: returns why no window of this process can match a request; the flag says whether it was there before the first step. None: one may.
+        elsewhere: returns why no window of this process can match a request; None: one may. Its flag says whether the request was there before the
+            first step.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def busy_threads(without: Container[int], most: int) -> dict[int, int]:
 
 
 def _attributes(name: str, default: object, idents: Iterable[int]) -> Iterator[Any]:
-    """Return an attribute of the `threading.Thread` of each identifier. Exhaust it within one call of C code: no
-    last reference to a thread ends here then.
+    """Return an attribute of the `threading.Thread` of each identifier. Exhaust it within one call of C code, so
+    that no thread's last reference is dropped here.
     """
     return map(getattr, map(_registered.get, idents), repeat(name), repeat(default))
 

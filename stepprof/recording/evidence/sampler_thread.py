@@ -41,7 +41,7 @@ class SamplerThread:
         self._woken.put(None)
 
     def end(self, sample: Callable[[], bool]) -> None:
-        """Call this function no more. The thread is not woken for this: it waits after its next turn."""
+        """Stop calling this function. The thread is not woken for this: it waits after its next turn."""
         if self._sample == sample:
             self._sample = None
 

@@ -1,7 +1,7 @@
 """Sample the stacks of a few threads at a low rate, and merge equal samples into stretches.
 
-Sampled are the threads with regions, and a few others that are busy: what the first ones may wait for. One daemon thread samples while a capture runs. It waits for no lock. A frame of another thread is held
-within a single call of C code only: the interpreter's lock is not released meanwhile, so the
+The sampled threads are those with regions, and a few other busy ones, which the first may wait for. One daemon thread samples while a capture runs.
+It waits for no lock. A frame of another thread is held within a single call of C code only: the interpreter's lock is not released meanwhile, so the
 sampler never releases the last reference to an object of the job.
 """
 
@@ -42,10 +42,10 @@ MOST_THREADS = 16
 MOST_BUSY = 8
 """Maximum number of other threads at a time."""
 MOST_TOTALS = 256
-"""Number of threads in one capture from which on no other thread is added."""
+"""Once a capture has this many threads, no further busy thread without regions is added."""
 
 OWN_CODE = {GarbageWatch.collected.__code__}
-"""The interpreter calls it in the middle of the job's code."""
+"""Code of stepprof that the interpreter calls in the middle of the job's code; left out of stacks."""
 
 Stack = tuple[tuple[CodeType, int], ...]
 """Code and line of each frame, the innermost first."""
@@ -74,7 +74,9 @@ class Stretch:
 
 @dataclass(slots=True)
 class HeldStretch:
-    """Consecutive samples in which the coroutines of an event loop waited alike. Times by `perf_counter_ns`."""
+    """Consecutive samples in which the same number of an event loop's coroutines waited in the same
+    function. Times by `perf_counter_ns`.
+    """
 
     thread: int
     """The thread of the event loop."""
@@ -177,7 +179,7 @@ class StackSampler:
             raise
 
     def stop(self, end_ns: int) -> None:
-        """Sample no more; nothing after this time is kept."""
+        """Stop sampling, and drop everything after this time."""
         self._end_ns = end_ns
         self._thread.end(self._take_turn)
         if self._opener is not None:  # it goes on to the export, which is not counted
@@ -271,7 +273,7 @@ class StackSampler:
                 self._sample_tasks(thread, place, held)
 
     def _sample_tasks(self, thread: int, place: Place, last: HeldStretch | None) -> None:
-        """Sample the coroutines of a thread whose event loop waits. `last` is of the sample before."""
+        """Sample the coroutines of a thread whose event loop waits. `last`: the previous sample."""
         held, now = held_tasks(), perf_counter_ns()
         if held is None:
             return
@@ -282,7 +284,7 @@ class StackSampler:
             self.held.append(self._held)
 
     def _end_held(self) -> HeldStretch | None:
-        """Have the coroutines' stretch last until now, and return it."""
+        """Extend the coroutines' stretch to now, and return it."""
         held, self._held = self._held, None
         if held is not None:
             held.end_ns = perf_counter_ns()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 __all__ = ["MOST_TASKS", "Held", "held_tasks"]
 
 MOST_TASKS = 64
-"""With more tasks nothing is counted: of a part of them, those that have passed could be missing."""
+"""With more tasks nothing is counted: a part of them could lack those that have passed."""
 DEPTH = 32
 _LOCKS = str(Path(threading.Condition.wait.__code__.co_filename).with_name("asyncio") / "locks.py")
 

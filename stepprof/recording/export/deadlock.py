@@ -3,8 +3,8 @@
 A fork copies the locks that other threads of the parent hold, but not those threads. A child that
 needs such a lock sleeps for ever in futex(2), in a wait that has no timeout and is private to its
 memory: only a thread of the child could end it. So a child hangs if all of its threads are in such
-waits and none runs any more. One that computes, or waits for the processor, a disk, a pipe, a
-process or a time, is in none, however slow it is.
+waits and none runs any more. A child that computes, or waits for the processor, a disk, a pipe, a
+process or a timer, is in no such wait, however slow it is.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TO_DEVIATION = 1.4826
 """The median absolute deviation times this estimates the standard deviation of a normal distribution."""
 
 MIN_SAMPLES = 3
-"""Fewer readings of the memory do not show its floor."""
+"""Minimum number of memory readings: fewer do not show the floor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ EVERY_SECONDS = 10.0
 """Seconds between two looks at the other ranks."""
 
 LEAST_RANKS = 3
-"""With two ranks, neither is the usual one."""
+"""Minimum number of ranks: of two, neither is the usual one."""
 
 OBSERVERS = (0, "driver")
 

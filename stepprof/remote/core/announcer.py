@@ -32,7 +32,9 @@ recorded windows are announced, and wait for it.
 """
 
 GATHER_SECONDS = 0.02
-"""How long announcements to more listeners are gathered: the exit of one phase and the entry of the next are one message."""
+"""How long announcements to more listeners are gathered, so that the exit of one phase and the
+entry of the next are one message.
+"""
 
 
 class Announcer:

@@ -175,7 +175,7 @@ class Fleet:
         self.changes.changed()
 
     def unused(self, target: EngineTarget, window: EngineWindow) -> None:
-        """Remove soon the folder of a window that never used it."""
+        """Remove a folder soon, because its window never used it."""
         self._unused.append((target, window))
         if len(self._unused) == 1:
             remote_loop().submit(self._remove_unused())

@@ -83,9 +83,9 @@ class Sample:
 
     counts: Mapping[str, float]
     idle: bool | None = None
-    """Whether it had no request; None: unknown."""
+    """Whether the engine had no request; None: unknown."""
     limit: int | None = None
-    """Maximum number of sequences that it works on at a time; None: unknown."""
+    """Maximum number of sequences that the engine works on at a time; None: unknown."""
 
 
 def metrics_of(metrics: Metrics, found: Iterable[tuple[str, float]]) -> Sample | None:

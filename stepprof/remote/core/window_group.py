@@ -182,7 +182,9 @@ class Bracket:
         await entered(self._members.inner, deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
-        """Note that the caller waits no longer, since ``now`` of the monotonic clock: later answers begin after the body did."""
+        """Note that the caller stopped waiting at ``now`` of the monotonic clock: an engine that
+        answers later begins after the body did.
+        """
         self._body_began = True
         for _, recording in self._members.recordings:
             if recording.answered_at is not None and recording.answered_at > now:
@@ -238,7 +240,9 @@ class Bracket:
         self._forget_if_over()
 
     def _stop_later(self, unable: list[tuple[EngineTarget, Recording]]) -> None:
-        """Start the time limit of stops to engines on the loop that the caller blocks: they are answered once it is free."""
+        """Start the time limit of the stops to engines on the event loop that the caller blocks.
+        They answer once that loop is free.
+        """
         bound = self._policy.engine_stop_timeout_seconds
         for target, recording in unable:
             recording.late = recording.late or STOPPED_LATE

@@ -30,7 +30,7 @@ class Reply:
     sent_unix_ns: int
     received_unix_ns: int
     same_host: bool
-    """Whether both ends of the connection have one address; a tunnel may look so too."""
+    """Whether both ends of the connection have one address. A tunnel to another host may have that too."""
 
     @property
     def ok(self) -> bool:

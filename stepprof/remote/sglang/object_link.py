@@ -323,8 +323,8 @@ def _run_until(
 ) -> None:
     """Run an idle loop on this thread until the answer is there.
 
-    Nothing is left on the loop if its owner runs it first: no other code has the future that it
-    runs for, and a timer only sets it.
+    If the loop's owner runs it first, nothing harmful is left on it: only a timer that sets a
+    future which no other code awaits.
     """
     ended: asyncio.Future[None] = loop.create_future()
 

@@ -129,7 +129,7 @@ class ServerLink(Link):
         )
 
     async def _require_same_files(self, reported: Mapping[str, Any]) -> None:
-        """Refuse a server that may not see the run's folder: it could not write there."""
+        """Refuse a server that may not see the run's folder, because it could not write there."""
         model = str(reported.get("model_path") or "")
         if not self._server.same_host:
             reason = "runs on another host"

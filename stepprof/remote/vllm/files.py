@@ -193,7 +193,7 @@ def _look(path: Path, users: frozenset[int] | None) -> _Found:
 
 def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:
     """Return which engine of a data-parallel group wrote a file: the engine process that is the
-    writer or its ancestor, if it runs on this host.
+    writer or its ancestor; None if it runs on another host.
     """
     here = socket.gethostname()
     pid = found.pid if found.host in (here, None) else None

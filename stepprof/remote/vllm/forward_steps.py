@@ -16,7 +16,9 @@ _MOST_COUNTED = 256 << 20
 
 
 def count_steps(path: Path, users: frozenset[int] | None = None) -> int | None:
-    """Return the number of forward steps in a small trace; a large one is not read twice, and has some."""
+    """Return the number of forward steps in a small trace. A large one has some, and is not read
+    again to count them.
+    """
     with contextlib.suppress(OSError, *damages()):
         if path.lstat().st_size <= _SMALL:
             with opened(path, users) as stream:

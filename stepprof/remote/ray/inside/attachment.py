@@ -256,7 +256,9 @@ class Guest:
         return local
 
     def _on_loop(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Let the engine's driver do it. This is a thread of ours, which may wait as long as necessary."""
+        """Call the engine's driver on stepprof's loop, and wait for it as long as necessary: no
+        method of the actor runs on this thread.
+        """
         return remote_loop().submit(call(*arguments)).result()
 
     def waits(self, verb: str, attachment: Attachment | None) -> float | None:

@@ -40,7 +40,7 @@ CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
 
 _OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
-"""Duties of one process per run: for a follower, its driver process has them."""
+"""Keys of duties that one process of a run has: for a follower, its driver process has them."""
 
 
 class Follower:
