@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from stepprof.analysis.findings.busy import Busy
 from stepprof.analysis.findings.facts import Facts, Part
@@ -117,10 +117,6 @@ KINDS = (
 )  # fmt: skip
 
 
-_Piece = tuple[Stack, int, int]
-"""A stack, with the start and the end of its part."""
-
-
 def is_lock(stack: Stack) -> bool:
     """Return whether a thread waits for a lock or a semaphore, or to enter a `with` block."""
     return any(kind.fits(stack) for kind in KINDS if kind.topic == "lock")
@@ -130,12 +126,11 @@ def blocked(ledger: Ledger) -> None:
     """Claim, part by part, the time of stacks of one kind."""
     for kind in KINDS:
         for part in ledger.parts("work", "outside", "handover"):
-            pieces = _pieces(ledger.facts, kind, part)
-            when = _when(ledger.facts, kind, part, pieces)
+            when = _when(ledger.facts, kind, part)
             if when.total < SHORTEST_NS:
                 continue
             shown = Counter[tuple[str, str]]()
-            for stack, start, end in pieces:
+            for stack, start, end in _pieces(ledger.facts, kind, part):
                 shown[stack.label, stack.place] += when.clip(start, end).total
             ((label, place), _), *_ = shown.most_common(1)
             ledger.claim(
@@ -146,12 +141,7 @@ def blocked(ledger: Ledger) -> None:
                 why=f"its stacks show {label} in {place}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
                 advice=kind.advice or load_advice(ledger.facts, part),
                 assumption="the thread does not wait there",
-                without={
-                    each.process: _when(ledger.facts, kind, each, _pieces(ledger.facts, kind, each))
-                    for each in ledger.facts.alike(part)
-                }
-                if part.region
-                else None,
+                without=partial(_when, ledger.facts, kind) if part.region else None,
             )
 
 
@@ -161,9 +151,9 @@ def _meanwhile(facts: Facts, part: Part, when: Intervals) -> str:
     return f"; meanwhile {busy.threads} ran `{busy.name}` ({busy.label})" if busy.average >= 0.5 else ""
 
 
-def _when(facts: Facts, kind: _Kind, part: Part, pieces: Sequence[_Piece]) -> Intervals:
+def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     """Return the time of a part in which the stacks of its process are of one kind."""
-    when = part.when & Intervals.union([start for _, start, _ in pieces], [end for _, _, end in pieces])
+    when = part.when & Intervals.of((start, end) for _, start, end in _pieces(facts, kind, part))
     if kind.topic == "sleep":  # it waits for the work of other threads and coroutines
         for nest in facts.timelines[part.process].nests:
             when -= Intervals.unpack(nest.beside)
@@ -171,7 +161,6 @@ def _when(facts: Facts, kind: _Kind, part: Part, pieces: Sequence[_Piece]) -> In
     return when
 
 
-def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[_Piece]:
-    """Return the stacks of one kind in a part."""
-    signs = facts.signs.get(part.process)
-    return [] if signs is None else [piece for piece in signs.shown(part.when) if kind.fits(piece[0])]
+def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[tuple[Stack, int, int]]:
+    """Return the stacks of one kind in a part, each with the start and the end of its part."""
+    return [piece for piece in facts.signs[part.process].shown(part.when) if kind.fits(piece[0])]

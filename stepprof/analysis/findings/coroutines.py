@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Part
 from stepprof.analysis.findings.ledger import Ledger, last_part
-from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import Intervals
@@ -19,8 +18,6 @@ __all__ = ["held_coroutines", "last_coroutines", "serial_coroutines"]
 FEWEST = 4
 LEAST = 0.15
 """The last calls are no tail if they take at most this share of the time of all calls."""
-IDLE = 0.5
-"""A thread counts as waiting if it waits for at least this share of the time."""
 
 
 def last_coroutines(ledger: Ledger) -> None:
@@ -64,9 +61,10 @@ def serial_coroutines(ledger: Ledger) -> None:
 def held_coroutines(ledger: Ledger) -> None:
     """Claim the time in which at least half of the coroutines waited for a lock or semaphore that at most one had passed."""
     for process, each in _known(ledger):
-        signs = ledger.facts.signs.get(process)
-        held = [one for one in signs.held if one.passed <= 1 and one.waiting >= one.others] if signs else []
-        limited = Intervals.union([one.start for one in held], [one.end for one in held])
+        held = [
+            one for one in ledger.facts.signs[process].held if one.passed <= 1 and one.waiting >= one.others
+        ]
+        limited = Intervals.of((one.start, one.end) for one in held)
         part = _part(ledger, process, each, Intervals.unpack(each.when) & limited)
         if each.peak < FEWEST or not _waits(ledger, part):
             continue
@@ -100,7 +98,4 @@ def _part(ledger: Ledger, process: str, each: Concurrent, when: Intervals) -> Pa
 
 def _waits(ledger: Ledger, part: Part) -> bool:
     """Return whether the stacks show that the thread waited for most of a part."""
-    signs = ledger.facts.signs.get(part.process)
-    if signs is None or part.when.total < SHORTEST_NS:
-        return False
-    return signs.idle(part.when) >= IDLE * part.when.total
+    return ledger.facts.signs[part.process].are_idle(part.when)

@@ -13,11 +13,12 @@ __all__ = ["exposed_communication", "host_bound"]
 
 def host_bound(ledger: Ledger) -> None:
     """Claim the parts of the path in which a process has a device and its captures show no kernel on it."""
+
+    def without_kernels(part: Part) -> Intervals:
+        return part.when & _idle(ledger.facts.timelines[part.process].process)
+
     for part in ledger.parts("work"):
-        process = ledger.facts.timelines[part.process].process
-        if not process.has_device:
-            continue
-        idle = part.when & _idle(process)
+        idle = without_kernels(part)
         ledger.claim(
             part,
             idle,
@@ -26,17 +27,15 @@ def host_bound(ledger: Ledger) -> None:
             why=doing(ledger.facts, Part(part.process, part.role, part.region, idle))
             or "its host launched no kernel",
             advice="launch less and larger work: CUDA graphs, torch.compile, fewer synchronisations (.item(), .cpu())",
-            without={
-                each.process: each.when & _idle(ledger.facts.timelines[each.process].process)
-                for each in ledger.facts.alike(part)
-                if ledger.facts.timelines[each.process].process.has_device
-            },
+            without=without_kernels,
             assumption="kernels follow each other without gaps",
         )
 
 
 def _idle(process: Process) -> Intervals:
-    """Return when its captures show that its device had nothing to do."""
+    """Return when its captures show that its device had nothing to do; empty: it has none."""
+    if not process.has_device:
+        return EMPTY
     computing, communicating, _ = process.working()
     return process.covered() - computing - communicating
 
@@ -60,9 +59,6 @@ def exposed_communication(ledger: Ledger) -> None:
             why="all ranks had entered: this is transfer, not waiting",
             advice="overlap it with the backward pass (buckets, prefetch), send less (gradient accumulation, lower precision), or use a faster link",
             assumption="computation hides all of it",
-            without={
-                each.process: each.when & ledger.facts.timelines[each.process].communicating
-                for each in ledger.facts.alike(part)
-            },
+            without=lambda each: each.when & ledger.facts.timelines[each.process].communicating,
             shared=True,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class Facts:
     rollouts: Sequence[Rollout]
     graph: StepGraph
     """Replays the step without a cause."""
-    signs: Mapping[str, Signs] = field(default_factory=dict)
+    signs: Mapping[str, Signs]
     """By the label of the process."""
     engine_roles: frozenset[str | None] = frozenset()
     recomputing: Mapping[str, Recomputing] = field(default_factory=dict)
@@ -57,18 +57,20 @@ class Facts:
         """Return a time as seconds of the report."""
         return (time - self.start) / 1e9
 
-    def alike(self, part: Part) -> Iterator[Part]:
-        """Yield what each process did in the region of a part and below: a change of the code changes all of them."""
+    def inside(self, process: str, part: Part) -> Part:
+        """Return what a process did in the region of a part and below."""
         depth = len(part.region)
-        for label, each in self.timelines.items():
-            those = [
-                (start, end)
-                for start, end, role, region in each.stretches
-                if role == part.role and region[:depth] == part.region
-            ]
-            if those:
-                when = Intervals.union([start for start, _ in those], [end for _, end in those])
-                yield Part(label, part.role, part.region, when)
+        when = Intervals.of(
+            (start, end)
+            for start, end, role, region in self.timelines[process].stretches
+            if role == part.role and region[:depth] == part.region
+        )
+        return Part(process, part.role, part.region, when)
+
+    def alike(self, part: Part) -> list[Part]:
+        """Return what each process did in the region of a part and below."""
+        found = [self.inside(label, part) for label in self.timelines]
+        return [each for each in found if len(each.when)]
 
 
 @dataclass(frozen=True, slots=True)

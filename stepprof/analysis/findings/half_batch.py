@@ -26,10 +26,7 @@ def half_batch(ledger: Ledger) -> None:
             f"{part.process} spent {{seconds}} on empty places of its batches in {inside(part)}",
             why=f"its batches have room for {room:,.0f} samples and had {samples:,.0f} (attributes batch_size and samples)",
             advice="fill them: fewer and fuller batches, or sequence packing",
-            without={
-                each.process: share_of(each.when, _empty(ledger.facts, each))
-                for each in ledger.facts.alike(part)
-            },
+            without=lambda each: share_of(each.when, _empty(ledger.facts, each)),
             assumption="a batch takes as long with empty places as without, and full batches replace them",
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from stepprof.analysis.findings.facts import Facts, Part
-from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.report.wording import seconds_text
@@ -42,7 +42,7 @@ class Ledger:
         why: str,
         advice: str,
         assumption: str | None,
-        without: Mapping[str, Intervals] | None = None,
+        without: Mapping[str, Intervals] | Callable[[Part], Intervals] | None = None,
         shared: bool = False,
     ) -> bool:
         """Add a finding for the unclaimed part of some time; return whether that is long enough.
@@ -55,7 +55,8 @@ class Ledger:
             why: its evidence.
             advice: what to try.
             assumption: what the estimate of the gain assumes; None: no gain is computed.
-            without: by process, the time that it would not spend without the cause; None: that of the finding.
+            without: by process, the time that it would not spend without the cause; as a function: of what each process did
+                in the region of the part and below, because a change of the code changes all of them; None: that of the finding.
             shared: whether the cause lies in no single process.
         """
         free = self.free & when
@@ -64,6 +65,8 @@ class Ledger:
             return False
         self.free -= free
         longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
+        if callable(without):
+            without = {each.process: without(each) for each in self.facts.alike(part)}
         saves = None if assumption is None else self._gain(without or {part.process: free}, seconds)
         self.found.append(
             Finding(
@@ -122,14 +125,11 @@ class Ledger:
     def _parts(self, kinds: tuple[str, ...]) -> list[Part]:
         """Return the parts of the path of some kinds, the longest first."""
         if kinds not in self._whole:
-            found: dict[tuple[str, str | None, tuple[str, ...]], list[Segment]] = {}
-            for segment in self.facts.path:
-                if segment.kind in kinds:
-                    found.setdefault((segment.process, segment.role, segment.region), []).append(segment)
-            parts = [
-                Part(*key, Intervals.union([each.start for each in of], [each.end for each in of]))
-                for key, of in found.items()
-            ]
+            found = defaultdict[tuple[str, "str | None", tuple[str, ...]], list[tuple[int, int]]](list)
+            for each in self.facts.path:
+                if each.kind in kinds:
+                    found[each.process, each.role, each.region].append((each.start, each.end))
+            parts = [Part(*key, Intervals.of(of)) for key, of in found.items()]
             self._whole[kinds] = sorted(parts, key=lambda part: -part.when.total)
         return self._whole[kinds]
 

@@ -99,7 +99,7 @@ def named_work(ledger: Ledger) -> None:
                 why=doing(ledger.facts, part) or "its name says so, and the step waited for it",
                 advice=kind.advice or load_advice(ledger.facts, part),
                 assumption=kind.assumption,
-                without={each.process: each.when for each in ledger.facts.alike(place)},
+                without=lambda each: each.when,
             )
 
 

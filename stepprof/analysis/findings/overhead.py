@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepprof.analysis.findings.facts import Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
@@ -12,23 +13,21 @@ __all__ = ["garbage", "memory_pressure", "preemption", "recording"]
 
 def garbage(ledger: Ledger) -> None:
     """Claim the collections of processes while these are on the path."""
+
+    def collecting(part: Part) -> Intervals:
+        return part.when & ledger.facts.signs[part.process].collecting
+
     for part in ledger.parts("work", "communication"):
-        signs = ledger.facts.signs.get(part.process)
-        if signs is not None:
-            ledger.claim(
-                part,
-                part.when & signs.collecting,
-                "gc",
-                f"Python's garbage collector stopped {part.process} for {{seconds}} in {inside(part)}",
-                why="the begin and end of collections were recorded",
-                advice="call gc.freeze() after start-up, raise gc.set_threshold, or collect between steps",
-                assumption="the step has no collection",
-                without={
-                    each.process: each.when & ledger.facts.signs[each.process].collecting
-                    for each in ledger.facts.alike(part)
-                    if each.process in ledger.facts.signs
-                },
-            )
+        ledger.claim(
+            part,
+            collecting(part),
+            "gc",
+            f"Python's garbage collector stopped {part.process} for {{seconds}} in {inside(part)}",
+            why="the begin and end of collections were recorded",
+            advice="call gc.freeze() after start-up, raise gc.set_threshold, or collect between steps",
+            assumption="the step has no collection",
+            without=collecting,
+        )
 
 
 TOO_MUCH = 0.5
@@ -40,8 +39,7 @@ SHORT = 0.1
 def recording(ledger: Ledger) -> None:
     """Book the time in which the profiler held the path up; say if the step is short next to it."""
     facts = ledger.facts
-    those = [segment for segment in facts.path if segment.kind == "recording"]
-    recorded = Intervals.union([each.start for each in those], [each.end for each in those])
+    recorded = Intervals.of((each.start, each.end) for each in facts.path if each.kind == "recording")
     own = facts.seconds - recorded.total / 1e9
     held = {label: each.held.total / 1e9 for label, each in facts.timelines.items()}
     longest = max(held, key=lambda label: held[label], default="")
@@ -56,20 +54,21 @@ def recording(ledger: Ledger) -> None:
 
 def memory_pressure(ledger: Ledger) -> None:
     """Claim the driver's calls for memory while these are on the path."""
-    facts = ledger.facts
-    allocating = {label: each.process.allocating() for label, each in facts.timelines.items()}
+    found = {label: each.process.allocating() for label, each in ledger.facts.timelines.items()}
+
+    def allocating(part: Part) -> Intervals:
+        return part.when & found[part.process]
+
     for part in ledger.parts("work"):
-        if not len(allocating[part.process]):
-            continue
         ledger.claim(
             part,
-            part.when & allocating[part.process],
+            allocating(part),
             "memory",
             f"{part.process} took memory from its device's driver, or gave it back, for {{seconds}} in {inside(part)}",
             why="the trace has the driver's calls: the cache of the allocator had no block that fits",
             advice="leave more memory free (smaller micro-batches, a smaller KV cache), avoid sizes that vary (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), and do not empty the cache in the step",
             assumption="the cache has all blocks",
-            without={each.process: each.when & allocating[each.process] for each in facts.alike(part)},
+            without=allocating,
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -25,19 +24,10 @@ def poll(ledger: Ledger) -> None:
         _claim(ledger, part, part.when, what)
     for part in ledger.parts("work"):
         for when in _after_others(facts, part):
-            without = {
-                each.process: Intervals.all_of(_after_others(facts, each)) for each in facts.alike(part)
-            }
-            _claim(ledger, part, when, "its other threads or coroutines had finished", without)
+            _claim(ledger, part, when, "its other threads or coroutines had finished", in_all=True)
 
 
-def _claim(
-    ledger: Ledger,
-    part: Part,
-    when: Intervals,
-    what: str,
-    without: Mapping[str, Intervals] | None = None,
-) -> None:
+def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bool = False) -> None:
     after = Part(part.process, part.role, part.region, when)
     ledger.claim(
         part,
@@ -47,7 +37,7 @@ def _claim(
         why=doing(ledger.facts, after) or "no work was recorded in this time",
         advice="wait for the result itself (a future, a queue) instead of asking in intervals, or ask more often",
         assumption="the window ends when the work ends",
-        without=without,
+        without=(lambda each: Intervals.all_of(_after_others(ledger.facts, each))) if in_all else None,
     )
 
 
@@ -55,15 +45,12 @@ def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
     """Yield the end of each stretch in which the last region of another thread or coroutine ended earlier,
     and in which the stacks then show that the thread did nothing, and no thread of a pool worked.
     """
-    signs = facts.signs.get(part.process)
-    if signs is None:
-        return
-    pools = [each.stack for each in signs.tasks if each.pool]
-    working = Intervals.union([stack.start for stack in pools], [stack.end for stack in pools])
+    signs = facts.signs[part.process]
+    working = Intervals.of((each.stack.start, each.stack.end) for each in signs.tasks if each.pool)
     beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
     for low, high in part.when.pairs():
         inside = beside.clip(low, high)
         if len(inside) and int(inside.end[-1]) < high:
             rest = Intervals.one(int(inside.end[-1]), high) - working
-            if rest.total >= SHORTEST_NS and signs.idle(rest) >= rest.total / 2:
+            if signs.are_idle(rest):
                 yield rest

@@ -28,7 +28,7 @@ def rare_work(ledger: Ledger) -> None:
             why=doing(ledger.facts, part) or "the regions of these steps show it",
             advice="record a step without it to see the usual one; do it less often, or next to the steps",
             assumption="the step does not have it either",
-            without={each.process: each.when for each in ledger.facts.alike(part)},
+            without=lambda each: each.when,
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part
 from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import doing, inside
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import seconds_text
 
 __all__ = ["serial"]
@@ -37,18 +38,14 @@ def serial(ledger: Ledger) -> None:
             or f"no two calls overlap; the longest took {seconds_text(place.longest)}",
             advice="make the calls concurrently: a pool of threads or processes, or asyncio.gather",
             assumption="all calls run at the same time, and the longest one remains",
-            without=_all_but_longest(ledger.facts, part),
+            without=partial(_all_but_longest, ledger.facts),
         )
 
 
-def _all_but_longest(facts: Facts, part: Part) -> dict[str, Intervals]:
-    """Return by process the time of the calls without the longest one."""
-    found = {}
-    for each in facts.alike(part):
-        place = place_of(facts, each.process, part.role, part.region)
-        if place is not None:
-            found[each.process] = last_part(each.when, each.when.total - int(place.longest * 1e9))
-    return found
+def _all_but_longest(facts: Facts, part: Part) -> Intervals:
+    """Return the time of the calls without the longest one."""
+    place = place_of(facts, part.process, part.role, part.region)
+    return EMPTY if place is None else last_part(part.when, part.when.total - int(place.longest * 1e9))
 
 
 def _waits(facts: Facts, part: Part) -> bool:
@@ -56,13 +53,11 @@ def _waits(facts: Facts, part: Part) -> bool:
 
     A thread that computes on a busy machine uses little CPU time too.
     """
-    signs = facts.signs.get(part.process)
-    if signs is not None and signs.stacks and part.when.total >= SHORTEST_NS:
-        return signs.idle(part.when) >= IDLE * part.when.total
+    signs = facts.signs[part.process]
+    if signs.stacks and part.when.total >= SHORTEST_NS:
+        return signs.are_idle(part.when)
     regions = [
-        each
-        for each in (signs.regions if signs else ())
-        if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])
+        each for each in signs.regions if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])
     ]
     wall = sum(end - start for start, end, _ in regions) / 1e9
     return bool(regions) and sum(cpu for _, _, cpu in regions) < IDLE * wall

@@ -137,17 +137,16 @@ class Signs:
                 stacks.append(stack)
             elif each.task is not None and not stack.waits:
                 tasks.append(Task(each.task, each.pool, stack))
-        pauses = [
+        collecting = Intervals.of(
             (start - offset_ns, end - offset_ns)
             for each in evidence.collections
             for start, end in _pauses(each)
-        ]
+        )
         regions = [
             (each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns, each.cpu_seconds)
             for each in evidence.regions
             if each.thread == main
         ]
-        collecting = Intervals.union([start for start, _ in pauses], [end for _, end in pauses])
         held = [
             Held(
                 each.start_unix_ns - offset_ns,
@@ -188,9 +187,10 @@ class Signs:
         """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""
         return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
 
-    def idle(self, when: Intervals) -> int:
-        """Return for how many nanoseconds of some intervals the labels mark a waiting thread."""
-        return sum(end - start for stack, start, end in self.shown(when) if IDLE.search(stack.label))
+    def are_idle(self, when: Intervals) -> bool:
+        """Return whether the labels mark a waiting thread for at least half of some intervals, long enough to tell."""
+        idle = sum(end - start for stack, start, end in self.shown(when) if IDLE.search(stack.label))
+        return when.total >= SHORTEST_NS and idle >= when.total / 2
 
 
 def _is_off_cpu(stretch: StackStretch) -> bool:

@@ -53,7 +53,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         times = [*others.values()] or [0]
         # where ranks leave a region together, the early ones waited in it
         waits = ledger.facts.timelines[part.process].waits
-        met = Intervals.union([start for start, _, _ in waits], [end for _, end, _ in waits])
+        met = Intervals.of((start, end) for start, end, _ in waits)
         mine = own[part.process][key] - (_stretches(ledger.facts, part) & met).total
         excess = mine - median(times)
         if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
@@ -62,7 +62,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         more, equal = _more(ledger.facts, part, others)
         alone = part.name is not None and bool(others) and middle <= LITTLE * own_seconds
         alone = alone and not any(_meeting(ledger.facts, each, part) for each in others)
-        idle = _is_waiting(ledger.facts, part)
+        idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
         elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
         if elsewhere and elsewhere.startswith(ALWAYS) and not (more or alone or idle):
             elsewhere += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
@@ -104,21 +104,9 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
     On a busy machine a thread leaves such a call long after its transfer: that is no work of the region.
     """
-    signs = facts.signs.get(part.process)
-    if signs is None or part.when.total < SHORTEST_NS:
-        return False
-    inside = sum(end - start for stack, start, end in signs.shown(part.when) if COLLECTIVES in stack.modules)
-    return inside >= part.when.total / 2
-
-
-def _is_waiting(facts: Facts, part: Part) -> bool:
-    """Return whether the stacks show that the rank waited for most of a part; then its machine is
-    not the cause.
-    """
-    signs = facts.signs.get(part.process)
-    return (
-        signs is not None and part.when.total >= SHORTEST_NS and signs.idle(part.when) >= part.when.total / 2
-    )
+    shown = facts.signs[part.process].shown(part.when)
+    inside = sum(end - start for stack, start, end in shown if COLLECTIVES in stack.modules)
+    return part.when.total >= SHORTEST_NS and inside >= part.when.total / 2
 
 
 def _advice(more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, idle: bool) -> str:
@@ -165,15 +153,7 @@ def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: flo
 
 def _meeting(facts: Facts, label: str, part: Part) -> float:
     """Return the seconds that a process was in collectives in the region of a part and below."""
-    timeline = facts.timelines[label]
-    depth = len(part.region)
-    those = [
-        (start, end)
-        for start, end, role, region in timeline.stretches
-        if role == part.role and region[:depth] == part.region
-    ]
-    when = Intervals.union([start for start, _ in those], [end for _, end in those])
-    return (when & _met(timeline)).total / 1e9
+    return (facts.inside(label, part).when & _met(facts.timelines[label])).total / 1e9
 
 
 def _waited(ledger: Ledger, part: Part) -> str | None:
@@ -185,8 +165,7 @@ def _waited(ledger: Ledger, part: Part) -> str | None:
     late, mine = ledger.facts.timelines[part.process], _stretches(ledger.facts, part)
     waits: Counter[str] = Counter()
     for label, each in ledger.facts.timelines.items():
-        those = [(start, end) for start, end, whom in each.waits if whom == part.process]
-        waited = Intervals.union([start for start, _ in those], [end for _, end in those])
+        waited = Intervals.of((start, end) for start, end, whom in each.waits if whom == part.process)
         when = (waited & each.waiting) - late.held
         if not len(when):
             continue
@@ -241,12 +220,12 @@ def _amounts(timeline: Timeline, part: Part) -> dict[str, float]:
 def _stretches(facts: Facts, part: Part) -> Intervals:
     """Return when a process was in a place, outside of collectives."""
     timeline = facts.timelines[part.process]
-    those = [
+    when = Intervals.of(
         (start, end)
         for start, end, role, region in timeline.stretches
         if (role, region) == (part.role, part.region)
-    ]
-    return Intervals.union([start for start, _ in those], [end for _, end in those]) - _met(timeline)
+    )
+    return when - _met(timeline)
 
 
 def _met(timeline: Timeline) -> Intervals:
@@ -288,8 +267,5 @@ def _own(facts: Facts) -> dict[str, dict[Key, int]]:
         for start, end, role, region in each.stretches:
             parts[role, region].append((start, end))
         stood = _met(each) | each.held
-        found[label] = {
-            key: (Intervals.union([a for a, _ in pairs], [b for _, b in pairs]) - stood).total
-            for key, pairs in parts.items()
-        }
+        found[label] = {key: (Intervals.of(pairs) - stood).total for key, pairs in parts.items()}
     return found

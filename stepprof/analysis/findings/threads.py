@@ -26,7 +26,6 @@ NEARLY_ALL = 0.95
 def other_threads(ledger: Ledger) -> None:
     """Claim the waits in which no fewer threads waited for a lock than worked, then those in which they worked."""
     for part in ledger.parts("work", "outside", "handover"):
-        alike = {each.process: _others(ledger.facts, each) for each in ledger.facts.alike(part)}
         found = _others(ledger.facts, part)
         begin = f"{part.process} waited {{seconds}} in {inside(part)} while"
         if found.locked.total >= SHORTEST_NS:
@@ -39,7 +38,7 @@ def other_threads(ledger: Ledger) -> None:
                 why=f"of the sampled threads {waiting.average:.1f} waited there and {working.average:.1f} worked, on average",
                 advice="if it is a lock or a semaphore, hold it for less time, let more threads through, or give each thread its own data",
                 assumption=ASSUMPTION,
-                without={process: each.locked for process, each in alike.items()} if part.region else None,
+                without=(lambda each: _others(ledger.facts, each).locked) if part.region else None,
             )
         if found.worked.total >= SHORTEST_NS:
             working = Busy.of(found.working, found.worked)
@@ -53,7 +52,7 @@ def other_threads(ledger: Ledger) -> None:
                 advice=f"if it waited for {'it' if working.average < ONE else 'them'}: {more if working.pool and working.average < ONE else ''}"
                 "make the calls faster, or start them earlier; a region in them shows how many they are",
                 assumption=ASSUMPTION,
-                without={process: each.worked for process, each in alike.items()} if part.region else None,
+                without=(lambda each: _others(ledger.facts, each).worked) if part.region else None,
             )
 
 
@@ -103,8 +102,8 @@ class _Others:
 
 
 def _others(facts: Facts, part: Part) -> _Others:
-    signs = facts.signs.get(part.process)
-    if signs is None or not signs.tasks:
+    signs = facts.signs[part.process]
+    if not signs.tasks:
         return _Others()
     waits = _waits(facts, part)
     when = _when(part, waits)
@@ -112,26 +111,23 @@ def _others(facts: Facts, part: Part) -> _Others:
     tasks = [each for each in signs.tasks if any_thread or each.pool]
     waiting = [each for each in tasks if is_lock(each.stack)]
     working = [each for each in tasks if not is_lock(each.stack)]
-    worked = when & Intervals.union(
-        [each.stack.start for each in working], [each.stack.end for each in working]
-    )
+    worked = when & Intervals.of((each.stack.start, each.stack.end) for each in working)
     beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
     return _Others(waiting, working, when & _outnumbered(waiting, working), worked - beside)
 
 
 def _waits(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
     """Return the stacks of a part that wait for other threads or for coroutines, each with its part."""
-    signs = facts.signs.get(part.process)
     return [
         piece
-        for piece in (signs.shown(part.when) if signs is not None else ())
+        for piece in facts.signs[part.process].shown(part.when)
         if piece[0].waits and COLLECTIVES not in piece[0].modules
     ]
 
 
 def _when(part: Part, waits: Sequence[tuple[Stack, int, int]]) -> Intervals:
     """Return the time of some stacks of a part."""
-    return part.when & Intervals.union([start for _, start, _ in waits], [end for _, _, end in waits])
+    return part.when & Intervals.of((start, end) for _, start, end in waits)
 
 
 def _outnumbered(waiting: Sequence[Task], working: Sequence[Task]) -> Intervals:
@@ -155,4 +151,4 @@ def _at_least(changes: Counter[int], level: int) -> Intervals:
         now += changes[start]
         if now >= level:
             found.append((start, end))
-    return Intervals.union([start for start, _ in found], [end for _, end in found])
+    return Intervals.of(found)

@@ -39,9 +39,9 @@ def inside(part: Part) -> str:
 
 def doing(facts: Facts, part: Part) -> str | None:
     """Return what the stacks of a part show, if they show most of it."""
-    signs = facts.signs.get(part.process)
-    if signs is None or part.when.total < SHORTEST_NS:
+    if part.when.total < SHORTEST_NS:
         return None
+    signs = facts.signs[part.process]
     times = Counter[str]()
     for stack, start, end in signs.shown(part.when):
         # a stretch of equal samples may hide what ran between two of them: a short part of it says nothing about the region
@@ -64,9 +64,8 @@ def lacks_cpu(facts: Facts, part: Part, seconds: float) -> bool:
     """Return whether the thread was ready and had no CPU for more than half of some seconds of a part, and long enough for
     `doing` to state it.
     """
-    signs = facts.signs.get(part.process)
     least = max(0.5e9 * seconds, LEAST_QUEUED * part.when.total)
-    return signs is not None and signs.queued(part.when) >= least
+    return facts.signs[part.process].queued(part.when) >= least
 
 
 _LOAD_AHEAD = (
@@ -77,7 +76,6 @@ _WORKERS_LATE = "its worker processes are too slow: prepare less of the data in 
 
 def load_advice(facts: Facts, part: Part) -> str:
     """Return what to try about a wait for data: a loader that waits for a queue has workers already."""
-    signs = facts.signs.get(part.process)
-    stacks = [stack.modules for stack, _, _ in signs.shown(part.when)] if signs else []
+    stacks = [stack.modules for stack, _, _ in facts.signs[part.process].shown(part.when)]
     called = [modules[modules.index(LOADER) - 1] for modules in stacks if LOADER in modules[1:]]
     return _WORKERS_LATE if {"queues.py", "queue.py"}.intersection(called) else _LOAD_AHEAD

@@ -288,16 +288,12 @@ def _slack(graph: StepGraph, known: Sequence[Timeline]) -> list[Slack]:
 
 
 def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[str, Signs]:
-    """Return the evidence by the label of its process."""
+    """Return the evidence by the label of its process; empty where there is none."""
     by_process = {(each.rank, each.host, each.pid): each for each in evidence}
-    found = {}
+    found = {process.label: Signs() for process in processes}
     for process in processes:
         origin = process.origin
-        own = (
-            by_process.get((origin.rank, origin.host, origin.pid))
-            if isinstance(origin.rank, int | str)
-            else None
-        )
+        own = None if origin.rank is None else by_process.get((origin.rank, origin.host, origin.pid))
         if own is not None:
             threads = [digest.nest.thread for digest in process.digests if digest.nest is not None]
             main = next((each for each in threads if each is not None), None)

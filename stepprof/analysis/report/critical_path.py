@@ -180,7 +180,7 @@ def _links(
     recorded: Sequence[tuple[int, int, str]], met: Sequence[tuple[int, int, str]]
 ) -> list[tuple[int, int, str]]:
     """Return the waits in collectives, and those in regions as far as no collective shows what happened there."""
-    known = Intervals.union([start for start, _, _ in recorded], [end for _, end, _ in recorded])
+    known = Intervals.of((start, end) for start, end, _ in recorded)
     return sorted([*recorded, *(each for each in met if not len(known.clip(*each[:2])))])
 
 

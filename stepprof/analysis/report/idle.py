@@ -140,7 +140,7 @@ def _without_capture(process: Process) -> Intervals:
         and window["end_unix_ns"] is not None
     ]
     offset = process.offset_ns
-    return Intervals.union([start - offset for start, _ in edges], [end - offset for _, end in edges])
+    return Intervals.of((start - offset, end - offset) for start, end in edges)
 
 
 def _own(process: Process, step: _Step) -> Intervals:
@@ -158,7 +158,7 @@ def _own(process: Process, step: _Step) -> Intervals:
     chosen = [each for each in named if each[0] not in step.engine_roles]
     if process.kind == "rank" and not named:
         chosen = stretches
-    return Intervals.union([start for _, start, _ in chosen], [end for _, _, end in chosen])
+    return Intervals.of((start, end) for _, start, end in chosen)
 
 
 def _by_cpu_time(

@@ -49,6 +49,12 @@ class Intervals:
         return cls(start[first], reach[last])
 
     @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Intervals:
+        """Return the union of intervals, each a pair of its start and its end."""
+        pairs = [*pairs]
+        return cls.union([start for start, _ in pairs], [end for _, end in pairs])
+
+    @classmethod
     def all_of(cls, sets: Iterable[Intervals]) -> Intervals:
         """Return the union of several sets."""
         sets = [EMPTY, *sets]

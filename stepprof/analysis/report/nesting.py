@@ -261,7 +261,7 @@ class _Sweep:
 
     def _made(self) -> Iterator[Place]:
         for (parent, name, role, window), members in zip(self.numbers, self.members, strict=True):
-            when = Intervals.union([self.start[at] for at in members], [self.end[at] for at in members])
+            when = Intervals.of((self.start[at], self.end[at]) for at in members)
             packed = when.coarse(STRETCHES)[0].pack()
             longest = max(self.end[at] - self.start[at] for at in members) / 1e9
             yield Place(

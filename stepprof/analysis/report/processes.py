@@ -186,7 +186,7 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
 def union(windows: Iterable[Window]) -> Intervals:
     """Return the union of some windows."""
     windows = list(windows)
-    return Intervals.union([window.start for window in windows], [window.end for window in windows])
+    return Intervals.of((window.start, window.end) for window in windows)
 
 
 def measurable(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,10 +324,7 @@ def _by_process(waits: Sequence[Wait]) -> dict[str, Intervals]:
     of: dict[str, list[Wait]] = {}
     for wait in waits:
         of.setdefault(wait.label, []).append(wait)
-    return {
-        label: Intervals.union([wait.start for wait in those], [wait.end for wait in those])
-        for label, those in of.items()
-    }
+    return {label: Intervals.of((wait.start, wait.end) for wait in those) for label, those in of.items()}
 
 
 def _groups(meetings: Sequence[_Meeting], labels: Sequence[str]) -> dict[str, int]:
