@@ -20,8 +20,9 @@ from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
-from stepprof.recording.evidence.stacks import HeldStretch, StackSampler, Stretch
+from stepprof.recording.evidence.stacks import StackSampler, Stretch
 from stepprof.recording.evidence.thread_tasks import task_of
+from stepprof.recording.evidence.waiting_tasks import HeldStretch
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
@@ -183,7 +184,7 @@ class _Running:
         for stretch in [] if self._sampler is None else self._sampler.stretches:
             if _begin_at(stretch, self.start_ns):
                 found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
-        for each in [] if self._sampler is None else self._sampler.held:
+        for each in [] if self._sampler is None else self._sampler.tasks.stretches:
             times = max(each.start_ns, self.start_ns), min(each.end_ns, self._end_ns)
             if times[0] < times[1]:
                 found.append(_held_span(each, times))

@@ -22,7 +22,7 @@ from stepprof.host.kernel_times import ThreadTimes
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
-from stepprof.recording.evidence.waiting_tasks import Held, held_tasks
+from stepprof.recording.evidence.waiting_tasks import TaskSampler
 from stepprof.run.evidence import SAMPLE_NS
 
 __all__ = ["StackSampler", "Stretch", "ThreadTotal"]
@@ -70,20 +70,6 @@ class Stretch:
     counted: bool
     """The kernel counts both."""
     samples: int = 1
-
-
-@dataclass(slots=True)
-class HeldStretch:
-    """Consecutive samples in which the same number of an event loop's coroutines waited in the same
-    function. Times by `perf_counter_ns`.
-    """
-
-    thread: int
-    """The thread of the event loop."""
-    place: Place
-    held: Held
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(slots=True)
@@ -148,9 +134,7 @@ class StackSampler:
 
     def __init__(self, threads: dict[int, int], place: Callable[[], Place], thread: SamplerThread) -> None:
         self.stretches: list[Stretch] = []
-        self.held: list[HeldStretch] = []
-        self._held: HeldStretch | None = None
-        """That of the last sample."""
+        self.tasks = TaskSampler()
         self.totals: dict[int, ThreadTotal] = {}
         self._threads = threads
         self._busy: set[int] = set()
@@ -217,9 +201,7 @@ class StackSampler:
         if self._over:
             return
         self._over = True
-        held = self._end_held()
-        if held is not None:
-            held.end_ns = min(held.end_ns, end_ns)
+        self.tasks.end(min(perf_counter_ns(), end_ns))
         for total in self.totals.values():
             if not total.times.ended:
                 self._count(total, end_ns, end_ns)
@@ -230,7 +212,8 @@ class StackSampler:
         """Sample all threads. A sample counts from when it was due: if a call held the
         interpreter's lock since then, the thread was in that call.
         """
-        place, held = self._place(), self._end_held()
+        place = self._place()
+        self.tasks.end(perf_counter_ns())
         mine = {
             ident: thread
             for ident, thread in list(self._threads.items())[:MOST_THREADS]
@@ -270,25 +253,7 @@ class StackSampler:
                     )
             total.samples += 1
             if found is not None and _is_event_loop(found[0]):
-                self._sample_tasks(thread, place, held)
-
-    def _sample_tasks(self, thread: int, place: Place, last: HeldStretch | None) -> None:
-        """Sample the coroutines of a thread whose event loop waits. `last`: the previous sample."""
-        held, now = held_tasks(), perf_counter_ns()
-        if held is None:
-            return
-        if last is not None and (last.thread, last.place, last.held) == (thread, place, held):
-            self._held = last
-        elif len(self.held) < MOST:
-            self._held = HeldStretch(thread, place, held, now, now)
-            self.held.append(self._held)
-
-    def _end_held(self) -> HeldStretch | None:
-        """Extend the coroutines' stretch to now, and return it."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.end_ns = perf_counter_ns()
-        return held
+                self.tasks.sample(thread, place)
 
     def _leave(self, total: ThreadTotal) -> None:
         """End the stretch of a thread that is no longer busy, or has regions now."""

@@ -1,4 +1,4 @@
-"""Count the coroutines that wait for an asyncio lock or semaphore, and those that have passed it.
+"""Sample the coroutines that wait for an asyncio lock or semaphore, and those that have passed it.
 
 What a coroutine awaits is followed within one call of C code: see `stacks` for why none of its objects is kept.
 """
@@ -9,16 +9,20 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat, takewhile
 from operator import eq, itemgetter, methodcaller
 from pathlib import Path
+from time import perf_counter_ns
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["MOST_TASKS", "Held", "held_tasks"]
+__all__ = ["MOST_TASKS", "HeldStretch", "TaskSampler", "held_tasks"]
 
 MOST_TASKS = 64
 """With more tasks nothing is counted: a part of them could lack those that have passed."""
+MOST = 5_000
+"""Maximum number of stretches of one capture."""
 DEPTH = 32
 _LOCKS = str(Path(threading.Condition.wait.__code__.co_filename).with_name("asyncio") / "locks.py")
 
@@ -36,6 +40,48 @@ class Held(NamedTuple):
     """Tasks in the function that do not wait there."""
     others: int
     """Tasks that are not in the function."""
+
+
+@dataclass(slots=True)
+class HeldStretch:
+    """Consecutive samples in which the same number of an event loop's coroutines waited in the same
+    function. Times by `perf_counter_ns`.
+    """
+
+    thread: int
+    """The thread of the event loop."""
+    place: tuple[int | None, str | None]
+    """The step and role of the window that was open."""
+    held: Held
+    start_ns: int
+    end_ns: int
+
+
+class TaskSampler:
+    """Merges equal samples into stretches."""
+
+    def __init__(self) -> None:
+        self.stretches: list[HeldStretch] = []
+        self._last: HeldStretch | None = None
+        """That of the sample before."""
+        self._current: HeldStretch | None = None
+
+    def end(self, now_ns: int) -> None:
+        """Have the current stretch last until now. The next sample may continue it."""
+        self._last, self._current = self._current, None
+        if self._last is not None:
+            self._last.end_ns = now_ns
+
+    def sample(self, thread: int, place: tuple[int | None, str | None]) -> None:
+        """Sample the coroutines of a thread whose event loop waits."""
+        held, now, last = held_tasks(), perf_counter_ns(), self._last
+        if held is None:
+            return
+        if last is not None and (last.thread, last.place, last.held) == (thread, place, held):
+            self._current = last
+        elif len(self.stretches) < MOST:
+            self._current = HeldStretch(thread, place, held, now, now)
+            self.stretches.append(self._current)
 
 
 def held_tasks() -> Held | None:
