@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -28,16 +28,11 @@ from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, gather, measurable
 from stepprof.analysis.report.region_rows import region_rows
 from stepprof.analysis.report.schema import (
-    EngineWork,
     Finding,
-    GanttRow,
-    Idle,
     Island,
-    Memory,
     PathSegment,
     Problem,
     Report,
-    Rollout,
     Shortfall,
     Slack,
     SourceInfo,
@@ -55,8 +50,6 @@ from stepprof.run.summary import SESSIONS, engine_label, without_references
 from stepprof.version import VERSION
 
 __all__ = ["combine"]
-
-_Row = TypeVar("_Row")
 
 
 def combine(
@@ -99,30 +92,32 @@ def combine(
         {engine["role"] for engine in engines if engine["kind"] not in SESSIONS}
         | {process.origin.role for process in everyone if process.kind == "engine"}
     )
+    by_clock = _by_clock(everyone)
     parts = [
         _part(
             processes,
             by_process,
+            several=len(by_clock) > 1,
             engine_roles=engine_roles,
             engines=engines,
             shortfalls=shortfalls,
             evidence=evidence,
             neighbours=neighbours,
         )
-        for processes in _islands(everyone)
+        for processes in by_clock
     ]
-    parts.sort(key=lambda part: -part.island.seconds)
-    several = len(parts) > 1
-
-    def every(which: Callable[[_Part], list[_Row]]) -> list[_Row]:
-        return [row for part in parts for row in which(part)]
-
-    works = every(lambda part: part.engines)
+    parts.sort(key=lambda part: -part[0].seconds)
+    islands = [island for island, _ in parts]
+    tables: dict[str, Any] = defaultdict(list)
+    for _, of in parts:
+        for name, rows in of.items():
+            tables[name] += rows
+    tables["engines"] += without_steps(tables["engines"], engines)
     report = Report(
         run_id=run_id,
         step=step,
-        start_unix_ns=parts[0].island.start_unix_ns if parts else 0,
-        seconds=parts[0].island.seconds if parts else 0.0,
+        start_unix_ns=islands[0].start_unix_ns if islands else 0,
+        seconds=islands[0].seconds if islands else 0.0,
         clock=describe(alignments),
         clock_error_ns=worst_error(alignments),
         stepprof=VERSION,
@@ -130,24 +125,15 @@ def combine(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
         ),
         sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
-        gantt=every(lambda part: part.gantt),
-        roles=[_on(time, part, several) for part in parts for time in part.roles],
-        regions=[_on(time, part, several) for part in parts for time in part.regions],
-        tree=region_rows(everyone, parts[0].island.seconds if parts else 0.0),
-        path=every(lambda part: part.path),
-        slack=every(lambda part: part.slack),
+        tree=region_rows(everyone, islands[0].seconds if islands else 0.0),
         skew=[
             *end_skew(everyone, by_process),
             *(row for each in waits for row in collective_skew(each.by_phase)),
         ],
         unmatched=[row for each in waits for row in unmatched_times(each.unmatched)],
-        idle=every(lambda part: part.idle),
-        rollout=every(lambda part: part.rollout),
-        engines=[*works, *without_steps(works, engines)],
         overlap=overlaps(everyone),
         ops=merge_ops(_tables(everyone, "ops"), "op"),
         kernels=merge_ops(_tables(everyone, "kernels"), "kernel"),
-        memory=every(lambda part: part.memory),
         allocators=allocators_of(everyone, counts or {}),
         overhead=overheads(everyone, windows, engines),
         stops=stop_costs(everyone, engines),
@@ -157,45 +143,29 @@ def combine(
             *(Problem(digest.origin.path, problem) for digest in digests for problem in digest.findings),
             *_left_out(digests),
         ],
-        islands=[part.island for part in parts],
+        islands=islands,
+        **tables,
     )
     roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
     notices = [
         *_raised(everyone),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
-    return msgspec.structs.replace(
-        report, findings=sentences(report, every(lambda part: part.findings), notices)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The tables of one island. These compare times."""
-
-    island: Island
-    gantt: list[GanttRow]
-    roles: list[TimeOf]
-    regions: list[TimeOf]
-    idle: list[Idle]
-    rollout: list[Rollout]
-    engines: list[EngineWork]
-    memory: list[Memory]
-    path: list[PathSegment]
-    slack: list[Slack]
-    findings: list[Finding]
+    return msgspec.structs.replace(report, findings=sentences(report, tables["findings"], notices))
 
 
 def _part(
     processes: Sequence[Process],
     waits: Mapping[str, Waiting],
     *,
+    several: bool,
     engine_roles: frozenset[str | None],
     engines: Sequence[Mapping[str, Any]],
     shortfalls: Sequence[Shortfall],
     evidence: Sequence[Evidence],
     neighbours: Neighbours | None,
-) -> _Part:
+) -> tuple[Island, dict[str, list[Any]]]:
+    """Return an island, and the tables of the report that compare its times, by their names."""
     start, end = _bounds(processes)
     known = timelines(processes, waits, _unfinished(processes, shortfalls))
     path = critical_path(known, start, end, engine_roles)
@@ -215,19 +185,19 @@ def _part(
         neighbours,
     )
     hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
-    return _Part(
-        island=Island(list(hosts), start, (end - start) / 1e9, processes[0].island),
-        gantt=gantt(processes, start),
-        roles=role_times(processes, start, end),
-        regions=region_times(processes, start, end),
-        idle=idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
-        rollout=rollouts,
-        engines=works,
-        memory=memory_peaks(processes, start),
-        path=[_segment(each, start) for each in path],
-        slack=_slack(graph, known),
-        findings=findings_of(facts),
-    )
+    island = Island(list(hosts), start, (end - start) / 1e9, processes[0].island)
+    return island, {
+        "gantt": gantt(processes, start),
+        "roles": [_on(each, island, several) for each in role_times(processes, start, end)],
+        "regions": [_on(each, island, several) for each in region_times(processes, start, end)],
+        "idle": idle_times(processes, Intervals.one(start, end), engine_roles, waits, engines),
+        "rollout": rollouts,
+        "engines": works,
+        "memory": memory_peaks(processes, start),
+        "path": [_segment(each, start) for each in path],
+        "slack": _slack(graph, known),
+        "findings": findings_of(facts),
+    }
 
 
 LONGEST_ERROR = 160
@@ -301,7 +271,7 @@ def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[s
     return found
 
 
-def _islands(processes: Sequence[Process]) -> list[list[Process]]:
+def _by_clock(processes: Sequence[Process]) -> list[list[Process]]:
     """Return the processes of each clock, in order."""
     islands: dict[str, list[Process]] = {}
     for process in processes:
@@ -309,8 +279,8 @@ def _islands(processes: Sequence[Process]) -> list[list[Process]]:
     return list(islands.values())
 
 
-def _on(time: TimeOf, part: _Part, several: bool) -> TimeOf:
-    return msgspec.structs.replace(time, clock=", ".join(part.island.hosts)) if several else time
+def _on(time: TimeOf, island: Island, several: bool) -> TimeOf:
+    return msgspec.structs.replace(time, clock=", ".join(island.hosts)) if several else time
 
 
 def _bounds(processes: Sequence[Process]) -> tuple[int, int]:
