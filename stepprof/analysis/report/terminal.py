@@ -90,8 +90,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     parts = parts_of(report)
     if parts:
         _section(console, "where the time went", parts_table(report, parts, plain, room))
-    if report.rollout:
-        _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
+    _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     samples = sample_rows(report.rollout[:MOST_PROCESSES])
     _section(console, "bound samples and their requests", engines_table(*samples, room))
     engines = report.engines[:MOST_PROCESSES]
@@ -99,31 +98,25 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         console, "what engines generated, by their own statistics", engines_table(*token_rows(engines), room)
     )
     _section(console, "forward steps of engines by stage", engines_table(*stage_rows(engines), room))
-    if report.skew:
-        _section(console, "stragglers", skew_table(report, top, room))
+    _section(console, "stragglers", skew_table(report, top, room))
     spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
-    if spare:
-        heading = "how much longer processes could take without making the step longer"
-        _section(console, heading, slack_table(spare, room))
-    if report.unmatched:
-        heading = "collectives that were not recorded on all ranks, or could not be matched"
-        _section(console, heading, unmatched_table(report.unmatched[:top], room))
-    if report.idle:
-        _section(console, "work and waiting", idle_table(report.idle, room))
+    heading = "how much longer processes could take without making the step longer"
+    _section(console, heading, slack_table(spare, room))
+    heading = "collectives that were not recorded on all ranks, or could not be matched"
+    _section(console, heading, unmatched_table(report.unmatched[:top], room))
+    _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:
         _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
     if report.tree:
         heading = "regions and what they called, median of the processes"
         _section(console, heading, tree_table(report, plain, room, top=max(20, 2 * top)))
-    elif report.regions:
+    else:
         _section(console, "regions", regions_table(report.regions[:top], room))
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
-        if ops:
-            _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
+        _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
     _section(console, "memory and recording overhead", cost_lines(report))
-    if report.stops:
-        heading = "time that engines took to write their traces, with estimates for other limits"
-        _section(console, heading, stops_table(report.stops, room))
+    heading = "time that engines took to write their traces, with estimates for other limits"
+    _section(console, heading, stops_table(report.stops, room))
     _print_problems(console, report.problems)
     clock = report.clock.rstrip(".")
     if report.clock_error_ns:

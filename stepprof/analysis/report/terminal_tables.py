@@ -1,4 +1,4 @@
-"""Render the figures of the report as terminal tables, each with a few rows."""
+"""Render the figures of the report as terminal tables, each with a few rows. A table without a row is None."""
 
 from __future__ import annotations
 
@@ -68,13 +68,17 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int) -> Table:
-    """Return a table that fits into its room.
+def _table(
+    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int
+) -> Table | None:
+    """Return a table that fits into its room; None: it has no row.
 
     Right-aligned columns (figures) and "w" columns are never truncated. Other columns have a
     minimum width; below that the table is wider than its room.
     """
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    if not cells:
+        return None
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     natural, wrapped, least = [], [], []
     for header, side, column in zip(headers, align, zip(*cells, strict=True), strict=True):
@@ -108,7 +112,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
     return narrowed
 
 
-def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Table:
+def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Table | None:
     """Return the region tree: the costliest rows with the rows around them, bars scaled to the step.
 
     Each row is one line: names that are too long are cut. A narrow table has short bars, and no column
@@ -232,7 +236,7 @@ def _ribbon(rows: Sequence[GanttRow], part: TimeOf, total: float, plain: bool, l
     return "".join(("#" if plain else "█") if cell else ("." if plain else "·") for cell in cells)
 
 
-def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table:
+def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table | None:
     """Return each engine's batch sizes and tail; `plain`: without the curve."""
     headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
     rows: list[list[str | Text]] = [
@@ -251,8 +255,8 @@ def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table
 
 
 def engines_table(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table | None:
-    """Return a row per engine with figures; None: there is no row."""
-    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room) if rows else None
+    """Return a row per engine with figures."""
+    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
 def _sparkline(rollout: Rollout, width: int = 28) -> str:
@@ -268,7 +272,7 @@ def _sparkline(rollout: Rollout, width: int = 28) -> str:
     return "".join(levels)
 
 
-def skew_table(report: Report, top: int, room: int) -> Table:
+def skew_table(report: Report, top: int, room: int) -> Table | None:
     """Return the `top` phases in which the straggler lost the most time."""
     phases = sorted(
         report.skew,
@@ -301,7 +305,7 @@ def skew_table(report: Report, top: int, room: int) -> Table:
     )
 
 
-def idle_table(idle: Sequence[Idle], room: int) -> Table:
+def idle_table(idle: Sequence[Idle], room: int) -> Table | None:
     """Return how the processes spent the step."""
     kinds = causes(each.causes for each in idle)
     headers = ["", "step", "work", *kinds.values()]
@@ -327,13 +331,13 @@ def idle_table(idle: Sequence[Idle], room: int) -> Table:
     return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
-def slack_table(rows: Sequence[Slack], room: int) -> Table:
+def slack_table(rows: Sequence[Slack], room: int) -> Table | None:
     """Return how much longer processes could have worked."""
     cells = [[row.role or "step", row.process, seconds(row.seconds)] for row in rows]
     return _table(["role", "process", "could take longer"], cells, "llr", room)
 
 
-def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
+def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table | None:
     """Return time in collectives whose waits cannot be attributed."""
     cells = [
         [
@@ -351,7 +355,7 @@ def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table:
     )
 
 
-def overlap_table(report: Report, room: int) -> Table:
+def overlap_table(report: Report, room: int) -> Table | None:
     """Return communication and computation, the mean of the processes."""
     count = len(report.overlap)
     total = sum(each.communication for each in report.overlap)
@@ -368,7 +372,7 @@ def overlap_table(report: Report, room: int) -> Table:
     return _table(headers, [row], "r" * len(row), room)
 
 
-def regions_table(times: Sequence[TimeOf], room: int) -> Table:
+def regions_table(times: Sequence[TimeOf], room: int) -> Table | None:
     """Return a row per region, in the given order."""
     rows = []
     for time in times:
@@ -389,7 +393,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table:
     return _table(headers, rows, "llrrrrl", room)
 
 
-def ops_table(ops: Sequence[Op], room: int) -> Table:
+def ops_table(ops: Sequence[Op], room: int) -> Table | None:
     """Return a row per operator or kernel, in the given order."""
     rows = [
         [_shortened(printable(op.name), max(room - _OP_FIGURES, _NAME)), number(op.calls), seconds(op.self_seconds), share(op.share)]
@@ -419,7 +423,7 @@ def cost_lines(report: Report) -> RenderableType | None:
     return Group(*(Text(printable(line)) for line in lines)) if lines else None
 
 
-def stops_table(costs: Sequence[StopCost], room: int) -> Table:
+def stops_table(costs: Sequence[StopCost], room: int) -> Table | None:
     """Return the time that engines took to write their traces, with estimates for other limits.
 
     The longest time per forward step is first.
@@ -435,7 +439,7 @@ def stops_table(costs: Sequence[StopCost], room: int) -> Table:
     return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
-def changes_table(changes: Sequence[Change], room: int) -> Table:
+def changes_table(changes: Sequence[Change], room: int) -> Table | None:
     """Return a row per change, in the given order."""
     rows: list[list[str | Text]] = []
     for change in changes:
