@@ -7,7 +7,7 @@ common clock of the timeline: that of the process that compared the others with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from typing import Literal, TypeVar
 
@@ -33,7 +33,6 @@ __all__ = [
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-Kind = TypeVar("Kind", bound=np.generic)
 Args = bytes | None
 """The raw JSON object of an event's arguments, if it has any."""
 
@@ -155,7 +154,29 @@ class Track:
 
 
 @dataclass(slots=True)
-class Slices:
+class _Rows:
+    """Columns of equal length."""
+
+    def where(self: R, kept: Flags) -> R:
+        """Return the selected ones. If these are all, no column is copied."""
+        if kept.all():
+            return replace(self)
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(
+            self,
+            **{
+                name: [*compress(column, kept.tolist())] if isinstance(column, list) else column[kept]
+                for name, column in columns.items()
+                if column is not None
+            },
+        )
+
+
+R = TypeVar("R", bound=_Rows)
+
+
+@dataclass(slots=True)
+class Slices(_Rows):
     """Intervals, n of them, in any order. ``args`` are the raw JSON objects of the file, or None if
     they were not kept.
     """
@@ -176,21 +197,9 @@ class Slices:
     def __len__(self) -> int:
         return len(self.start)
 
-    def where(self, kept: Flags) -> Slices:
-        """Return the selected ones."""
-        times = _kept(self.start, kept), _kept(self.duration, kept)
-        return Slices(
-            *times,
-            _kept(self.name, kept),
-            _kept(self.category, kept),
-            _kept(self.track, kept),
-            _kept_args(self.args, kept),
-            None if self.task is None else _kept(self.task, kept),
-        )
-
 
 @dataclass(slots=True)
-class Instants:
+class Instants(_Rows):
     """Points in time: marks, and other instants of a trace."""
 
     time: Times
@@ -202,19 +211,9 @@ class Instants:
     def __len__(self) -> int:
         return len(self.time)
 
-    def where(self, kept: Flags) -> Instants:
-        """Return the selected ones."""
-        return Instants(
-            _kept(self.time, kept),
-            _kept(self.name, kept),
-            _kept(self.category, kept),
-            _kept(self.track, kept),
-            _kept_args(self.args, kept),
-        )
-
 
 @dataclass(slots=True)
-class Counters:
+class Counters(_Rows):
     """Values over time; ``track`` is of kind ``counter`` and has the name."""
 
     time: Times
@@ -223,10 +222,6 @@ class Counters:
 
     def __len__(self) -> int:
         return len(self.time)
-
-    def where(self, kept: Flags) -> Counters:
-        """Return the selected ones."""
-        return Counters(_kept(self.time, kept), _kept(self.value, kept), _kept(self.track, kept))
 
 
 @dataclass(slots=True)
@@ -291,12 +286,3 @@ class Source:
             instants=self.instants.where(instants),
             counters=self.counters.where(counters),
         )
-
-
-def _kept(column: npt.NDArray[Kind], kept: Flags) -> npt.NDArray[Kind]:
-    """Return the selected rows of a column; a column that stays whole is not copied."""
-    return column if kept.all() else column[kept]
-
-
-def _kept_args(args: list[Args] | None, kept: Flags) -> list[Args] | None:
-    return args if args is None or kept.all() else list(compress(args, kept.tolist()))
