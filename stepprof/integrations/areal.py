@@ -20,6 +20,7 @@ from stepprof.integrations.groups import merged
 from stepprof.integrations.training_loop import (
     TrainingLoop,
     close_timer,
+    end_evaluations,
     end_jobs,
     is_incomplete,
     open_timer,
@@ -126,13 +127,8 @@ def _step_ends(step: int | None, error: BaseException | None) -> None:
         job.end((step or 0) + 1, error)
 
 
-def _evaluation_begins(*_: object) -> list[tuple[Job, StepWindow | None]]:
-    return [(job, job.loop.evaluation(job.finished or 0)) for job in _jobs]
-
-
-def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: BaseException | None) -> None:
-    for job, window in opened or ():
-        job.loop.end_evaluation(window, error)
+def _evaluation_begins(*_: object) -> list[tuple[TrainingLoop, StepWindow | None]]:
+    return [(job.loop, job.loop.evaluation(job.finished or 0)) for job in _jobs]
 
 
 def _own_steps(config: Any) -> list[int]:
@@ -153,7 +149,7 @@ def _attach_trainers(patches: Patches) -> None:
     for trainer in TRAINERS:
         patches.around(f"{trainer}.train", _training_begins, _training_ends)
         patches.around(f"{trainer}._save_perf_tracer", _step_is_over, _step_ends)
-        patches.around(f"{trainer}._evaluate_fn", _evaluation_begins, _evaluation_ends)
+        patches.around(f"{trainer}._evaluate_fn", _evaluation_begins, end_evaluations)
 
 
 # -- other processes

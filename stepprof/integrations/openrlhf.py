@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import is_ray_worker
-from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer, start_session
+from stepprof.integrations.training_loop import (
+    TrainingLoop,
+    close_timer,
+    end_evaluations,
+    open_timer,
+    start_session,
+)
 
 if TYPE_CHECKING:
     from stepprof.instrument.step import StepWindow
@@ -147,13 +153,8 @@ def _best_is_saved(token: Any, error: BaseException | None) -> None:
             job.end()
 
 
-def _evaluation_begins(*_: object) -> list[tuple[Job, StepWindow | None]]:
-    return [(job, job.loop.evaluation(job.step)) for job in _jobs]
-
-
-def _evaluation_ends(opened: list[tuple[Job, StepWindow | None]] | None, error: BaseException | None) -> None:
-    for job, window in opened or ():
-        job.loop.end_evaluation(window, error)
+def _evaluation_begins(*_: object) -> list[tuple[TrainingLoop, StepWindow | None]]:
+    return [(job.loop, job.loop.evaluation(job.step)) for job in _jobs]
 
 
 def _attach_trainer(patches: Patches) -> None:
@@ -166,18 +167,14 @@ def _attach_trainer(patches: Patches) -> None:
         f"{TRAINER}.save_best_checkpoint", lambda *_: open_timer("save_best_checkpoint"), _best_is_saved
     )
     patches.around(f"{GENERATOR}.generate_samples", _rollout_begins, close_timer)
-    patches.around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, _evaluation_ends)
+    patches.around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, end_evaluations)
     for method, (name, role) in PHASES.items():
-        patches.around(method, partial(_phase_begins, name, role), close_timer)
+        patches.around(method, lambda *_, of=(name, role): open_timer(*of), close_timer)
 
 
 def _attach_samples(patches: Patches) -> None:
     if is_ray_worker():
         patches.result(f"{GENERATOR}.generate_samples", _samples_are_made)
-
-
-def _phase_begins(name: str, role: str | None, *_: object) -> Any:
-    return open_timer(name, role)
 
 
 # -- ranks
@@ -186,7 +183,7 @@ def _phase_begins(name: str, role: str | None, *_: object) -> Any:
 def _attach_rank(owner: str, patches: Patches) -> None:
     for method, name in STAGES.items():
         if method.startswith(owner):
-            patches.around(method, partial(_phase_begins, name, None), close_timer)
+            patches.around(method, lambda *_, name=name: open_timer(name), close_timer)
 
 
 _adapter = partial(Adapter, distributions=("openrlhf",), tested=">=0.11.2,<0.11.3")

@@ -17,7 +17,7 @@ from stepprof.integrations.adapter import Adapter
 from stepprof.run.output_root import output_root
 
 if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
+    pass
 
 __all__ = ["ADAPTERS", "with_variables"]
 
@@ -46,10 +46,6 @@ def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
     return environment
 
 
-def _attach(patches: Patches) -> None:
-    patches.result(RUNTIME_ENVIRONMENT, with_variables)
-
-
 ADAPTERS = (
     Adapter(
         name="ray",
@@ -57,6 +53,6 @@ ADAPTERS = (
         tested=">=2.60,<2.61",
         trigger="ray._private.worker",
         needs={RUNTIME_ENVIRONMENT: ("runtime_env",)},
-        attach=_attach,
+        attach=lambda patches: patches.result(RUNTIME_ENVIRONMENT, with_variables),
     ),
 )

@@ -122,14 +122,6 @@ def _range_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return open_timer(kwargs["label"] if "label" in kwargs else args[1])
 
 
-def _attach_timer(patches: Patches) -> None:
-    patches.block(TIMER, _timer_begins, _timer_ends)
-
-
-def _attach_range(patches: Patches) -> None:
-    patches.block(RANGE, _range_begins, close_timer, timer=True)
-
-
 def _attach_runner(target: str, patches: Patches) -> None:
     patches.around(f"{target}.run", partial(_run_begins, *RUNNERS[target]), _run_ends)
 
@@ -137,8 +129,18 @@ def _attach_runner(target: str, patches: Patches) -> None:
 _adapter = partial(Adapter, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter("rlinf.timers", TIMER, _attach_timer, {TIMER: ("name",)}),
-    _adapter("rlinf.workers", "rlinf.scheduler.worker.worker", _attach_range, {RANGE: ("label",)}),
+    _adapter(
+        "rlinf.timers",
+        TIMER,
+        lambda patches: patches.block(TIMER, _timer_begins, _timer_ends),
+        {TIMER: ("name",)},
+    ),
+    _adapter(
+        "rlinf.workers",
+        "rlinf.scheduler.worker.worker",
+        lambda patches: patches.block(RANGE, _range_begins, close_timer, timer=True),
+        {RANGE: ("label",)},
+    ),
     *(
         _adapter(
             f"rlinf.{target.partition(':')[2]}",

@@ -93,10 +93,6 @@ def _groups(pipeline: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
         yield each.workers, ("ref",)
 
 
-def _attach_timers(patches: Patches) -> None:
-    patch_codetiming(patches, lambda: _jobs[0] if _jobs else None)
-
-
 def _attach_pipeline(target: str, patches: Patches) -> None:
     patches.around(f"{target}.run", _run_begins, _run_ends)
 
@@ -104,7 +100,12 @@ def _attach_pipeline(target: str, patches: Patches) -> None:
 _adapter = partial(Adapter, distributions=("roll",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter("roll.timers", "roll.pipeline", _attach_timers, CODETIMING),
+    _adapter(
+        "roll.timers",
+        "roll.pipeline",
+        lambda patches: patch_codetiming(patches, lambda: _jobs[0] if _jobs else None),
+        CODETIMING,
+    ),
     *(
         _adapter(
             f"roll.{target.partition(':')[2]}",

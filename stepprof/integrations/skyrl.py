@@ -113,10 +113,6 @@ def _attach_trainer(patches: Patches) -> None:
         patches.around(f"{TIMER}.__{kind}exit__", close_kept)
 
 
-def _attach_async_trainer(patches: Patches) -> None:
-    patches.around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends)
-
-
 _adapter = partial(Adapter, distributions=("skyrl",), tested=">=0.3.0,<0.4.1")
 
 ADAPTERS = (
@@ -133,5 +129,10 @@ ADAPTERS = (
             skyrl_profiler.CONFIG: skyrl_profiler.FIELDS,
         },
     ),
-    _adapter("skyrl.fully_async", ASYNC_TRAINER, _attach_async_trainer, {f"{ASYNC_TRAINER}.train": ()}),
+    _adapter(
+        "skyrl.fully_async",
+        ASYNC_TRAINER,
+        lambda patches: patches.around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends),
+        {f"{ASYNC_TRAINER}.train": ()},
+    ),
 )

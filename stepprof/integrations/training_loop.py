@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TrainingLoop",
     "close_timer",
+    "end_evaluations",
     "end_jobs",
     "ensure_session",
     "is_incomplete",
@@ -114,6 +115,14 @@ def _first(what: str, name: str) -> bool:
     reported = f"{what} {name}" in _logged
     _logged.add(f"{what} {name}")
     return not reported
+
+
+def end_evaluations(
+    opened: Iterable[tuple[TrainingLoop, StepWindow | None]] | None, error: BaseException | None
+) -> None:
+    """Close the windows of an evaluation, each with the loop that opened it; None: none was opened."""
+    for loop, window in opened or ():
+        loop.end_evaluation(window, error)
 
 
 def _timers_matter() -> bool:

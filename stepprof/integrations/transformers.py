@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.integrations.activation import attach, note_model
 from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
+from stepprof.integrations.training_loop import TrainingLoop, close_timer, end_evaluations, open_timer
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
@@ -108,19 +108,13 @@ def _fetch_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
 
 def _evaluation_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
     loop = loop_of(trainer)
-    return loop, loop.evaluation(trainer.state.global_step)
-
-
-def _evaluation_ends(token: Any, error: BaseException | None) -> None:
-    if token is not None:
-        loop, window = token
-        loop.end_evaluation(window, error)
+    return [(loop, loop.evaluation(trainer.state.global_step))]
 
 
 def _attach(patches: Patches) -> None:
     patches.around(f"{TRAINER}.train", _train_begins, _train_ends)
     patches.around(f"{TRAINER}.get_batch_samples", _fetch_begins, close_timer)
-    patches.around(f"{TRAINER}.evaluate", _evaluation_begins, _evaluation_ends)
+    patches.around(f"{TRAINER}.evaluate", _evaluation_begins, end_evaluations)
     for method, name in REGIONS.items():
         patches.around(f"{TRAINER}.{method}", lambda *_, name=name: open_timer(name), close_timer)
 

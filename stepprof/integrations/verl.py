@@ -189,10 +189,6 @@ def _timer_ends(token: Any, error: BaseException | None) -> None:
         _fit_ends(True, error)
 
 
-def _attach_timers(patches: Patches) -> None:
-    patches.around(TIMER, _timer_begins, _timer_ends)
-
-
 TRAINERS = {
     "verl": TRAINER,
     "verl.v0": V0_TRAINER,
@@ -204,7 +200,12 @@ TRAINERS = {
 ADAPTERS = (
     *verl_processes.ADAPTERS,
     *verl_requests.ADAPTERS,
-    adapter("verl.timers", TIMER, _attach_timers, {TIMER: ("name", "timing_raw")}),
+    adapter(
+        "verl.timers",
+        TIMER,
+        lambda patches: patches.around(TIMER, _timer_begins, _timer_ends),
+        {TIMER: ("name", "timing_raw")},
+    ),
     adapter(
         "verl",
         TRAINER,

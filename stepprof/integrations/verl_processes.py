@@ -77,10 +77,6 @@ def _sample_ends(token: tuple[bind, Any] | None, error: BaseException | None) ->
         bound.__exit__(None, None, None)
 
 
-def _attach_agent_loop(patches: Patches) -> None:
-    patches.around(f"{AGENT_LOOP}._run_agent_loop", _sample_begins, _sample_ends)
-
-
 # -- engines
 
 
@@ -124,10 +120,6 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if is_list else str(value)
 
 
-def _attach_environment(patches: Patches) -> None:
-    patches.result(RAY_ENVIRONMENT, with_variables)
-
-
 def adapter(
     name: str, trigger: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
 ) -> Adapter:
@@ -138,12 +130,17 @@ def adapter(
 
 
 ADAPTERS = (
-    adapter("verl.environment", RAY_ENVIRONMENT, _attach_environment, {RAY_ENVIRONMENT: ("config",)}),
+    adapter(
+        "verl.environment",
+        RAY_ENVIRONMENT,
+        lambda patches: patches.result(RAY_ENVIRONMENT, with_variables),
+        {RAY_ENVIRONMENT: ("config",)},
+    ),
     adapter("verl.workers", WORKER, _attach_workers, dict.fromkeys(STAGES, ())),
     adapter(
         "verl.agent_loop",
         AGENT_LOOP,
-        _attach_agent_loop,
+        lambda patches: patches.around(f"{AGENT_LOOP}._run_agent_loop", _sample_begins, _sample_ends),
         {f"{AGENT_LOOP}._run_agent_loop": ("sampling_params", "trajectory")},
     ),
     adapter(

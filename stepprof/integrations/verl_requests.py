@@ -111,10 +111,6 @@ def _add_times(reply: Any, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         vars(reply)[ATTRIBUTE] = stated
 
 
-def _attach_client(patches: Patches) -> None:
-    patches.result(CLIENT, _mark)
-
-
 def _mark(reply: Any, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Take the times from the reply and mark them in the sample; skip requests that only score a
     given text.
@@ -139,6 +135,6 @@ ADAPTERS = (
         tested=">=0.9.1,<0.9.2",
         trigger=CLIENT.partition(":")[0],
         needs={CLIENT: ("sampling_params",)},
-        attach=_attach_client,
+        attach=lambda patches: patches.result(CLIENT, _mark),
     ),
 )

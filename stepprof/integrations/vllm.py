@@ -16,7 +16,7 @@ from stepprof.integrations.names import look_up
 from stepprof.remote.vllm import engine_args
 
 if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
+    pass
 
 __all__ = ["ADAPTERS", "FOLDER"]
 
@@ -59,14 +59,6 @@ def _routes_end(app: Any, error: BaseException | None) -> None:
         app.include_router(look_up(ROUTER))
 
 
-def _attach(patches: Patches) -> None:
-    patches.around(f"{ARGUMENTS}.create_engine_config", _build_begins, _build_ends)
-
-
-def _attach_server(patches: Patches) -> None:
-    patches.around(ROUTES, _routes_begin, _routes_end)
-
-
 ADAPTERS = (
     Adapter(
         name="vllm",
@@ -78,7 +70,9 @@ ADAPTERS = (
             f"{ARGUMENTS}.__init__": ("profiler_config",),
             "vllm.config:ProfilerConfig": ("profiler", "torch_profiler_dir"),
         },
-        attach=_attach,
+        attach=lambda patches: patches.around(
+            f"{ARGUMENTS}.create_engine_config", _build_begins, _build_ends
+        ),
     ),
     Adapter(
         name="vllm.server",
@@ -86,6 +80,6 @@ ADAPTERS = (
         tested=">=0.32,<0.33",
         trigger="vllm.entrypoints.serve.profile.api_router",
         needs={ROUTES: ("app",), ROUTER: ()},
-        attach=_attach_server,
+        attach=lambda patches: patches.around(ROUTES, _routes_begin, _routes_end),
     ),
 )
