@@ -12,7 +12,7 @@ from stepprof.analysis.timeline.span_sources import SpanFiles, span_files
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = ["Neighbours"]
+__all__ = ["Neighbours", "files_of"]
 
 AROUND = 4
 """Number of steps to read before and after the recorded one."""
@@ -31,7 +31,7 @@ class Neighbours:
     """
 
     def __init__(self, runs: Sequence[Path], step: int) -> None:
-        self._files = [files for run in runs for files in _span_files(run / SPANS)]
+        self._files = [files for run in runs for files in files_of(run)]
         self._steps = {number for number in range(step - AROUND, step + AROUND + 1) if number != step}
         self._of = lru_cache(maxsize=64)(self._read)
 
@@ -56,8 +56,9 @@ class Neighbours:
         return {step: dict(times) for step, times in found.items()}
 
 
-def _span_files(folder: Path) -> list[SpanFiles]:
+def files_of(run: Path) -> list[SpanFiles]:
+    """Return the span files of a run; [] if they cannot be read."""
     try:
-        return span_files(folder)
+        return span_files(run / SPANS)
     except OSError:
         return []

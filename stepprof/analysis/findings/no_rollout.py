@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from stepprof.analysis.findings.neighbours import files_of
 from stepprof.analysis.report.schema import Finding
-from stepprof.analysis.timeline.span_sources import SpanFiles, span_files
-from stepprof.run.layout import SPANS
+from stepprof.analysis.timeline.span_sources import SpanFiles
 from stepprof.run.span_lines import parse_span, span_lines
 
 __all__ = ["no_rollout"]
@@ -32,7 +32,7 @@ def no_rollout(runs: Sequence[Path], step: int | None, roles: Collection[str | N
     """
     if step is None or ROLE in roles:
         return []
-    files = [files for run in runs for files in _files(run)]
+    files = [files for run in runs for files in files_of(run)]
     seen = [windows for windows in map(_windows, files[:MOST_PROCESSES]) if _is_over(windows, step)]
     generating = {number for windows in seen for number, role in windows if role == ROLE}
     if not generating or any((step, ROLE) in _windows(each, step) for each in files):
@@ -49,13 +49,6 @@ def _is_over(windows: set[Window], step: int) -> bool:
         return True
     numbers = {number for number, _ in windows}
     return step in numbers and max(numbers) > step
-
-
-def _files(run: Path) -> list[SpanFiles]:
-    try:
-        return span_files(Path(run) / SPANS)
-    except OSError:
-        return []
 
 
 def _windows(process: SpanFiles, step: int | None = None) -> set[Window]:
