@@ -28,6 +28,7 @@ _UNITS = {"b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", re.ASCII)
 _ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -71,17 +72,7 @@ def flag(value: object, key: str) -> bool:
     """Accept true or false."""
     if isinstance(value, bool):
         return value
-    meant = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    guess = meant.get(str(value).strip().lower())
+    guess = _FLAGS.get(str(value).strip().lower())
     hint = "" if guess is None else f"; did you mean {shown(guess)}?"
     raise ConfigError.at(key, value, f"expected true or false{hint}")
 
