@@ -10,8 +10,7 @@ import difflib
 import functools
 import importlib
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stepprof.errors import ConfigError
@@ -29,13 +28,15 @@ BUILT_IN = {
 }
 
 
-class ObjectKind(ABC):
+class ObjectKind:
     """Recognises the engine objects of one package by the names of their classes."""
 
     package: str
     names: frozenset[str]
     what: str
     """The engine in messages."""
+    driver: Callable[[object, str | None], EngineDriver]
+    """Makes a driver for an engine and its name; None: the name of its type."""
 
     def recognises(self, target: object) -> bool:
         """Return whether the target is one, or of a class derived from one."""
@@ -50,10 +51,6 @@ class ObjectKind(ABC):
         options = {key: value for key, value in options.items() if key not in ("kind", "find")}
         check_options(options, (), self.what)
         return self.driver(target, None if name is None else str(name))
-
-    @abstractmethod
-    def driver(self, target: object, name: str | None) -> EngineDriver:
-        """Return a driver for an engine; ``name`` defaults to its type."""
 
 
 def connect_all(target: object, options: Mapping[str, object]) -> list[EngineDriver]:

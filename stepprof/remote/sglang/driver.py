@@ -44,18 +44,6 @@ MARGIN = 0.8
 """The share of a timeout for which calls may run the engine's loop: it is free again before the caller continues."""
 
 
-class SglangKind(ObjectKind):
-    """Recognises SGLang's engine objects."""
-
-    package = "sglang"
-    names = frozenset({"Engine", "TokenizerManager"})
-    what = "an SGLang engine"
-
-    def driver(self, target: object, name: str | None) -> EngineDriver:
-        """Return a driver for it."""
-        return SglangDriver.of_engine(target, name)
-
-
 @dataclass(slots=True)
 class _Sent:
     """A start that was sent: a stop must follow."""
@@ -325,3 +313,12 @@ class SglangDriver(EngineDriver):
                 f"{self.name} records step {sent.window.window.step} already; it was not {what}: SGLang would discard the first capture",
                 "busy",
             )
+
+
+class SglangKind(ObjectKind):
+    """Recognises SGLang's engine objects."""
+
+    package = "sglang"
+    names = frozenset({"Engine", "TokenizerManager"})
+    what = "an SGLang engine"
+    driver = SglangDriver.of_engine

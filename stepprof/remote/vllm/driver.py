@@ -38,18 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["VllmDriver", "VllmKind", "engine_args", "environment", "serve_args"]
 
 
-class VllmKind(ObjectKind):
-    """Recognises vLLM's engine objects."""
-
-    package = "vllm"
-    names = frozenset({"AsyncLLM", "LLM", "LLMEngine", "AsyncLLMEngine"})
-    what = "a vLLM engine"
-
-    def driver(self, target: object, name: str | None) -> EngineDriver:
-        """Return a driver for it."""
-        return VllmDriver.of_engine(target, name)
-
-
 class VllmDriver(EngineDriver):
     """Records one engine.
 
@@ -267,3 +255,12 @@ class VllmDriver(EngineDriver):
         part, self._part, self._session = self._part, None, None
         if part is not None:
             part.abandon()
+
+
+class VllmKind(ObjectKind):
+    """Recognises vLLM's engine objects."""
+
+    package = "vllm"
+    names = frozenset({"AsyncLLM", "LLM", "LLMEngine", "AsyncLLMEngine"})
+    what = "a vLLM engine"
+    driver = VllmDriver.of_engine
