@@ -24,6 +24,7 @@ from stepprof.host.process_identity import boot_id, pid_namespace, process_start
 
 __all__ = [
     "is_left_over",
+    "last_number",
     "place",
     "publish",
     "suffixed",
@@ -160,6 +161,11 @@ def suffixed(path: Path, number: int) -> Path:
     extension = _EXTENSION.search(path.name)
     cut = extension.start() if extension else len(path.name)
     return path.with_name(f"{path.name[:cut]}.{number}{path.name[cut:]}")
+
+
+def last_number(path: Path) -> int:
+    """Return how many of the names that `suffixed` gives are taken, without a gap."""
+    return next(number for number in itertools.count() if not os.path.lexists(suffixed(path, number + 1)))
 
 
 def place(tmp: Path, final: Path) -> bool:

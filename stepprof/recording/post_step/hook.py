@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepprof.host.atomic_files import suffixed, write_atomically, write_exclusively
+from stepprof.host.atomic_files import last_number, suffixed, write_atomically, write_exclusively
 from stepprof.host.own_files import is_foreign
 from stepprof.host.subprocesses import run_bounded
 from stepprof.log import logger
@@ -64,7 +64,7 @@ class Completer:
         self._header = header
         self._stop = stop
         self._uploaded_to = uploaded_to
-        self._earlier = self._ends()
+        self._earlier = last_number(run / AFTER / ON_COMPLETE)
         """Number of earlier jobs in the same run that have ended. Files are counted, because the clock
         of the file system may differ from ours.
         """
@@ -90,7 +90,7 @@ class Completer:
         it.
         """
         make_folder(self._run, self._run / AFTER)
-        path = self._ours(self._end(self._earlier + 1))
+        path = self._ours(suffixed(self._run / AFTER / ON_COMPLETE, self._earlier + 1))
         if os.path.lexists(path):
             return None
         facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
@@ -107,15 +107,6 @@ class Completer:
             )
             number += 1
         return found
-
-    def _end(self, number: int) -> Path:
-        return suffixed(self._run / AFTER / ON_COMPLETE, number)
-
-    def _ends(self) -> int:
-        number = 0
-        while os.path.lexists(self._end(number + 1)):
-            number += 1
-        return number
 
     def _take(
         self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepprof.host.atomic_files import suffixed, write_atomically, write_exclusively
+from stepprof.host.atomic_files import last_number, suffixed, write_atomically, write_exclusively
 from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
@@ -281,9 +281,7 @@ class Leader:
             return False
         self._looked = now
         folder = self._path / AFTER
-        number = 0
-        while os.path.lexists(suffixed(folder / LEADER, number + 1)):
-            number += 1
+        number = last_number(folder / LEADER)
         # a look writes nothing: every process of the job looks
         if number and not self._is_free(suffixed(folder / LEADER, number)):
             return False
