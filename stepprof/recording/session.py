@@ -46,8 +46,6 @@ from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.run_id import job_key
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stepprof.recording.post_step.leader import After
     from stepprof.run.job_store import JobStore
 
@@ -105,9 +103,8 @@ class Session:
         header = {"run_id": run.run_id, "rank": identity.rank, "world_size": identity.world_size}
         origin = Origin(run, identity.rank, identity.world_size)
         origin.job = job_key(os.environ, identity.world_size)
-        self._span_files: list[Path] = []
         self._spans = SpanFile(
-            lambda: self._new_span_file(run),
+            lambda: run.spans_path(origin.rank),
             header | {key: origin.writer[key] for key in ("host", "pid", "boot_id", "pid_namespace")},
             origin.anchor,
         )
@@ -426,11 +423,6 @@ class Session:
             return where.number, where.role
         return self.last_step or 0, None
 
-    def _new_span_file(self, run: RunDir) -> Path:
-        path = run.spans_path(self._origin.rank)
-        self._span_files.append(path)
-        return path
-
     # -- what shows
 
     def publish(self) -> None:
@@ -512,7 +504,9 @@ class Session:
         self._readers.close(max(deadline - time.monotonic(), 0.0))
         after = self.after
         if after is not None:
-            self._guard(lambda: after.finish_uploads(max(deadline - time.monotonic(), 0.0), self._span_files))
+            self._guard(
+                lambda: after.finish_uploads(max(deadline - time.monotonic(), 0.0), self._spans.files)
+            )
         self.publish()
         self._guard(self.live.close)
         if after is not None:
