@@ -38,7 +38,7 @@ def _look(ours: Any, kinds: tuple[type, ...]) -> str | None:
         kind = type(candidate)
         if kind is of_npu:
             if not getattr(candidate, "stopped", True):
-                return "another torch_npu profiler is there in this process, and not stopped"
+                return "another torch_npu profiler exists in this process and was not stopped"
         elif (
             kind in kinds
             and getattr(candidate, "entered", False)

@@ -32,8 +32,8 @@ def heavy_combinations(policy: Policy) -> Iterator[str]:
         width = "every replica" if policy.ranks.all else "the engine"
         yield (
             f'engine.with_stack with engine.max_iterations = "none": {width} records with stacks until the window ends, about '
-            f"{_size(OPS_PER_STEP * TRACE_BYTES_PER_OP_ALL_OPTIONS)} of trace for each {OPS_PER_STEP:,} ops, and some engines record while they are idle "
-            "(measured: 9.8 GB of memory in 10 idle seconds); set engine.max_iterations = 32, or leave engine.with_stack out"
+            f"{_size(OPS_PER_STEP * TRACE_BYTES_PER_OP_ALL_OPTIONS)} of trace for each {OPS_PER_STEP:,} ops. Some engines also record while they are idle "
+            "(measured: 9.8 GB of memory in 10 idle seconds). Set engine.max_iterations = 32, or leave engine.with_stack out"
         )
 
 

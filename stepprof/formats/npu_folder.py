@@ -84,7 +84,7 @@ def analysis_of(folder: Path) -> str:
     made = sorted(path.name for path in output.glob("*") if path.name == _TRACE or path.suffix == ".db")
     if made:
         return f"analysed: {', '.join(made)}"
-    return "analysed, and without a trace or database" if is_analysed(folder) else NOT_YET
+    return "analysed, but without a trace or database" if is_analysed(folder) else NOT_YET
 
 
 def recorded_folders(step: Path, entries: Iterable[Mapping[str, Any]]) -> list[Path]:

@@ -123,7 +123,7 @@ def _refuse(code: int | None, at: int) -> NoReturn:
         raise PickleRefused(f"damaged: it is cut off at byte {at}")
     if code in _CALLING:
         raise PickleRefused(f"instruction {_CALLING[code]} at byte {at}: it would run code")
-    raise PickleRefused(f"instruction {code:#04x} at byte {at}: cut off, or none that plain values need")
+    raise PickleRefused(f"instruction {code:#04x} at byte {at}: cut off, or not one that plain values need")
 
 
 class _Reader(pickle.Unpickler):

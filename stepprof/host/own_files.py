@@ -38,7 +38,7 @@ def read_own(path: Path, uid: int | None) -> bytes:
         file = open_plain(path)
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.EISDIR):
-            raise ConfigError(f"{path.name}: no plain file") from error
+            raise ConfigError(f"{path.name}: not a plain file") from error
         raise
     with file:
         status = os.fstat(file.fileno())

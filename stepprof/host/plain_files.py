@@ -68,7 +68,7 @@ def _descriptor(path: Path | str) -> tuple[int, int]:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.ENXIO, "no plain file", str(path))
+            raise OSError(errno.ENXIO, "not a plain file", str(path))
         return descriptor, status.st_size
     except BaseException:
         os.close(descriptor)
@@ -120,7 +120,7 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     descriptor, size = _descriptor(path)
     try:
         if size > most_bytes:
-            raise OSError(errno.EFBIG, f"{size} bytes, and no more than {most_bytes} are read", str(path))
+            raise OSError(errno.EFBIG, f"too large: {size} bytes (at most {most_bytes} are read)", str(path))
         data = os.read(descriptor, size)  # data appended meanwhile is not read
         while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more

@@ -102,7 +102,9 @@ EVENTS: dict[str, Event] = {
     "export.in_thread": Event(
         "warning", "a capture is exported in a thread, not in a child process", "label reason"
     ),
-    "export.callback_failed": Event("warning", "the result of an export could not be noted", "label reason"),
+    "export.callback_failed": Event(
+        "warning", "the result of an export could not be recorded", "label reason"
+    ),
     "export.unfinished": Event("warning", "the run ended before its exports", "exports seconds"),
     "manifest.not_written": Event("warning", "the manifest could not be written", "folder files reason"),
     "status.not_written": Event("warning", "the status file could not be written"),

@@ -86,6 +86,6 @@ class Visits:
                 "step.reused",
                 step=step,
                 role=role,
-                reason="the loop has used the number of a recorded step again, for example since it counts from 0 in each epoch: its recordings are kept apart as occurrences of the step, "
-                "of which commands read the last one unless --occurrence names another; give profile_step a number that grows over the whole run",
+                reason="the loop has used the number of a recorded step again, for example because it counts from 0 in each epoch. The recordings are kept apart as occurrences of the step. "
+                "Commands read the last one, or the one that --occurrence names. Give profile_step a number that grows over the whole run",
             )

@@ -126,17 +126,17 @@ def _capture(value: object) -> str | None:
     if not isinstance(value, dict):
         return "is not an object"
     if not is_step(value.get("step", 0)):
-        return "is of no step"
-    return "is no file of a step" if path_problem(value.get("stem", "x")) else None
+        return "has no valid step number"
+    return "is not a path in a step's folder" if path_problem(value.get("stem", "x")) else None
 
 
 def _statistics(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, dict) or len(value) > _MOST_STATISTICS:
-        return "is no object of a few numbers"
+        return f"is not an object of at most {_MOST_STATISTICS} numbers"
     fits = all(isinstance(each, int | float) and 0 <= each <= _LARGEST_STATISTIC for each in value.values())
-    return None if fits else "has a value that is no number"
+    return None if fits else "has a value that is not a valid number"
 
 
 def _unchecked(value: object) -> None:

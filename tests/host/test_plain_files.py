@@ -29,7 +29,7 @@ class TestOpenPlain:
     def test_a_pipe_is_not_waited_for(self, tmp_path):
         """The pipe has no writer."""
         os.mkfifo(tmp_path / "a")
-        with pytest.raises(OSError, match="no plain file"):
+        with pytest.raises(OSError, match="not a plain file"):
             open_plain(tmp_path / "a")
 
     def test_neither_devices_nor_sockets(self, tmp_path, monkeypatch):
@@ -38,7 +38,7 @@ class TestOpenPlain:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("socket")
             for path in ("/dev/zero", "socket"):
-                with pytest.raises(OSError, match=r"no plain file|No such device"):
+                with pytest.raises(OSError, match=r"not a plain file|No such device"):
                     open_plain(path)
 
     def test_a_folder(self, tmp_path):
@@ -73,9 +73,9 @@ class TestReadPlain:
         """A larger one is refused before it is read."""
         (tmp_path / "a").write_bytes(b"123")
         assert read_plain(tmp_path / "a", 3) == b"123"
-        with pytest.raises(OSError, match="3 bytes, and no more than 2 are read"):
+        with pytest.raises(OSError, match=r"too large: 3 bytes \(at most 2 are read\)"):
             read_plain(tmp_path / "a", 2)
-        with pytest.raises(OSError, match="no more than"):
+        with pytest.raises(OSError, match="too large"):
             read_plain(sparse(tmp_path / "b"))
 
 

@@ -96,7 +96,7 @@ class TestRequest:
         os.mkfifo(pipe)
         with pytest.raises(OSError, match="a link"):
             read_request(link, os.getuid())
-        with pytest.raises(ConfigError, match="no plain file"):
+        with pytest.raises(ConfigError, match="not a plain file"):
             read_request(pipe, os.getuid())
         with pytest.raises(ConfigError, match="only user"):
             read_request(path, os.getuid() + 1)

@@ -35,7 +35,7 @@ def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bo
         "poll",
         f"{part.process} stayed in {inside(part)} for {{seconds}} after {what}",
         why=doing(ledger.facts, after) or "no work was recorded in this time",
-        advice="wait for the result itself (a future, a queue) instead of asking in intervals, or ask more often",
+        advice="wait for the result itself (a future, a queue) instead of polling for it, or poll more often",
         assumption="the window ends when the work ends",
         without=(lambda each: Intervals.all_of(_after_others(ledger.facts, each))) if in_all else None,
     )

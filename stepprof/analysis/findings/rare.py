@@ -24,9 +24,9 @@ def rare_work(ledger: Ledger) -> None:
             part,
             part.when,
             "rare",
-            f"{part.process} spent {{seconds}} in {inside(part)}, which {len(steps) - have} of {len(steps)} steps around do not have",
+            f"{part.process} spent {{seconds}} in {inside(part)}, which {len(steps) - have} of the {len(steps)} steps around it do not have",
             why=doing(ledger.facts, part) or "the regions of these steps show it",
-            advice="record a step without it to see the usual one; do it less often, or next to the steps",
+            advice="record a step without it to see a usual step; do it less often, or concurrently with the steps",
             assumption="the step does not have it either",
             without=lambda each: each.when,
         )

@@ -94,7 +94,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             else _advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
             assumption="the rank takes as long as the median of the others"
             if others
-            else "no rank spends it",
+            else "no rank spends this time",
             without={part.process: share_of(part.when, excess / part.when.total)},
         )
 

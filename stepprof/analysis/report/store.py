@@ -44,7 +44,7 @@ def read(path: Path, kind: type[_Content]) -> _Content:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f'report "{path}": no {kind.__name__.lower()} of stepprof: {error}; make it again with "stepprof report"'
+            f'report "{path}": not a {kind.__name__.lower()} of stepprof: {error}; make it again with "stepprof report"'
         ) from error
 
 

@@ -132,7 +132,7 @@ def _bounds(schedulers: Sequence[_Steps], window: CaptureWindow, low: int, high:
 
 
 _WRONG = (
-    "all events are outside of the time between the start and the stop of its capture, so its times or its clock are wrong: "
+    "no event lies between the start and the stop of its capture, so its times or its clock are wrong: "
     "all events are shown, and the report ignores its forward steps"
 )
 

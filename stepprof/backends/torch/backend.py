@@ -252,7 +252,7 @@ class TorchBackend(Backend):
             self._device_reported = True
             logger.warning(
                 "torch.cuda_started",
-                reason="it counts the devices, so that a child that is forked from now on cannot use one: start such children "
+                reason="it counts the devices, and children that are forked after that cannot use one: start such children "
                 "with spawn, or before the first recorded step",
             )
         self._session = api.session(options, activities, api.experimental(**flags))

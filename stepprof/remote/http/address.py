@@ -51,7 +51,7 @@ class Address:
             raise ConfigError(f"the path of the URL of {host} contains a space or another invalid character")
         if parts.query or parts.fragment:
             raise ConfigError(
-                f"the URL {shown} has something behind a ? or a #: attach the server's address alone, and its key as api_key"
+                f"the URL {shown} has a query or a fragment (after ? or #): attach the server's address alone, and its key as api_key"
             )
         return cls(
             parts.scheme,

@@ -32,8 +32,8 @@ NAME = "engine"
 """The name of its report in the engine's folder; it covers all ranks."""
 
 ELSEWHERE = (
-    "recorded by nsys, if the engine was started under it: its report is written where that command says, which cannot be seen from here; "
-    "attach(…, trace_dir=…) names the folder, if it has no other reports"
+    "recorded by nsys, if the engine was started under it. Its report is where that command writes it, which cannot be seen from here. "
+    "If no other reports are in that folder, name it: attach(…, trace_dir=…)"
 )
 NOT_STARTED = (
     "the engine was not started under nsys; prefix its command with stepprof.backends.nsys.backend.nsys_command(config, roles=[…]), or make its "

@@ -113,7 +113,7 @@ class ServerLink(Link):
             raise self._client.failure(reply, f"GET {path}", "unreachable")
         reported = reply.json()
         if not isinstance(reported, dict):
-            raise EngineFailure(f"{self.name} is no SGLang server: {reply.text}", "unreachable")
+            raise EngineFailure(f"{self.name} is not an SGLang server: {reply.text}", "unreachable")
         return reported
 
     async def _takes(self) -> frozenset[str]:

@@ -148,7 +148,7 @@ class TraceFolder:
         link, name, before = self.link, noted["folder"], noted["before"]
         if link is not None:
             if not is_plain_name(name):
-                raise EngineFailure(f"{name!r} is no folder next to {link}", "busy")
+                raise EngineFailure(f"{name!r} is not a folder next to {link}", "busy")
             return Session(link.parent / name, link=link)
         if before is None:
             before = [each for each in _names(self.path) if not each.startswith(prefix)]

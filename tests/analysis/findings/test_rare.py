@@ -34,7 +34,7 @@ def found(neighbours):
 def test_a_region_of_one_step_in_four():
     """The region counts together with the regions inside it."""
     (rare,) = found(Around(0.0, 0.0, 0.05, 0.0))
-    assert rare.text == "rank 0 spent 50 ms in `probe`, which 3 of 4 steps around do not have"
+    assert rare.text == "rank 0 spent 50 ms in `probe`, which 3 of the 4 steps around it do not have"
     assert (rare.process, rare.region, rare.saves) == ("rank 0", "probe", 0.05)
 
 
