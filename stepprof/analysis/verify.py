@@ -184,9 +184,9 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     for engine in engines:
         _verify_engine(folder, step, engine, result)
     for engine in only_references(engines):
-        who = f"{folder.name}/{engine_label(engine)}"
+        subject = f"{folder.name}/{engine_label(engine)}"
         result.problems.append(
-            Problem(step, who, f"is left to another process, which reported nothing: {engine['error']}")
+            Problem(step, subject, f"is left to another process, which reported nothing: {engine['error']}")
         )
     result.notes += [Problem(step, folder.name, sentence) for sentence in sentences(windows)]
     for part in split(manifest):
@@ -205,42 +205,42 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
 
 
 def _verify_window(folder: Path, step: int, window: Mapping[str, Any], result: Verification) -> None:
-    who = f"{folder.name}/{window['role'] or 'step'} rank {window['rank']}"
-    _verify_outcome(folder, step, who, window, result)
+    subject = f"{folder.name}/{window['role'] or 'step'} rank {window['rank']}"
+    _verify_outcome(folder, step, subject, window, result)
     if (
         window["status"] in ("complete", "partial")
         and not window["artifacts"]
         and window["backend"] not in ("null", None)
     ):
-        result.problems.append(Problem(step, who, f"is {window['status']} but lists no artifact"))
+        result.problems.append(Problem(step, subject, f"is {window['status']} but lists no artifact"))
 
 
 def _verify_engine(folder: Path, step: int, engine: Mapping[str, Any], result: Verification) -> None:
-    who = f"{folder.name}/{engine_label(engine)}"
-    _verify_outcome(folder, step, who, engine, result)
+    subject = f"{folder.name}/{engine_label(engine)}"
+    _verify_outcome(folder, step, subject, engine, result)
     # a partial one may have left its files on its own host, and says so; ranks name theirs in their own windows
     if engine["status"] == "complete" and not engine["artifacts"] and engine["kind"] not in SESSIONS:
-        result.problems.append(Problem(step, who, "is complete but lists no artifact"))
+        result.problems.append(Problem(step, subject, "is complete but lists no artifact"))
 
 
 def _verify_outcome(
-    folder: Path, step: int, who: str, entry: Mapping[str, Any], result: Verification
+    folder: Path, step: int, subject: str, entry: Mapping[str, Any], result: Verification
 ) -> None:
     """Check what entries of windows and of engines have in common: the status and the files."""
     status, reason = entry["status"], f": {entry['error']}" if entry["error"] else ""
     if status in ("failed", "lost", "skipped"):
-        result.problems.append(Problem(step, who, f"{status}{reason}"))
+        result.problems.append(Problem(step, subject, f"{status}{reason}"))
     elif status in ("recording", "exporting", "flushing"):
-        result.notes.append(Problem(step, who, f"still {status}"))
+        result.notes.append(Problem(step, subject, f"still {status}"))
     elif status == "partial":
-        result.notes.append(Problem(step, who, f"partial{reason}"))
+        result.notes.append(Problem(step, subject, f"partial{reason}"))
     # the null backend's captures leave nothing, and so do those that join them
     if (
         status == "joined"
         and entry.get("backend") != "null"
         and not result.captures.holds(folder.parent, entry["capture"])
     ):
-        result.problems.append(Problem(step, who, f"joined a missing capture: {entry['capture']}"))
+        result.problems.append(Problem(step, subject, f"joined a missing capture: {entry['capture']}"))
     for artifact in entry["artifacts"]:
         if artifact["path"] in result.pruned and not (folder / artifact["path"]).exists():
             continue

@@ -97,12 +97,12 @@ def _engine_rows(processes: Sequence[Mapping[str, Any]], *, together: bool) -> l
 
 def status_notes(content: Mapping[str, Any], *, show_all: bool) -> list[str]:
     """Return the last errors and the outcomes of requests, each with all processes it is true of."""
-    said: dict[str, list[int | str]] = {}
+    by_error: dict[str, list[int | str]] = {}
     for status in content["processes"]:
         if status["last_error"]:
-            who = status["file"] if status["rank"] is None else status["rank"]
-            said.setdefault(status["last_error"], []).append(who)
-    errors = [f"rank {ranges(who, RANGES)}: {error}" for error, who in said.items()]
+            rank = status["file"] if status["rank"] is None else status["rank"]
+            by_error.setdefault(status["last_error"], []).append(rank)
+    errors = [f"rank {ranges(ranks, RANGES)}: {error}" for error, ranks in by_error.items()]
     asked = []
     for request in content["requests"]:
         outcomes = Counter(str(outcome["outcome"]) for outcome in request["outcomes"])

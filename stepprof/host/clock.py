@@ -95,7 +95,7 @@ class Anchor:
         }
 
     @classmethod
-    def of(cls, told: object) -> Anchor | None:
+    def of(cls, stored: object) -> Anchor | None:
         """Return the anchor in a file; None: there is none, or it is incomplete.
 
         >>> Anchor.of(Anchor(1, 2, 3, 4).to_dict())
@@ -103,12 +103,12 @@ class Anchor:
         >>> Anchor.of({"unix_ns": 1}) is Anchor.of(None) is None
         True
         """
-        if not isinstance(told, Mapping):
+        if not isinstance(stored, Mapping):
             return None
         values = [
             value
             for key in ("unix_ns", "monotonic_ns", "error_ns", "ticks_ns")
-            if isinstance(value := told.get(key), int)
+            if isinstance(value := stored.get(key), int)
             and not isinstance(value, bool)
             and abs(value) < LARGEST_NS
         ]

@@ -181,7 +181,7 @@ def _timer_ends(timer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         close(None if error is before else error)
 
 
-def _step_is_told(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _step_is_announced(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for job in _jobs:
         job.number = int(args[1] if len(args) > 1 else kwargs["step"])
 
@@ -193,7 +193,7 @@ def _attach_timer(patches: Patches) -> None:
 
 def _attach_nsys(patches: Patches) -> None:
     nemo_rl_nsys.take_over(NSYS)
-    patches.around(NUMBER, _step_is_told)
+    patches.around(NUMBER, _step_is_announced)
 
 
 def _attach_trainers(targets: list[str], patches: Patches) -> None:

@@ -57,7 +57,7 @@ class SpanFile:
         self._failed = False
         self._is_outdated = False
         self._untold = 0
-        self._cut_told = False
+        self._cut_reported = False
         self.lost = 0
         self.observers: list[Callable[[Sequence[Span]], object]] = []
         """Called with every batch of finished spans, on the draining thread. A reader that fails is logged once and removed."""
@@ -84,8 +84,8 @@ class SpanFile:
             waiting -= BATCH
             self._show(batch)
             written += self._write(batch)
-        if recorder.first_cut is not None and not self._cut_told:
-            self._cut_told = True
+        if recorder.first_cut is not None and not self._cut_reported:
+            self._cut_reported = True
             logger.warning(
                 "region.name_cut",
                 name=f"{recorder.first_cut[:80]}…",

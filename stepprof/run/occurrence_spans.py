@@ -266,8 +266,10 @@ def within(
             visits = visits_of(windows, others_of)
             bounds = portion.bounds(visits)
             if bounds is None:
-                who = f"{folder.name}/rank-{rank} (pid {of[0]['pid']} on {of[0]['host']})"
-                findings.append({"file": who, "problem": unclear(step, len(visits), len(portion.spans))})
+                described = f"{folder.name}/rank-{rank} (pid {of[0]['pid']} on {of[0]['host']})"
+                findings.append(
+                    {"file": described, "problem": unclear(step, len(visits), len(portion.spans))}
+                )
             elif number not in left_out:
                 begin, end = bounds
                 yield from (span for span in of if type(at := span.get("start")) is int and begin <= at < end)

@@ -58,8 +58,8 @@ def missed_requests(run: Path, step: int) -> list[str]:
                 key = name, str(seen["outcome"]), seen["reason"]
                 ranks.setdefault(key, []).append("unknown" if status["rank"] is None else status["rank"])
     return [
-        f"request {name}: {outcome} by rank {ranges(who)}: {reason}"
-        for (name, outcome, reason), who in ranks.items()
+        f"request {name}: {outcome} by rank {ranges(failed)}: {reason}"
+        for (name, outcome, reason), failed in ranks.items()
     ]
 
 

@@ -156,7 +156,7 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
     when = part.when & Intervals.of((start, end) for _, start, end in _pieces(facts, kind, part))
     if kind.topic == "sleep":  # it waits for the work of other threads and coroutines
         for nest in facts.timelines[part.process].nests:
-            when -= Intervals.unpack(nest.beside)
+            when -= Intervals.unpack(nest.concurrent)
             when -= Intervals.all_of(Intervals.unpack(each.total) for each in nest.places if each.overlap)
     return when
 

@@ -47,9 +47,11 @@ def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:
     """
     signs = facts.signs[part.process]
     working = Intervals.of((each.stack.start, each.stack.end) for each in signs.tasks if each.pool)
-    beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
+    concurrent = Intervals.all_of(
+        Intervals.unpack(nest.concurrent) for nest in facts.timelines[part.process].nests
+    )
     for low, high in part.when.pairs():
-        inside = beside.clip(low, high)
+        inside = concurrent.clip(low, high)
         if len(inside) and int(inside.end[-1]) < high:
             rest = Intervals.one(int(inside.end[-1]), high) - working
             if signs.are_idle(rest):

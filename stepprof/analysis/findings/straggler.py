@@ -165,7 +165,7 @@ def _waited(ledger: Ledger, part: Part) -> str | None:
     late, mine = ledger.facts.timelines[part.process], _stretches(ledger.facts, part)
     waits: Counter[str] = Counter()
     for label, each in ledger.facts.timelines.items():
-        waited = Intervals.of((start, end) for start, end, whom in each.waits if whom == part.process)
+        waited = Intervals.of((start, end) for start, end, last in each.waits if last == part.process)
         when = (waited & each.waiting) - late.held
         if not len(when):
             continue

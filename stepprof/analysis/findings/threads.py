@@ -112,8 +112,10 @@ def _others(facts: Facts, part: Part) -> _Others:
     waiting = [each for each in tasks if is_lock(each.stack)]
     working = [each for each in tasks if not is_lock(each.stack)]
     worked = when & Intervals.of((each.stack.start, each.stack.end) for each in working)
-    beside = Intervals.all_of(Intervals.unpack(nest.beside) for nest in facts.timelines[part.process].nests)
-    return _Others(waiting, working, when & _outnumbered(waiting, working), worked - beside)
+    concurrent = Intervals.all_of(
+        Intervals.unpack(nest.concurrent) for nest in facts.timelines[part.process].nests
+    )
+    return _Others(waiting, working, when & _outnumbered(waiting, working), worked - concurrent)
 
 
 def _waits(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:

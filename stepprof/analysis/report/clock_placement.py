@@ -174,7 +174,7 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
             nest,
             start=packed(nest.start),
             end=packed(nest.end),
-            beside=packed(nest.beside),
+            concurrent=packed(nest.concurrent),
             others=[replace(each, when=packed(each.when)) for each in nest.others],
             places=[replace(place, total=packed(place.total)) for place in nest.places],
             coroutines=[

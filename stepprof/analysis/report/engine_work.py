@@ -89,13 +89,13 @@ def repeats(source: Source, which: Indices) -> tuple[int, Intervals]:
     """
     slices = source.slices
     which = which[np.argsort(slices.start[which], kind="stable")]
-    told = [forward_step(source.names[number]) for number in slices.name[which].tolist()]
+    steps = [forward_step(source.names[number]) for number in slices.name[which].tolist()]
     first = next(
-        (at for at, step in enumerate(told) if step is not None and step.stage == "decode"), len(told)
+        (at for at, step in enumerate(steps) if step is not None and step.stage == "decode"), len(steps)
     )
-    opening = sum(step.prefill_tokens or 0 for step in told[:first] if step is not None)
+    opening = sum(step.prefill_tokens or 0 for step in steps[:first] if step is not None)
     later = [
-        at for at in range(first, len(told)) if (step := told[at]) is not None and step.stage == "prefill"
+        at for at in range(first, len(steps)) if (step := steps[at]) is not None and step.stage == "prefill"
     ]
     if not later:
         return opening, EMPTY

@@ -155,19 +155,19 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
         groups.setdefault((row.status, row.capped_by), []).append(row)
     found = []
     for (status, capped), those in groups.items():
-        first, who = those[0], _names(list(dict.fromkeys(row.label for row in those)))
+        first, owners = those[0], _names(list(dict.fromkeys(row.label for row in those)))
         if capped is not None and status not in ("lost", "failed", "skipped"):
-            text = f"the capture of {who} ended before the window ({capped})"
+            text = f"the capture of {owners} ended before the window ({capped})"
             if first.iterations is not None:
                 text = _bounded(those)
             elif len(those) == 1 and first.recorded is not None:
                 of = "" if first.window is None else f" of {seconds_text(first.window)}"
-                text = f"the capture of {who} ended after {seconds_text(first.recorded)}{of} ({capped})"
+                text = f"the capture of {owners} ended after {seconds_text(first.recorded)}{of} ({capped})"
             if first.iterations is None:
                 text += _missing(those)
         else:
             what = _SHORTFALLS.get(status, f"is {status}")
-            text = f"the capture of {who} {what}"
+            text = f"the capture of {owners} {what}"
             if len(those) == 1 and first.reason:
                 text += f": {first.reason}"
             text += _missing(those)

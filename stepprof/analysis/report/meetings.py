@@ -66,8 +66,8 @@ def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], erro
         for row, visit in enumerate(of):
             begin = int(start[row, call])
             if row != latest[call] and begin < last[call]:
-                whom = of[int(latest[call])].process.label
-                found[visit.process.label].append((begin, int(last[call]), whom))
+                last_to_enter = of[int(latest[call])].process.label
+                found[visit.process.label].append((begin, int(last[call]), last_to_enter))
 
 
 def _error(processes: Sequence[Process]) -> int | None:

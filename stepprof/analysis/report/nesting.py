@@ -29,7 +29,7 @@ __all__ = ["Nest", "Place", "innermost", "nest_of"]
 MOST_SLICES = 20_000
 """Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
 MOST_PLACES = 2_000
-MOST_BESIDE = 4096
+MOST_CONCURRENT = 4096
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Nest(msgspec.Struct, frozen=True):
     start: bytes = b""
     end: bytes = b""
     place: bytes = b""
-    beside: bytes = b""
+    concurrent: bytes = b""
     """Packed intervals in which regions of other threads and of coroutines were open."""
     others: list[Other] = []
     """The longest of these regions that are in threads."""
@@ -105,7 +105,7 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     slices = source.slices
     which = np.union1d(chosen.windows, chosen.regions)
     opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
-    beside, thread = which[:0], None
+    concurrent, thread = which[:0], None
     if len(opened):
         followed, thread = followed_threads(source, chosen, opened)
         tracks = np.array(followed)
@@ -115,7 +115,7 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
             spent[tracks] = 0
             tracks = np.append(tracks, spent.argmax())
         own = np.isin(slices.track[which], tracks) & ~_outlives(slices, which, opened)
-        which, beside = which[own], which[~own]
+        which, concurrent = which[own], which[~own]
     if not len(which):
         return None
     if len(which) > MOST_SLICES:
@@ -123,21 +123,21 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
         which = np.sort(which[longest])
     which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
     nest = _Sweep(source, chosen, which, set(opened.tolist())).nest()
-    others = Intervals.union(slices.start[beside], slices.start[beside] + slices.duration[beside])
+    others = Intervals.union(slices.start[concurrent], slices.start[concurrent] + slices.duration[concurrent])
     return msgspec.structs.replace(
         nest,
-        beside=others.coarse(MOST_BESIDE)[0].pack(),
-        others=_others(source, chosen, beside),
+        concurrent=others.coarse(MOST_CONCURRENT)[0].pack(),
+        others=_others(source, chosen, concurrent),
         coroutines=concurrent_calls(source, chosen),
         thread=thread,
     )
 
 
-def _others(source: Source, chosen: Chosen, beside: Indices) -> list[Other]:
+def _others(source: Source, chosen: Chosen, concurrent: Indices) -> list[Other]:
     """Return the longest of the regions and roles of other threads."""
     slices = source.slices
     found: dict[tuple[str, str | None], list[int]] = {}
-    for at, role in zip(beside.tolist(), chosen.roles(beside), strict=True):
+    for at, role in zip(concurrent.tolist(), chosen.roles(concurrent), strict=True):
         if source.tracks[slices.track[at]].kind == "thread":
             found.setdefault((source.names[slices.name[at]], role), []).append(at)
     sets = {

@@ -46,8 +46,8 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
     found[on_host] = _innermost(source, regions, calls[on_host], LATE_NS)
     places = [each.key[1:] for each in source.tracks]
     for stream in np.unique(track[~on_host]).tolist():
-        beside = np.array([place == places[stream] for place in places], bool)
-        notes = chosen.annotations[beside[slices.track[chosen.annotations]]]
+        has_thread = np.array([place == places[stream] for place in places], bool)
+        notes = chosen.annotations[has_thread[slices.track[chosen.annotations]]]
         which = np.flatnonzero(track == stream)
         found[which] = _innermost(source, notes, calls[which], 0)
     return found

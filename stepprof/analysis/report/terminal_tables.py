@@ -213,13 +213,13 @@ def parts_table(report: Report, parts: Sequence[TimeOf], plain: bool, room: int)
         )
         for time in parts
     ]
-    beside = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
-    length = min(_RIBBON, max(_SHORT_RIBBON, room - beside))
+    taken = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
+    length = min(_RIBBON, max(_SHORT_RIBBON, room - taken))
     for index, (time, (name, took, part)) in enumerate(zip(parts, cells, strict=True)):
         bar = _ribbon(report.gantt, time, report.seconds, plain, length)
         style = _STYLES[index % len(_STYLES)]
         table.add_row(Text(name), Text(bar, style), Text(took, "bold"), Text(part, "dim"))
-    table.width = beside + length
+    table.width = taken + length
     return table
 
 

@@ -174,7 +174,7 @@ class _Writer:
 
     def counters(self) -> Iterator[bytes]:
         counters = self.source.counters
-        names = _told_apart([track.name for track in self.source.tracks])
+        names = _distinguished([track.name for track in self.source.tracks])
         stems = [b'},\n{"ph":"C","pid":%d,"name":%b' % (self.pid, text(name)) for name in names]
         for at in range(0, len(counters), _BLOCK):
             block = slice(at, at + _BLOCK)
@@ -314,7 +314,7 @@ def _without_backslash(args: bytes) -> bytes:
     return text(msgspec.json.decode(args)) if b'\\\\"' in args else args
 
 
-def _told_apart(names: list[str]) -> list[str]:
+def _distinguished(names: list[str]) -> list[str]:
     """Number repeated names: viewers merge counters of one process that have the same name."""
     seen: dict[str, int] = {}
     apart = []

@@ -31,9 +31,9 @@ class Clocks:
 
     The fragments may be from several run directories.
 
-    >>> told = [{"fragment": "f", "host": "a", "boot_id": None, "anchor": None, "clocks": [
+    >>> fragments = [{"fragment": "f", "host": "a", "boot_id": None, "anchor": None, "clocks": [
     ...     {"host": "b", "boot_id": None, "offset_ns": 5_000, "error_ns": 20, "method": "ping-pong"}]}]
-    >>> clocks = Clocks.of(told)
+    >>> clocks = Clocks.of(fragments)
     >>> [clocks.alignment(Origin("spans", "x", host=host)).method for host in "abc"]
     ['reference', 'ping-pong', 'unmeasured']
     """
@@ -58,22 +58,22 @@ class Clocks:
     _reference_host: str | None = None
 
     @classmethod
-    def of(cls, told: Sequence[Mapping[str, Any]], origins: Sequence[Origin] = ()) -> Clocks:
+    def of(cls, fragments: Sequence[Mapping[str, Any]], origins: Sequence[Origin] = ()) -> Clocks:
         """Combine the comparisons.
 
         Args:
-            told: {fragment, host, boot_id, anchor, clocks} of each fragment.
+            fragments: {fragment, host, boot_id, anchor, clocks} of each fragment.
             origins: of the sources to be placed. Without comparisons, the machine with the most sources is the reference.
         """
         clocks = cls()
-        for entry in told:
+        for entry in fragments:
             if entry["host"] is not None:
                 machine = clocks._note(entry["host"], entry["boot_id"], entry["anchor"])
                 clocks._writers[str(entry["fragment"])] = (entry["host"], machine)
         for origin in origins:
             if origin.host is not None and origin.machine is not None:
                 clocks._note(origin.host, origin.machine, origin.anchor)
-        edges = clocks._edges(told)
+        edges = clocks._edges(fragments)
         for origin in origins:
             if origin.host is not None and origin.host not in clocks._machines:
                 clocks._note(origin.host, None)
@@ -111,14 +111,14 @@ class Clocks:
             if clock != f"boot {boot_id}" and (ahead := anchor.ahead_of(known[f"boot {boot_id}"])) is not None
         ]
 
-    def _edges(self, told: Sequence[Mapping[str, Any]]) -> list[Edge]:
+    def _edges(self, fragments: Sequence[Mapping[str, Any]]) -> list[Edge]:
         """Return the comparisons of two machines.
 
         A machine may appear under another name (that of a container); that name is recorded.
         """
         comparisons = [
             (str(entry["fragment"]), *writer, clock)
-            for entry in told
+            for entry in fragments
             if (writer := self._writers.get(str(entry["fragment"]))) is not None
             for clock in entry["clocks"]
         ]

@@ -54,11 +54,11 @@ class Counted:
         """Add allocations. Each states the sum so far, which is a counter for each device."""
         self._add(events, times, _sums)
 
-    def _add(self, events: Iterable[Event], times: Iterable[int], told: Any) -> None:
+    def _add(self, events: Iterable[Event], times: Iterable[int], values_of: Any) -> None:
         rows: list[tuple[int, float, int]] = []
         for event, at in zip(events, times, strict=True):
             try:
-                values = list(told(event))
+                values = list(values_of(event))
             except DECODE_ERRORS:
                 values = []
             self.unreadable += not values
@@ -78,10 +78,10 @@ def _series(event: Event) -> Iterator[tuple[str, float]]:
 
 
 def _sums(event: Event) -> Iterator[tuple[str, float]]:
-    told = _allocation.decode(event.args)
-    device = _DEVICES.get(told.kind, f"device {told.kind}")
-    of = device if told.kind == 0 else f"{device} {told.number}"
-    if told.total is not None:
-        yield f"memory allocated {of}", told.total
-    if told.reserved is not None and told.kind != 0:
-        yield f"memory reserved {of}", told.reserved
+    allocation = _allocation.decode(event.args)
+    device = _DEVICES.get(allocation.kind, f"device {allocation.kind}")
+    of = device if allocation.kind == 0 else f"{device} {allocation.number}"
+    if allocation.total is not None:
+        yield f"memory allocated {of}", allocation.total
+    if allocation.reserved is not None and allocation.kind != 0:
+        yield f"memory reserved {of}", allocation.reserved

@@ -170,9 +170,9 @@ def _key(event: Event) -> tuple[object, ...]:
     where: object = None
     if number is None:
         try:
-            told = _id.decode(event.id2)
+            ids = _id.decode(event.id2)
         except DECODE_ERRORS:
-            told = _Id()
-        number = told.local if told.global_ is None else told.global_
-        where = event.pid if told.global_ is None else None
+            ids = _Id()
+        number = ids.local if ids.global_ is None else ids.global_
+        where = event.pid if ids.global_ is None else None
     return (event.cat, number, where, event.scope)

@@ -98,10 +98,10 @@ class Origin:
             number = "?" if self.replica is None else str(self.replica)
             return f"{self.role or 'engine'}/{number} worker {0 if self.rank is None else self.rank}"
         again = "" if self.occurrence == 1 else f" ({self.occurrence})"
-        who = self.rank if isinstance(self.rank, str) else f"rank {'?' if self.rank is None else self.rank}"
+        owner = self.rank if isinstance(self.rank, str) else f"rank {'?' if self.rank is None else self.rank}"
         if self.kind == "spans" or self.role is None:
-            return f"{who}{again}"
-        return f"{self.role} {who}{again}"
+            return f"{owner}{again}"
+        return f"{self.role} {owner}{again}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class _Opened:
             name, sequence, forward, types, shapes = rest
             if not number:
                 yield _called("process", "Python", where >> 32)
-            told = {
+            arguments = {
                 "Sequence number": sequence if sequence != -1 else None,
                 "Fwd thread id": forward or None,
                 "Input type": self._names.get(types),
@@ -178,7 +178,7 @@ class _Opened:
             category = "python_function" if kind == _PYTHON else "cpu_op"
             if kind == _QUEUE:
                 category = "dequeue" if text.startswith("Dequeue") else "enqueue"
-            yield _complete(text, category, _thread(where), (start, end), told)
+            yield _complete(text, category, _thread(where), (start, end), arguments)
 
     def _cann(self) -> Iterator[Event]:
         levels = dict(self.rows("SELECT id, name FROM ENUM_API_TYPE"))
@@ -190,8 +190,8 @@ class _Opened:
             if thread not in named:
                 named.add(thread)
                 yield _called("thread", f"Thread {thread}", _CANN, thread)
-            told = {"level": levels.get(kind), "pid": process}
-            yield _complete(self._name(name), "", (_CANN, thread), (start, end), told)
+            arguments = {"level": levels.get(kind), "pid": process}
+            yield _complete(self._name(name), "", (_CANN, thread), (start, end), arguments)
 
     def _ranges(self) -> Iterator[Event]:
         for start, end, where, message in self.rows(_RANGES):
@@ -229,13 +229,13 @@ class _Opened:
                 text, type_, shapes = computed[number]
             elif text is None and connection not in (-1, _NO_CONNECTION):
                 text = marked.get(connection)
-            told = {
+            arguments = {
                 "Task Type": self._names.get(kind),
                 "Op Type": self._names.get(type_),
                 "Input Shapes": self._names.get(shapes),
             }
             name = self._name(text, self._name(kind))
-            yield _complete(name, category, (_DEVICES - device, stream), (start, end), told)
+            yield _complete(name, category, (_DEVICES - device, stream), (start, end), arguments)
 
     def _groups(self) -> Iterator[Event]:
         named: dict[object, int] = {}
@@ -288,10 +288,10 @@ def _complete(
     category: str,
     place: tuple[int, int],
     times: tuple[int, int],
-    told: Mapping[str, object] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> Event:
     start, end = times
-    known = {key: value for key, value in (told or {}).items() if value is not None}
+    known = {key: value for key, value in (arguments or {}).items() if value is not None}
     args = Raw(_encode(known)) if known else Raw(b"")
     return Event("X", category, name, *place, _us(start), _us(end - start), args=args)
 

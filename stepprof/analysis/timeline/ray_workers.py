@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 LOOK_SECONDS = 60.0
 """The time limit for asking a node which files it sees."""
 CONNECT_SECONDS = 10.0
-BESIDE = 2
+CONCURRENT_TASKS = 2
 """Concurrent tasks on one node. Each needs the memory of one source, in addition to training on
 that node.
 """
@@ -114,7 +114,7 @@ class Cluster:
                 waiting.setdefault(node, deque()).append(number)
         running: dict[Any, tuple[int, str]] = {}
         for node, queue in waiting.items():
-            for _ in range(min(len(queue), workers or BESIDE)):
+            for _ in range(min(len(queue), workers or CONCURRENT_TASKS)):
                 self._submit(function, tasks, node, queue, running)
         for number in here:
             note(number, call(function, tasks[number]))
@@ -218,7 +218,7 @@ def _same(runs: Sequence[str], run_ids: Sequence[tuple[object, Evidence]]) -> li
     """Return the directories that exist here and belong to the run: another job may have used the
     path on this node.
     """
-    there = [(Path(run), *told) for run, told in zip(runs, run_ids, strict=True)]
+    there = [(Path(run), *known) for run, known in zip(runs, run_ids, strict=True)]
     return [
         run
         for run, run_id, evidence in there

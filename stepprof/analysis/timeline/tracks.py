@@ -88,7 +88,7 @@ class Rows:
     """The track of each row of a timeline that stepprof wrote. The file states it before the events
     of the row.
     """
-    _told: int = 0
+    _name_bytes: int = 0
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
         """Return the track of each complete event: by its place, and for a device also by its
@@ -114,7 +114,7 @@ class Rows:
     @property
     def held(self) -> int:
         """Approximate bytes of memory of the tracks."""
-        return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._told
+        return self.keys.held + self.places.held + self.ends.held + _TRACK * len(self.keys) + self._name_bytes
 
     def of_thread(self, pid: Place, tid: Place) -> int:
         """Return the track of an event without a duration on a thread."""
@@ -159,7 +159,7 @@ class Rows:
     def _is_shared(self, pid: Place, tid: Place) -> bool:
         return (pid, tid) in self._hosts and ("stream", pid, tid) in self.keys
 
-    def _is_beside_stream(self, pid: Place, tid: Place) -> bool:
+    def _is_only_stream(self, pid: Place, tid: Place) -> bool:
         """Return whether a stream has these numbers, and no thread of the host."""
         return (pid, tid) not in self._hosts and ("stream", pid, tid) in self.keys
 
@@ -168,26 +168,26 @@ class Rows:
         if event.name not in _OF_PROCESSES and event.name not in _OF_THREADS:
             return
         try:
-            told = _named.decode(event.args)
+            named = _named.decode(event.args)
         except DECODE_ERRORS:
             return
-        if told.stepprof is not None:
-            self._stated[event.pid, event.tid] = told.stepprof
+        if named.stepprof is not None:
+            self._stated[event.pid, event.tid] = named.stepprof
         if event.name in _OF_PROCESSES:
             known = self._process.setdefault(event.pid, _Named())
-        elif _STREAM_NAME.match(told.name):
+        elif _STREAM_NAME.match(named.name):
             known = self._stream.setdefault((event.pid, event.tid), _Named())
         else:
             known = self._thread.setdefault((event.pid, event.tid), _Named())
-        self._told += _NAMED + len(event.args)
-        known.name = told.name or known.name
-        if told.labels != "CPU":  # a device with the id of this process has a name that states more
-            known.labels = told.labels or known.labels
-        known.sort_index = told.sort_index or known.sort_index
+        self._name_bytes += _NAMED + len(event.args)
+        known.name = named.name or known.name
+        if named.labels != "CPU":  # a device with the id of this process has a name that states more
+            known.labels = named.labels or known.labels
+        known.sort_index = named.sort_index or known.sort_index
 
     def processes(self) -> dict[str, str]:
         """Return the name of each process that has one."""
-        return {str(pid): told.name for pid, told in self._process.items() if told.name}
+        return {str(pid): named.name for pid, named in self._process.items() if named.name}
 
     def tracks(self) -> list[Track]:
         """Return the tracks, in the order of their numbers."""
@@ -211,11 +211,11 @@ class Rows:
             for row in [stated.get(key[1:]) if key[0] == "stated" else None]
         ]
 
-    def _track(self, key: tuple[Kind, Place, Place], told: bool, order: int) -> Track:
+    def _track(self, key: tuple[Kind, Place, Place], with_process: bool, order: int) -> Track:
         kind, pid, tid = key
         parts = (kind, str(pid), str(tid))
-        prefix = f"{self._process_name(pid)}: " if told else ""
-        if kind == "waits" or (kind == "thread" and self._is_beside_stream(pid, tid)):
+        prefix = f"{self._process_name(pid)}: " if with_process else ""
+        if kind == "waits" or (kind == "thread" and self._is_only_stream(pid, tid)):
             return Track("async", f"{self._stream_name(pid, tid)} other", parts, order)
         if kind == "stream":
             return Track("stream", self._stream_name(pid, tid), parts, order)
@@ -264,7 +264,7 @@ class Rows:
             first += 2  # facts about the profiler itself
         return (
             first,
-            kind in _ON_DEVICE or self._is_beside_stream(pid, tid),
+            kind in _ON_DEVICE or self._is_only_stream(pid, tid),
             process.sort_index if process else 0,
             str(pid),
             thread.sort_index if thread else 0,

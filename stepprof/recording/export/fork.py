@@ -104,7 +104,7 @@ def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoRe
         _reset_signals(mask)
         _close_sockets()
         _step_back()
-        work(lambda told: _write(writer, json.dumps(told).encode()))
+        work(lambda report: _write(writer, json.dumps(report).encode()))
         _write(writer, b"\n")
         code = 0
     except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status

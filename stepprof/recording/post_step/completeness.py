@@ -61,7 +61,7 @@ class Peers:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._said: dict[str, tuple[object, float]] = {}
+        self._reports: dict[str, tuple[object, float]] = {}
         self._statuses: list[dict[str, Any]] = []
         self._by_writer: dict[str, list[dict[str, Any]]] = {}
         self._passed_over: set[str] = set()
@@ -111,14 +111,14 @@ class Peers:
             return self.silent(status["file"], status["published_unix_ns"])
         return not alive
 
-    def silent(self, who: str, said: object) -> bool:
-        """Return whether `who` has reported the same `said` for SILENT_SECONDS, by the clock of this
+    def silent(self, process: str, report: object) -> bool:
+        """Return whether a process has had the same report for SILENT_SECONDS, by the clock of this
         process.
         """
         now = time.monotonic()
-        before = self._said.get(who)
-        if before is None or before[0] != said:
-            self._said[who] = (said, now)
+        before = self._reports.get(process)
+        if before is None or before[0] != report:
+            self._reports[process] = (report, now)
             return False
         return now - before[1] > SILENT_SECONDS
 

@@ -90,9 +90,9 @@ def check_named_folder(folder: Path, user: int | None) -> None:
                 return
     except OSError:  # do not create folders at the request of such a server
         pass
-    who = "a user that cannot be determined" if user is None else f"user {user}"
+    user_text = "a user that cannot be determined" if user is None else f"user {user}"
     raise EngineFailure(
-        f"the server runs as {who}, and names a folder for its traces that is not that user's: name the folder yourself with attach(…, trace_dir=…)",
+        f"the server runs as {user_text}, and names a folder for its traces that is not that user's: name the folder yourself with attach(…, trace_dir=…)",
         "unconfigured",
     )
 

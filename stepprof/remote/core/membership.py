@@ -163,12 +163,12 @@ class Members:
             if holder is None:
                 mine.append(target)
             else:
-                who = f"{holder.get('host', 'another host')}, pid {holder.get('pid', 'unknown')}"
+                driver = f"{holder.get('host', 'another host')}, pid {holder.get('pid', 'unknown')}"
                 self.entries.add(
                     target,
                     status="joined",
                     code=ReasonCode.DRIVEN_ELSEWHERE,
-                    error=f"driven by another process ({who})",
+                    error=f"driven by another process ({driver})",
                 )
         return mine
 

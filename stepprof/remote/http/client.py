@@ -107,7 +107,7 @@ class Client:
         """Return the host of the server, by its URL and the connection."""
         return socket.gethostname() if self.same_host else self.address.host
 
-    def beside(self, url: str) -> Client:
+    def for_url(self, url: str) -> Client:
         """Return a client for another server with the same keys."""
         client = Client(url, self._api_key, self._admin_key, ca_file=self._ca_file)
         if client.address.credentials is None and self.address.credentials is not None:

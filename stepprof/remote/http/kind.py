@@ -145,7 +145,7 @@ class HttpServer(EngineDriver):
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return
         before = self._workers
-        self._workers = {url: before.get(url) or HttpServer(self._client.beside(url)) for url in choice.urls}
+        self._workers = {url: before.get(url) or HttpServer(self._client.for_url(url)) for url in choice.urls}
         self._log_refused(choice.refused)
         new = [worker for worker in self._workers.values() if worker.kind == "http"]
         await asyncio.gather(*(worker._look_itself() for worker in new))

@@ -97,10 +97,10 @@ def _first_line(error: BaseException) -> str:
 def _why_dead(error: BaseException) -> str:
     """Return the line of Ray's report that gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [
+    reasons = [
         line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))
     ]
-    return (telling or lines or [type(error).__name__])[0][:300]
+    return (reasons or lines or [type(error).__name__])[0][:300]
 
 
 class NodeAgent:

@@ -296,4 +296,4 @@ def test_every_time_is_moved():
     there = moved(digest(at(0)), 7 * MS, CLOCK)
     assert there == msgspec.structs.replace(digest(at(-7)), alignment=CLOCK)
     assert there.nest is not None
-    assert len(there.nest.beside) > 0
+    assert len(there.nest.concurrent) > 0

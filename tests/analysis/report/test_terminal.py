@@ -289,7 +289,7 @@ class TestStore:
 
     @pytest.mark.parametrize(
         ("data", "said"),
-        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 3}', "missing required field"), (b"[]", "no report"), (b"\xff", "no report"), (b"", "no report")],
+        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 3}', "missing required field"), (b"[]", "not a report"), (b"\xff", "not a report"), (b"", "not a report")],
     )  # fmt: skip
     def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
         (tmp_path / "x.json").write_bytes(data)

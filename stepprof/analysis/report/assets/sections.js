@@ -9,8 +9,8 @@ function rolesPart(report, gantt) {
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
-function spreadOf(told, what, shown = seconds) {
-  return told ? el("p", { class: "sub" }, `${what(told)}: median ${shown(told.median)}, 95th percentile ${shown(told.p95)}, longest ${shown(told.longest)}`) : null;
+function spreadOf(spread, what, shown = seconds) {
+  return spread ? el("p", { class: "sub" }, `${what(spread)}: median ${shown(spread.median)}, 95th percentile ${shown(spread.p95)}, longest ${shown(spread.longest)}`) : null;
 }
 
 function rolloutPart(report) {
@@ -21,7 +21,7 @@ function rolloutPart(report) {
     el("p", { class: "sub" }, `${seconds(rollout.seconds)} of generation · peak batch ${count(rollout.peak_batch)}, mean ${count(rollout.mean_batch)} · `,
       el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · tail ${seconds(rollout.tail)}`),
     tailCurve(rollout),
-    rollout.samples.length ? [spreadOf(rollout.sample_seconds, told => plural(told.count, "sample")), spreadOf(rollout.first_token, told => `first token of ${plural(told.count, "request")}`), spreadOf(rollout.per_token, told => `between tokens of ${plural(told.count, "request")}`), spreadOf(rollout.generated_tokens, told => `tokens of ${plural(told.count, "request")}`, count), el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
+    rollout.samples.length ? [spreadOf(rollout.sample_seconds, spread => plural(spread.count, "sample")), spreadOf(rollout.first_token, spread => `first token of ${plural(spread.count, "request")}`), spreadOf(rollout.per_token, spread => `between tokens of ${plural(spread.count, "request")}`), spreadOf(rollout.generated_tokens, spread => `tokens of ${plural(spread.count, "request")}`, count), el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
   const shown = 4, rest = cards.slice(shown);
   const more = el("button", { class: "more", type: "button", onclick: () => { more.replaceWith(); grid.append(...rest); } }, `Show ${plural(rest.length, "more engine")}`);
   const grid = el("div", { class: "cards" }, cards.slice(0, shown));
@@ -30,17 +30,17 @@ function rolloutPart(report) {
 }
 
 function enginesPart(report) {
-  const told = report.engines.filter(engine => engine.generated_tokens !== null || engine.limit !== null);
+  const counting = report.engines.filter(engine => engine.generated_tokens !== null || engine.limit !== null);
   const stages = report.engines.flatMap(engine => engine.stages.map(stage => ({ label: engine.label, ...stage })));
-  if (!told.length && !stages.length) return null;
+  if (!counting.length && !stages.length) return null;
   const amount = (title, of) => ({ title, number: true, value: of, text: row => (of(row) === null ? null : count(Math.round(of(row)))) });
   const time = (title, of) => ({ title, number: true, value: of, text: row => (of(row) === null ? null : seconds(of(row))) });
   return part("engines", "Engines", "What engines generated", "Tokens by the engines' own statistics, and the time of their forward steps by stage. Recomputed tokens are those that an engine computed again after it had preempted a sequence.",
-    told.length ? el("div", { class: "card long" }, dataTable([
+    counting.length ? el("div", { class: "card long" }, dataTable([
       { title: "engine", value: row => row.label }, amount("prompt", row => row.prompt_tokens), amount("prompt/s", row => row.prompt_tokens_per_second),
       amount("generated", row => row.generated_tokens), amount("generated/s", row => row.generated_tokens_per_second), amount("recomputed", row => row.recomputed_tokens),
       amount("preemptions", row => row.preemptions), { title: "batch", number: true, value: row => row.mean_batch, text: row => (row.mean_batch === null ? null : `${count(Math.round(row.mean_batch))}${row.limit === null ? "" : ` of ${count(row.limit)}`}`) },
-      time("first token", row => row.first_token), time("per token", row => row.per_token)], told, { shown: 8 })) : null,
+      time("first token", row => row.first_token), time("per token", row => row.per_token)], counting, { shown: 8 })) : null,
     stages.length ? el("div", { class: "card long", style: { "margin-top": "14px" } }, el("h3", null, "Forward steps by stage"), dataTable([
       { title: "engine", value: row => row.label }, { title: "stage", value: row => row.stage }, amount("steps", row => row.iterations), time("seconds", row => row.seconds),
       amount("prompt tokens", row => row.prefill_tokens), amount("other tokens", row => row.decode_tokens)], stages, { shown: 12 })) : null);
