@@ -67,12 +67,12 @@ class TestMasked:
         assert quoted("cana\x1b[0mry-0123") == "…"
         assert redacted("cana\x1b[1;31mry-0123") == "…"
 
-    def test_our_own_words_are_no_short_keys(self):
+    def test_short_secrets_do_not_mask_our_own_words(self):
         """A server's key may be `key`: what it says is masked, what stepprof says stays readable."""
         hide("key")
         assert str(EngineFailure(f"it wants another key: {quoted('no key')}")) == "it wants another key: no …"
 
-    def test_without_secrets_nothing_changes(self):
+    def test_text_without_secrets_is_unchanged(self):
         """Neither None nor an empty string is a secret."""
         hide(None, "")
         assert masked("a text") == "a text"
@@ -86,7 +86,7 @@ class TestMasked:
 
 class TestQuoted:
     @given(st.text(max_size=400))
-    def test_it_is_one_printable_line_of_bounded_length(self, text):
+    def test_quoted_text_is_one_printable_line(self, text):
         """Whatever it is."""
         shown = quoted(text, most=100)
         assert shown.isprintable()
@@ -109,11 +109,11 @@ class TestQuoted:
             ("max_tokens=5, basic settings", "max_tokens=5, basic settings"),
         ],
     )
-    def test_what_is_shown(self, text, shown):
+    def test_printable_text_is_shown(self, text, shown):
         """Control characters are visible; a secret by its position is masked although it was not registered."""
         assert quoted(text) == shown
 
-    def test_an_exception_that_cannot_be_shown(self):
+    def test_an_exception_whose_text_fails(self):
         """Its type is."""
 
         class Odd(Exception):
@@ -125,7 +125,7 @@ class TestQuoted:
     @pytest.mark.parametrize(
         "unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39, "\\", "/", "%25", "&amp;"]
     )
-    def test_no_text_is_slow(self, unit):
+    def test_any_text_is_quoted_quickly(self, unit):
         """Four million characters cost less than two seconds of CPU time."""
         hide(KEY, "/%&\\\\" + KEY)
         began = time.process_time()

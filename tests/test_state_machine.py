@@ -83,7 +83,7 @@ class TestTargetMachine:
 
     @pytest.mark.parametrize(("state", "trigger"), [("idle", "arm"), ("armed", "start")])
     @pytest.mark.parametrize("error", [BackendError("no"), KeyboardInterrupt()])
-    def test_the_act_precedes_the_change(self, state, trigger, error, log) -> None:
+    def test_the_act_runs_before_the_state_changes(self, state, trigger, error, log) -> None:
         """If it raises, the state is as before, nothing is logged, and the caller gets the error itself."""
         machine = in_state(state)
         before, seen = len(log), []
@@ -122,7 +122,7 @@ class TestTargetMachine:
             machine.abort(holder=HOLDER)
             assert machine.holder == "no window"
 
-    def test_the_librarys_own_lines_stay_out_of_the_log(self, caplog) -> None:
+    def test_the_librarys_own_log_lines_are_dropped(self, caplog) -> None:
         """Each transition has one line; the lines of other machines of the application are not touched."""
         with caplog.at_level(logging.DEBUG, logger="transitions"):
             TargetMachine("rank-0").arm(holder="x")
@@ -146,7 +146,7 @@ class TestEngineTargetMachine:
             machine.commit(trigger)
         assert machine.state == state
 
-    def test_its_lines_are_written_by_its_owner(self, log) -> None:
+    def test_the_owner_writes_the_log_lines(self, log) -> None:
         """One for each transition, with the fields that have a value."""
         lines: list[dict] = []
         machine = engine_in_state("recording", lines)

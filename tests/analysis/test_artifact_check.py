@@ -53,7 +53,7 @@ class TestTraces:
         return check_artifact(file, len(data), "torch-trace")
 
     @pytest.mark.parametrize("what", NOT_WHOLE)
-    def test_what_merge_does_not_read_whole(self, tmp_path, what):
+    def test_damage_is_reported_in_the_words_of_merge(self, tmp_path, what):
         """It is a problem here, in the words of merge."""
         data, said = NOT_WHOLE[what]
         problem = self.check(tmp_path, data).problem
@@ -90,7 +90,7 @@ class TestTraces:
         file.write_bytes(data)
         return file
 
-    def test_what_the_events_say(self, tmp_path):
+    def test_oddities_of_an_intact_file_are_notes(self, tmp_path):
         """What is odd in a sound file is a note: it is on the timeline, and the file is whole."""
         checked = self.check(tmp_path, trace(EVENT, {"ph": "B", "name": "open", "ts": 2}))
         assert checked.problem is None
@@ -157,7 +157,7 @@ class TestOthers:
         checked = self.check(tmp_path, "a.json", TRACE, 1)
         assert checked.problem == f"has {len(TRACE)} bytes; the manifest lists 1"
 
-    def test_missing_and_no_file(self, tmp_path):
+    def test_missing_files_and_folders_are_problems(self, tmp_path):
         """A name without a file, or with something else under it."""
         assert check_artifact(tmp_path / "none.json", 1, None).problem == "is missing"
         assert check_artifact(tmp_path, 1, None).problem == "is not a file"

@@ -35,7 +35,7 @@ def nodes(folder, *writers, spans=True):
 class TestProcesses:
     @pytest.mark.parametrize("writers", CONTAINERS.values(), ids=CONTAINERS)
     @pytest.mark.parametrize("spans", [True, False], ids=["header with identity", "older header"])
-    def test_one_name_and_one_process_id_are_two_processes(self, tmp_path, writers, spans):
+    def test_processes_of_two_boots_are_distinguished(self, tmp_path, writers, spans):
         """Boot and namespace of process ids distinguish two processes with the same host name and
         process id; a span file without either belongs to its rank's window.
         """
@@ -57,14 +57,14 @@ class TestProcesses:
         reported = [finding.problem for finding in analyse(apart, workers=1).problems]
         assert sum("never compared" in problem for problem in reported) == 2
 
-    def test_one_process(self, tmp_path):
+    def test_trace_and_spans_belong_to_one_process(self, tmp_path):
         """The trace and the spans of a process are of one process."""
         run = make_run(tmp_path)
         record(run, host="localhost", pid=7, writer={**ended_writer(), "host": "localhost", "pid": 7})
         write_spans(run, 0, region("work", 0.5), host="localhost")
         assert len({each.origin.process for each in find([run.path], output_dir=tmp_path).inputs}) == 1
 
-    def test_a_recorded_process_says_which_machine_it_ran_on(self, tmp_path):
+    def test_manifest_and_spans_name_the_machine(self, tmp_path):
         """Manifest and span file of a session name boot and namespace of process ids."""
         stepprof.init(
             {"output_dir": str(tmp_path), "steps": "1", "ranks": "all", "backend": "null"}, rank=0, run_id="r"

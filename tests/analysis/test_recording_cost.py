@@ -60,7 +60,7 @@ class TestRecordingCost:
         assert main(["report", str(run.path), "--step", "3", "--json", str(run.path / "r.json")]) == 0
         assert json.loads((run.path / "r.json").read_bytes())["recording"]["seconds"] == 4.7
 
-    def test_one_that_is_no_longer(self, run) -> None:
+    def test_a_step_that_is_not_longer(self, run) -> None:
         """If the recorded step is not longer, no difference is reported."""
         write(run, [2, 2.8, 2.8, 2.7, 2.9, 1])
         assert "no longer than these" in cost_sentences(cost(run))[0]

@@ -65,7 +65,7 @@ class TestCheck:
         status.write_text(json.dumps({**content, "ended": False}))
         assert notes(run.path) == []
 
-    def test_a_budget_that_nobody_keeps(self, tmp_path):
+    def test_an_unenforced_keep_steps_budget_is_reported(self, tmp_path):
         """The number of steps is reported."""
         run = make_run(tmp_path, config={"keep_steps": 1})
         for step in (2, 3, 4):
@@ -128,7 +128,7 @@ class TestJob:
         assert (tmp_path / "ran").read_text() == "x"
         assert any("leader.ignored" in line for line in log())
 
-    def test_a_command_that_is_said_to_have_run(self, attacked, log, tmp_path, monkeypatch):
+    def test_a_forged_result_does_not_prevent_the_command(self, attacked, log, tmp_path, monkeypatch):
         """It runs all the same."""
         monkeypatch.chdir(tmp_path)
         place = "step-000002/manifest/on-complete.json"
@@ -137,7 +137,7 @@ class TestJob:
         assert any("on_complete.ignored" in line for line in log())
         assert (run / "step-000002/manifest/on-complete.2.json").is_file()
 
-    def test_a_rank_that_is_never_through(self, attacked, log, tmp_path, monkeypatch):
+    def test_a_rank_that_never_finishes_the_step(self, attacked, log, tmp_path, monkeypatch):
         """Neither the status nor the window of the rank is waited for."""
         monkeypatch.chdir(tmp_path)
         now = time.time_ns()

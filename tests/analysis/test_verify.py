@@ -45,7 +45,7 @@ class TestVerifyRun:
         assert problems(run.path) == ["step-000002: has no complete window"]
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
-    def test_what_was_selected_and_is_not_there(self, tmp_path, status):
+    def test_a_selected_window_that_was_not_recorded(self, tmp_path, status):
         """The reason is reported, also next to a rank that has its trace."""
         run = make_run(tmp_path)
         record(run, rank=0)
@@ -120,7 +120,7 @@ class TestVerifyRun:
         (run.path / "step-000002").mkdir()
         assert problems(run.path)[0].startswith("step-000002/manifest/: the step has no manifest")
 
-    def test_ranks_that_should_be_there(self, tmp_path):
+    def test_a_selected_rank_without_a_window_is_missing(self, tmp_path):
         """A selected rank without a window is missing."""
         run = make_run(tmp_path, config={"ranks": "all", "roles": {}})
         record(run, rank=0)
@@ -160,7 +160,7 @@ class TestVerifyRun:
         assert verify_run(run.path).problems == []
         assert sum(call.args[0].name == "step" for call in looks.call_args_list) in (1, 2)
 
-    def test_bytes_that_are_no_text(self, tmp_path):
+    def test_invalid_utf8_in_manifests_and_spans_is_a_problem(self, tmp_path):
         """Of a manifest and of span files they are problems."""
         run = make_run(tmp_path)
         claim = record(run)
@@ -172,7 +172,7 @@ class TestVerifyRun:
         assert "damaged: 'utf-8' codec can't decode byte 0xff" in found
         assert "damaged line" in found
 
-    def test_files_that_nobody_names(self, tmp_path):
+    def test_unlisted_files_are_notes(self, tmp_path):
         """A file that a killed process left is a note; reports at the top of the step are not."""
         run = make_run(tmp_path)
         claim = record(run)

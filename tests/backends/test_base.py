@@ -105,7 +105,7 @@ class TestContract:
             begin(name)
         assert not (tmp_path / "runs").exists()
 
-    def test_it_is_refused_in_the_table_of_a_role(self, begin) -> None:
+    def test_a_broken_plugin_is_refused_in_the_table_of_a_role(self, begin) -> None:
         """A plug-in that only one role uses is checked as well."""
         with pytest.raises(ConfigError, match="must derive from"):
             begin("null", roles={"actor": {"backend": "duck"}})
@@ -119,7 +119,7 @@ class TestContract:
         (line,) = [line for line in lines if line.get("backend") == "badmaker"]
         assert "must return a stepprof.backends.base.Backend" in line["reason"]
 
-    def test_one_that_cannot_be_imported_is_unavailable(self, begin) -> None:
+    def test_a_plugin_that_cannot_be_imported_is_unavailable(self, begin) -> None:
         """`init` does not raise for what this process lacks."""
         begin("absent")
         assert "no_such_name" in str(stepprof.state().last_error)
@@ -136,7 +136,7 @@ class TestContract:
             "complete"
         ]
 
-    def test_an_incomplete_one_is_never_made(self) -> None:
+    def test_an_incomplete_class_cannot_be_instantiated(self) -> None:
         """A request of a running job may name a backend that `init` has not checked."""
         with pytest.raises(BackendError, match="must define abort, stop"):
             made("partly")

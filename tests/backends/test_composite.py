@@ -127,7 +127,7 @@ class TestOrder:
             "actor/rank-0.second.json",
         ]
 
-    def test_is_as_careful_as_the_most_careful(self) -> None:
+    def test_the_most_careful_backend_decides(self) -> None:
         """Bound to a thread, exported in place, as large as what is known: where one of them is."""
         together = both()
         assert together.name == "first+second"
@@ -147,7 +147,7 @@ class TestOrder:
 
 class TestFailures:
     @pytest.mark.parametrize("call", ["arm", "start"])
-    def test_where_one_cannot_begin_none_does(self, place: Capture, call: str) -> None:
+    def test_if_one_fails_to_start_none_records(self, place: Capture, call: str) -> None:
         """The backends that have started are stopped again, the last one first. The error names its backend
         and keeps its type.
         """
@@ -157,7 +157,7 @@ class TestFailures:
             together.arm() if call == "arm" else together.start(place)
         assert account == [f"first {call}", f"second {call}", "second abort", "first abort"]
 
-    def test_an_interrupt_is_no_exception(self, place: Capture) -> None:
+    def test_an_interrupt_stops_all_and_continues(self, place: Capture) -> None:
         """Ctrl-C in the middle of the second's start leaves nothing running, and goes on."""
         raising["second start"] = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ class TestFailures:
         assert account[-2:] == ["second abort", "first abort"]
 
     @pytest.mark.parametrize("failing", ["first", "second"])
-    def test_a_stop_that_fails_does_not_lose_the_other_s(self, place: Capture, failing: str) -> None:
+    def test_a_failed_stop_keeps_the_other_capture(self, place: Capture, failing: str) -> None:
         """The artifact of the other backend is written, and the error names the missing part."""
         raising[f"{failing} stop"] = RuntimeError("the device is gone")
         together = both()
@@ -183,7 +183,7 @@ class TestFailures:
         with pytest.raises(BackendError, match=r"^first: one; second: two$"):
             both().stop(place, ())
 
-    def test_an_export_that_fails_does_not_lose_the_other_s(self, place: Capture) -> None:
+    def test_a_failed_export_keeps_the_other_artifact(self, place: Capture) -> None:
         """The artifacts of the other backend are kept, and so are those that the failing backend has
         written.
         """
@@ -200,7 +200,7 @@ class TestFailures:
             both().stop(place, ())()
         assert not isinstance(caught.value, Incomplete)
 
-    def test_an_abort_that_raises_does_not_keep_the_other_s(self) -> None:
+    def test_a_failed_abort_still_aborts_the_other(self) -> None:
         """Each is left, whatever the others do."""
         raising["second abort"] = RuntimeError("against the contract")
         both().abort()
@@ -218,7 +218,7 @@ class TestMarks:
             "first enters update", "second enters update", "second leaves update", "first leaves update",
         ]  # fmt: skip
 
-    def test_one_that_cannot_be_entered_leaves_none_open(self) -> None:
+    def test_a_failed_enter_leaves_no_range_open(self) -> None:
         """The first's range is left again."""
         raising["second enters update"] = RuntimeError("no")
         mark = both().mark("update")
@@ -227,7 +227,7 @@ class TestMarks:
             mark.__enter__()
         assert account[-1] == "first leaves update"
 
-    def test_one_that_cannot_be_left_does_not_keep_the_other_s(self) -> None:
+    def test_a_failed_exit_still_closes_the_other_range(self) -> None:
         """Both are left, and the error is reported."""
         raising["second leaves update"] = RuntimeError("no")
         mark = both().mark("update")
@@ -237,7 +237,7 @@ class TestMarks:
             mark.__exit__(None, None, None)
         assert account[-1] == "first leaves update"
 
-    def test_where_one_marks_it_is_its_own(self) -> None:
+    def test_a_single_marking_backend_is_called_directly(self) -> None:
         """A region costs what it takes with that backend alone."""
         first = First()
         together = Together([first, Silent()])
@@ -293,7 +293,7 @@ class TestInASession:
         assert account.index("second leaves update") < account.index("first leaves update")
 
     @pytest.mark.parametrize("export", ["inline", "fork", "thread"])
-    def test_what_one_loses_is_told_beside_what_the_other_has(self, session, export: str) -> None:
+    def test_a_partial_loss_keeps_the_other_artifact(self, session, export: str) -> None:
         """The window is partial, the other's artifact is there, and the next step records whole."""
         run = session(export=export)
         raising["first stop"] = RuntimeError("the device is gone")
@@ -306,7 +306,7 @@ class TestInASession:
         assert [artifact["kind"] for artifact in broken["artifacts"]] == ["second"]
         assert (run.path / "step-000002" / broken["artifacts"][0]["path"]).is_file()
 
-    def test_what_cannot_start_is_told_and_harms_nobody(self, session) -> None:
+    def test_a_failed_start_is_reported_and_the_body_runs(self, session) -> None:
         """The capture failed as a whole, its reason names the backend, and the body ran."""
         run = session()
         raising["second start"] = BackendError("no device")

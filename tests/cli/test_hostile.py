@@ -91,7 +91,7 @@ def test_a_trap(run, reader, place, trap):
         ("capture", {"step": 2, "stem": "a\0b"}),
     ],
 )
-def test_a_value_that_cannot_be(run, reader, key, value):
+def test_an_impossible_value_is_a_finding(run, reader, key, value):
     """A finding with the file's name; the other rank is read."""
     file = run / "step-000002/manifest/actor-rank-0.json"
     content = json.loads(file.read_text())
@@ -115,7 +115,7 @@ def test_a_value_that_cannot_be(run, reader, key, value):
         ({"config": "x"}, "run.json: damaged: config = 'x'"),
     ],
 )
-def test_a_run_that_says_what_cannot_be(run, reader, change, problem):
+def test_impossible_values_of_a_run_are_findings(run, reader, change, problem):
     """A finding of `check`, once; what else it says holds."""
     content = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**content, **change}))
@@ -149,7 +149,7 @@ def test_a_thousand_problems_of_one_file(run, reader):
     assert "and 980 further problems" in check
 
 
-def test_step_folders_that_are_none(run, reader):
+def test_folders_that_only_look_like_steps_are_ignored(run, reader):
     """Numbers that no step has, other digits, a leading zero too many."""
     for name in ("step-" + "9" * 100, "step-0000002", "step-\u0661\u0662\u0663\u0664\u0665\u0666"):
         (run / name).mkdir()
@@ -195,7 +195,7 @@ def test_a_link_that_leads_to_itself(run, reader):
             assert (outcome.traceback, outcome.status in (0, 1, 2)) == ("", True)
 
 
-def test_a_file_that_is_no_trace_is_not_shown(run, reader):
+def test_the_content_of_other_files_is_never_shown(run, reader):
     """A folder of traces may hold links to files of the reader's: no message has a part of one."""
     private = run.parent / "private"
     private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")

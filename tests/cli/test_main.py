@@ -112,7 +112,7 @@ class TestMain:
         assert main(["ls"]) == 130
 
     @pytest.mark.parametrize("arguments", ["ls --json", "report", "report --json"])
-    def test_a_reader_that_has_seen_enough(self, a_run, arguments):
+    def test_prints_until_the_pipe_is_closed(self, a_run, arguments):
         """`stepprof show | head -1` ends without a traceback, and well."""
         done = subprocess.run(
             f"{sys.executable} -m stepprof {arguments} | true; exit ${{PIPESTATUS[0]}}",
@@ -125,7 +125,7 @@ class TestMain:
         )
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_another_pipe_that_breaks(self, monkeypatch, output_dir):
+    def test_another_broken_pipe_is_raised(self, monkeypatch, output_dir):
         """Is no reader that has seen enough: nothing is said to be well."""
         from stepprof.cli.commands import ls
 
@@ -208,7 +208,7 @@ class TestPermissions:
             for path in (folder / "theirs", folder / "mine" / "spans"):
                 path.chmod(0o755)
 
-    def test_a_run_of_somebody_else(self, folder, capsys):
+    def test_an_unreadable_run_is_reported(self, folder, capsys):
         """The run is not listed. If it is named, the message says that it cannot be read."""
         with as_ordinary_user():
             assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
@@ -217,7 +217,7 @@ class TestPermissions:
                 assert "theirs" in (said := capsys.readouterr().err)
                 assert "Permission denied" in said
 
-    def test_spans_that_may_not_be_read(self, folder, capsys):
+    def test_unreadable_spans_are_reported(self, folder, capsys):
         """Unreadable spans are reported. All other data is shown."""
         (folder / "mine" / "spans").chmod(0o000)
         with as_ordinary_user():
@@ -312,7 +312,7 @@ class TestShow:
         assert content["missing"] == content["span_findings"] == []
         assert content["folder"].endswith("/r/step-000002")
 
-    def test_what_is_missing_and_why(self, output_dir):
+    def test_incomplete_windows_are_shown_with_reasons(self, output_dir):
         """Each window that did not end well has its reason; so has each rank that is not there."""
         run = make_run(output_dir, config={"ranks": "0", "roles": {"actor": {"ranks": "all"}, "critic": {}}})
         record(run, data=b"", status="lost", error="killed")
@@ -359,7 +359,7 @@ class TestShow:
             {"ranks": "0-1", "roles": []},
         ],
     )
-    def test_ranks_that_cannot_be_told(self, output_dir, config):
+    def test_without_a_configuration_no_rank_is_called_absent(self, output_dir, config):
         """Without a configuration that can be read, no rank is claimed to be absent."""
         run = make_run(output_dir, **({"config": config} if config is not None else {}))
         record(run, world_size=1)
@@ -420,7 +420,7 @@ class TestShow:
 
 
 class TestCheck:
-    def test_all_is_well(self, a_run, capsys):
+    def test_a_complete_run_passes(self, a_run, capsys):
         """Status 0 and one line."""
         assert printed(capsys, "check").startswith("ok: 1 step, 2 windows, 2 artifacts, ")
 
@@ -457,7 +457,7 @@ class TestTables:
         """As wide as they must be, without trailing blanks."""
         assert table(["a", "b"], [["xxx", 1], [None, 22]], "lr") == "a     b\nxxx   1\n-    22"
 
-    def test_what_would_move_the_cursor(self):
+    def test_control_characters_are_replaced(self):
         """Names come from the user's program."""
         assert printable("a\x1b[2Jb\n") == "a?[2Jb?"
 

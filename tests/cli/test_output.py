@@ -195,7 +195,7 @@ class TestSay:
 
 
 class TestAnyEncoding:
-    def test_is_taken_back(self, monkeypatch) -> None:
+    def test_the_streams_are_restored(self, monkeypatch) -> None:
         """A program that calls `main` keeps its own streams as they were."""
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
         monkeypatch.setattr(sys, "stdout", stream)

@@ -113,7 +113,7 @@ class TestShow:
         assert re.search(r"actor +7-9, 4000 +failed ", shown)
         assert "(4,096 windows in 3 rows; --all shows each)" in lines
 
-    def test_what_failed_is_said_once(self, shown) -> None:
+    def test_a_failure_is_printed_once(self, shown) -> None:
         """With all ranks and engines of which it is true."""
         assert "  actor rank 7-9, 4000: failed: CUDA is busy" in shown
         assert "  rollout/77 (http://node-77:8000): failed: unreachable" in shown
@@ -175,7 +175,7 @@ class TestColumns:
         assert re.sub(r" s\b", "_s", headers).split() == expected.split()
         assert row.split()[4:10] == ["1.500", "0.100", "0.200", "0.300", "0.400", "0.500"]
 
-    def test_what_is_empty_throughout_is_left_out(self, tmp_path) -> None:
+    def test_empty_columns_are_left_out(self, tmp_path) -> None:
         """And what is not known of one window is no zero."""
         run = make_run(tmp_path)
         record(
@@ -287,7 +287,7 @@ class TestGrouped:
             groups.note("things") == f"100 things in {FULL_ROWS} rows, 80 of them omitted; --all shows each"
         )
 
-    def test_nothing_known_and_nothing_far(self) -> None:
+    def test_unknown_or_similar_measures_make_no_outlier(self) -> None:
         """A measure that is not known, or the same for all, makes no outlier."""
         assert len(grouped(range(100), lambda _: 0, (lambda _: None, lambda n: 100.0 + n / 10)).rows) == 1
 

@@ -192,9 +192,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 class TestMistakes:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:60] for _, message in MISTAKES])
-    def test_each_is_told_with_key_value_and_what_was_meant(
-        self, mapping: dict[str, Any], message: str
-    ) -> None:
+    def test_mistakes_name_key_value_and_suggestion(self, mapping: dict[str, Any], message: str) -> None:
         """A mistake raises a ConfigError that names the key, the value and the nearest valid one."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config.from_mapping(mapping)
@@ -207,7 +205,7 @@ class TestMistakes:
         assert (caught.value.key, caught.value.value) == ("roles.rollout.backend", "Torch")
         assert caught.value.problem.startswith("unknown backend")
 
-    def test_in_python_the_same_is_told(self) -> None:
+    def test_python_objects_get_the_same_errors(self) -> None:
         """A dataclass made by hand is checked as a file is."""
         with pytest.raises(ConfigError, match="max_iterations = 0: did you mean"):
             EngineOptions(max_iterations=0)
@@ -216,7 +214,7 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=r"torch\.x = 1: unknown key"):
             RolePolicy(torch={"x": 1})
 
-    def test_no_cap_has_to_be_said(self) -> None:
+    def test_no_cap_must_be_written_as_none(self) -> None:
         """A cap is taken away by "none", never by leaving it None."""
         with pytest.raises(ConfigError, match='max_seconds = None: did you mean "none"'):
             Config(max_seconds=None)  # type: ignore[arg-type]
@@ -227,7 +225,7 @@ class TestMistakes:
             Config(steps="x" * 5000)
         assert len(str(caught.value)) < 1000
 
-    def test_no_mapping_at_all(self) -> None:
+    def test_a_configuration_must_be_a_mapping(self) -> None:
         """What is no mapping is refused as a whole."""
         with pytest.raises(
             ConfigError, match="config = 3: expected a Config, a mapping, or the path of a TOML file"
@@ -251,7 +249,7 @@ class TestDefaults:
 
 
 class TestPolicies:
-    def test_a_role_inherits_what_it_does_not_set(self) -> None:
+    def test_a_role_inherits_unset_keys(self) -> None:
         """What a role leaves out is the base's; a role that is not named is the base."""
         config = Config(steps="2", max_seconds=7, roles={"rollout": {"ranks": "all"}})
         assert config.policy("rollout").max_seconds == 7.0
@@ -284,12 +282,12 @@ class TestPolicies:
         config = Config(enabled=False, steps="2", roles={"a": {"enabled": True, "steps": "all"}})
         assert (config.off, config.spans, 2 in config.policy("a").steps) == (True, False, False)
 
-    def test_off_looks_at_every_role(self) -> None:
+    def test_a_role_with_steps_is_not_off(self) -> None:
         """One role with a step to record keeps the whole from being off."""
         assert not Config(roles={"a": {"steps": "2"}}).off
         assert Config(steps="2", ranks="none").off
 
-    def test_none_takes_a_cap_or_a_schedule_away(self) -> None:
+    def test_none_removes_a_cap_or_a_schedule(self) -> None:
         """ "none" lifts a cap in the base and in a role."""
         config = Config(
             max_seconds="none",
@@ -377,7 +375,7 @@ class TestPlainData:
             hash(config.policy("a")),
         )
 
-    def test_none_in_a_mapping_is_as_if_absent(self) -> None:
+    def test_none_in_a_mapping_counts_as_absent(self) -> None:
         """A null from YAML leaves the default, so that a cap is never lost by it."""
         assert Config.from_mapping({"engine": {"activities": []}}).engine.activities == ()
         assert Config.from_mapping({"max_seconds": None, "torch": {"activities": None}}) == Config()
@@ -437,13 +435,13 @@ class TestRoleName:
             ("é", "actor"),
         ],
     )
-    def test_others_are_refused_with_the_nearest(self, name: str, meant: str) -> None:
+    def test_invalid_role_names_get_a_suggestion(self, name: str, meant: str) -> None:
         """What could leave the folder, or surprise a file system, is refused; the suggestion is itself valid."""
         with pytest.raises(ConfigError, match=re.escape(f'did you mean "{meant}"?')):
             role_name(name)
         assert meant == role_name(meant)
 
-    def test_no_text_is_no_role(self) -> None:
+    def test_a_role_must_be_a_string(self) -> None:
         """A number is no role."""
         with pytest.raises(ConfigError, match='role = 3: expected the name of a role, such as "actor"'):
             role_name(3)

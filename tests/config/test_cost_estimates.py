@@ -41,7 +41,9 @@ class TestHeavyCombinations:
             ),
         ],
     )
-    def test_is_warned_about_with_an_estimate(self, mapping: dict[str, Any], parts: list[str]) -> None:
+    def test_expensive_combinations_are_warned_about_with_an_estimate(
+        self, mapping: dict[str, Any], parts: list[str]
+    ) -> None:
         """The warning names the keys, what they cost, the assumption, and what to change."""
         (warning,) = Config(**{"steps": "2", **mapping}).warnings()
         for part in parts:
@@ -61,7 +63,7 @@ class TestHeavyCombinations:
             {"roles": {"ref": {"enabled": False, "ranks": "all", "torch": {"with_stack": True}}}},
         ],
     )
-    def test_light_ones_are_not(self, mapping: dict[str, Any]) -> None:
+    def test_cheap_combinations_are_not_warned_about(self, mapping: dict[str, Any]) -> None:
         """Bounded or unrecorded combinations give no warning."""
         assert Config(**{"steps": "2", **mapping}).warnings() == ()
 
@@ -70,7 +72,7 @@ class TestHeavyCombinations:
         config = Config(steps="2", torch={"with_stack": True}, roles={"actor": {"ranks": "all"}})
         assert config.warnings() == (f"roles.actor: {STACKS}",)
 
-    def test_what_every_role_inherits_is_told_once(self) -> None:
+    def test_inherited_combinations_are_warned_about_once(self) -> None:
         """The base's warning is not repeated for each role."""
         config = Config(steps="2", ranks="all", torch={"with_stack": True}, roles={"a": {}, "b": {}})
         assert config.warnings() == (STACKS,)

@@ -29,7 +29,7 @@ class TestFile:
         assert config.policy("rollout").engine.max_iterations == 32
         assert config.policy("actor").torch.record_shapes
 
-    def test_a_syntax_error_is_told_with_its_line(self, here: Path) -> None:
+    def test_a_syntax_error_names_its_line(self, here: Path) -> None:
         """File and line stand first, as compilers write them."""
         (here / "stepprof.toml").write_text("steps = 2\nranks = = 3\n")
         with pytest.raises(ConfigError, match=r"^stepprof\.toml:2: not valid TOML: .*line 2"):
@@ -41,7 +41,7 @@ class TestFile:
         with pytest.raises(ConfigError, match=r"^stepprof\.toml:2: not valid TOML"):
             load("stepprof.toml", {})
 
-    def test_a_file_that_is_not_utf8_is_told_with_its_line(self, here: Path) -> None:
+    def test_a_file_that_is_not_utf8_names_its_line(self, here: Path) -> None:
         """Bytes that are no text are located too."""
         (here / "stepprof.toml").write_bytes(b"steps = 2\noutput_dir = '\xff'")
         with pytest.raises(ConfigError, match=r"^stepprof\.toml:2: must be UTF-8"):
@@ -55,7 +55,7 @@ class TestFile:
             load("stepprof.toml", {})
         assert caught.value.key == "roles.rollout.backend"
 
-    def test_a_missing_file_is_told_with_the_nearest(self, here: Path) -> None:
+    def test_a_missing_file_names_the_nearest(self, here: Path) -> None:
         """A misspelt file name is met with the name that is there."""
         (here / "stepprof.toml").touch()
         with pytest.raises(
@@ -63,19 +63,19 @@ class TestFile:
         ):
             load("steprof.toml", {})
 
-    def test_a_missing_folder_is_told(self, here: Path) -> None:
+    def test_a_missing_folder_is_named(self, here: Path) -> None:
         """Where not even the folder is there, that is said."""
         with pytest.raises(
             ConfigError, match=r"nowhere/stepprof\.toml: there is no such file, nor a folder nowhere"
         ):
             load("nowhere/stepprof.toml", {})
 
-    def test_nothing_near(self, here: Path) -> None:
+    def test_a_missing_file_without_a_similar_name(self, here: Path) -> None:
         """Without a similar name nothing is suggested."""
         with pytest.raises(ConfigError, match=r"^x\.toml: there is no such file$"):
             load("x.toml", {})
 
-    def test_a_folder_is_no_file(self, here: Path) -> None:
+    def test_a_folder_is_not_a_file(self, here: Path) -> None:
         """The reason of the operating system is reported."""
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load(here, {})
@@ -95,7 +95,7 @@ class TestOmegaConf:
         assert 200 in load(node.stepprof, {}).policy(None).steps
 
     @pytest.mark.parametrize("value", ["???", "${nowhere}"])
-    def test_what_cannot_be_resolved_is_told(self, value: str) -> None:
+    def test_an_unresolvable_node_is_an_error(self, value: str) -> None:
         """A missing value or a broken interpolation is a mistake in the configuration."""
         with pytest.raises(ConfigError, match="the OmegaConf node cannot be resolved: "):
             load(OmegaConf.create({"steps": value}), {})
@@ -127,7 +127,7 @@ class TestEnvironment:
         )
         assert config == Config(steps="7", ranks="0-3")
 
-    def test_variables_do_not_touch_what_was_given(self) -> None:
+    def test_variables_do_not_change_a_given_configuration(self) -> None:
         """A configuration that the program gives is not changed from outside."""
         config = Config(steps="2")
         assert load(config, {"STEPPROF_STEPS": "7"}) is config

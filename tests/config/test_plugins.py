@@ -27,13 +27,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 class TestPlugins:
-    def test_its_name_is_valid(self) -> None:
+    def test_the_name_of_a_plugin_is_valid(self) -> None:
         """A backend of a plug-in is configured like one of the package's own."""
         assert "oneapi" in backend_names()
         assert Config(backend=["oneapi", "memory"]).policy(None).backend == ("oneapi", "memory")
         assert Config(backend="lonely").policy(None).backend == ("lonely",)
 
-    def test_beside_others_only_where_it_says_so(self) -> None:
+    def test_a_plugin_must_declare_that_it_can_be_combined(self) -> None:
         """One that does not declare it is refused in a list, before anything of it is loaded."""
         message = (
             'backend = ["torch", "lonely"]: "lonely" does not declare that it can record together with others '
@@ -42,13 +42,13 @@ class TestPlugins:
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config(backend=["torch", "lonely"])
 
-    def test_a_misspelt_name_is_told(self) -> None:
+    def test_a_misspelt_name_gets_a_suggestion(self) -> None:
         """The nearest name may be a plug-in's."""
         message = 'backend = "oneap": unknown backend; did you mean "oneapi"? (one of: torch, npu, nsys, memory, null, lonely, oneapi)'
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config(backend="oneap")
 
-    def test_its_table_is_passed_on(self) -> None:
+    def test_the_table_of_a_plugin_is_passed_on(self) -> None:
         """A table that is named like the backend holds its options, which a role inherits key by key."""
         config = Config.from_mapping(
             {"oneapi": {"level": 1, "deep": False}, "roles": {"a": {"oneapi": {"deep": True}}, "b": {}}}

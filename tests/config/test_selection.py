@@ -68,13 +68,13 @@ class TestSteps:
         assert expected == Steps.parse(text_of(parts)).next_after(step)
 
     @given(items)
-    def test_a_list_means_what_its_text_means(self, parts: list[object]) -> None:
+    def test_a_list_equals_its_text(self, parts: list[object]) -> None:
         """A list of the items selects the same as the text with commas."""
         text = text_of(parts)
         assert Steps.parse(text) == Steps.parse(text.split(",") if parts else [])
 
     @given(items, st.sets(numbers))
-    def test_without_leaves_the_listed_steps_that_did_not_come(
+    def test_without_returns_the_listed_steps_that_never_came(
         self, parts: list[object], seen: set[int]
     ) -> None:
         """What never came is every step that was asked for by number and was not seen."""
@@ -179,7 +179,7 @@ class TestSteps:
             ("²", 'cannot read "²"'),
         ],
     )
-    def test_a_mistake_is_told_with_what_was_meant(self, value: object, message: str) -> None:
+    def test_mistakes_name_key_value_and_suggestion(self, value: object, message: str) -> None:
         """The error names the key, the value and the nearest valid one."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Steps.parse(value)
@@ -202,7 +202,7 @@ class TestRanks:
         assert str(ranks) == "all"
         assert ranks.check(1) is None
 
-    def test_a_process_without_a_rank_goes_with_rank_0(self) -> None:
+    def test_a_process_without_a_rank_counts_as_rank_0(self) -> None:
         """A Ray driver or actor is selected where rank 0 is."""
         assert "driver" in Ranks.parse("0")
         assert "driver" not in Ranks.parse("1-3")
@@ -232,7 +232,7 @@ class TestRanks:
             ("all,0", 'ranks = "all,0": "all" cannot be combined'),
         ],
     )
-    def test_a_mistake_is_told_with_what_was_meant(self, value: object, message: str) -> None:
+    def test_mistakes_name_key_value_and_suggestion(self, value: object, message: str) -> None:
         """The error names the key, the value and the nearest valid one."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Ranks.parse(value)

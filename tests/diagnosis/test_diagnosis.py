@@ -44,7 +44,7 @@ with_fault = pytest.mark.parametrize("name", [name for name in CHOSEN if name in
 
 class TestJob:
     @with_fault
-    def test_the_fault_is_what_it_costs(self, name: str, outcome: Run) -> None:
+    def test_the_fault_costs_the_planted_time(self, name: str, outcome: Run) -> None:
         """The planted part is a quarter of the step or more, and without the fault the step is shorter by that."""
         faulty, fixed = outcome(name).truth, outcome(name, fixed=True).truth
         if faulty["seconds"] is None:  # a fault of the recording
@@ -63,7 +63,7 @@ class TestJob:
         assert bool(missed) == (name in NOT_YET), missed
 
     @with_fault
-    def test_what_if(self, name: str, outcome: Run) -> None:
+    def test_the_predicted_gain_matches_the_fixed_run(self, name: str, outcome: Run) -> None:
         """The predicted gain is what the step gains without the fault, within 10 % of the step and the noise of the machine."""
         if name in NOT_YET:
             return

@@ -63,7 +63,7 @@ class TestFirstFinding:
         assert misses(outcome(lost, FOUND, **planted)) == []
         assert misses(outcome(FOUND, lost, **planted)) != []
 
-    def test_none(self) -> None:
+    def test_a_report_without_a_finding_is_a_miss(self) -> None:
         """A report without a finding is a miss."""
         assert misses(outcome()) == ["no finding"]
 
@@ -74,7 +74,7 @@ class TestFalseAlarms:
         assert len(false_alarms(outcome(FOUND))) == 1
         assert false_alarms(outcome({**FOUND, "seconds": 0.04})) == []
 
-    def test_what_is_true(self) -> None:
+    def test_true_findings_are_not_false_alarms(self) -> None:
         """A finding that the job names, and as much as the machine disturbed the job, is none."""
         assert false_alarms(outcome(FOUND, true=[["straggler", "forward"]])) == []
         assert false_alarms(outcome(FOUND, true=[["straggler", None]])) == []

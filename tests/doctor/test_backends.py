@@ -39,7 +39,9 @@ class TestMemory:
             ({"error": "RuntimeError: no"}, "problem", "fails: RuntimeError: no", False),
         ],
     )
-    def test_what_was_tried_in_words(self, found: dict, level: str, detail: str, records: bool) -> None:
+    def test_the_result_of_the_probe_is_described(
+        self, found: dict, level: str, detail: str, records: bool
+    ) -> None:
         """A blocker has a remedy, and decides whether the backend can record."""
         (finding,) = stage_findings({"memory": found})
         assert finding.level == level
@@ -47,7 +49,7 @@ class TestMemory:
         assert bool(finding.remedy) == (level != "ok")
         assert lines(finding)["memory"] == (records, finding.detail)
 
-    def test_nothing_is_said_where_torch_was_not_tried(self) -> None:
+    def test_a_failed_torch_import_is_repeated_for_its_backends(self) -> None:
         """The finding on torch says why; the backend's line repeats it."""
         assert list(stage_findings({})) == []
         broken = Finding("torch", "problem", "import torch fails", "install it")
@@ -109,7 +111,7 @@ class TestLines:
         assert lines(outside)["nsys"] == (False, "not under nsys")
         assert lines(Finding("nsys", "warning", "does not run", "anew"))["nsys"] == (False, "does not run")
 
-    def test_null_and_those_of_other_packages(self, faulty) -> None:
+    def test_null_can_record_and_plugins_are_untested(self, faulty) -> None:
         """The first always can; the others are untested."""
         assert lines()["null"] == (True, "windows and spans only")
         assert lines()["faulty"] == (None, "provided by another package; not tested")

@@ -162,7 +162,7 @@ class TestTorchFindings:
             ({"isal": {"installed": True}}, "isal", "ok", "igzip"),
         ],
     )
-    def test_in_words(self, stages, name, level, words):
+    def test_every_outcome_has_a_level_and_a_remedy(self, stages, name, level, words):
         """Each outcome has its level, and a remedy unless it is ok."""
         finding = described(**stages)[name]
         assert finding.level == level
@@ -298,7 +298,7 @@ class TestMachineFindings:
             ({"NSYS_PROFILING_SESSION_ID": "1"}, "warning", "under nsys"),
         ],
     )
-    def test_who_else_may_subscribe_to_cupti(self, tmp_path, environ, level, words):
+    def test_other_cupti_subscribers_are_reported(self, tmp_path, environ, level, words):
         """CUPTI takes one subscriber per process."""
         finding = self.found(tmp_path, **environ)["cupti"]
         assert finding.level == level
@@ -382,7 +382,7 @@ class TestMachineFindings:
             ("/proc/sys/kernel/perf_event_paranoid", "4\n", "nsys sampling", "warning"),
         ],
     )
-    def test_what_the_kernel_says(self, tmp_path, monkeypatch, path, text, name, level):
+    def test_kernel_settings_are_reported(self, tmp_path, monkeypatch, path, text, name, level):
         """Settings of a machine that is not this one."""
         read = finding_module.read
         monkeypatch.setattr(finding_module, "read", lambda asked: text if asked == path else read(asked))
@@ -394,7 +394,7 @@ class TestMachineFindings:
         assert finding.level == level
         assert bool(finding.remedy) == (level == "warning")
 
-    def test_a_system_that_does_not_tell(self, tmp_path, monkeypatch):
+    def test_without_proc_nothing_is_claimed(self, tmp_path, monkeypatch):
         """Without /proc, /sys and /dev/shm nothing is claimed about them."""
         monkeypatch.setattr(finding_module, "read", lambda _: "")
         monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path / "none")
@@ -438,7 +438,7 @@ class TestDoctor:
         assert set(content["findings"][0]) == {"name", "level", "detail", "remedy", "applies"}
 
     @pytest.mark.torch
-    def test_a_sound_machine(self, capsys, tmp_path):
+    def test_a_machine_without_problems(self, capsys, tmp_path):
         """The real torch records a small capture; no blocker: status 0."""
         pytest.importorskip("torch")
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 0

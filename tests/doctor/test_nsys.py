@@ -65,7 +65,7 @@ class TestWindow:
         assert finding.level == "ok"
         assert f"under nsys, 2 windows, reports in {Path(tmp_path, 'nsys')}" in finding.detail
 
-    def test_started_by_somebody_else(self):
+    def test_nsys_started_by_another_command(self):
         """Then the folder has to be named."""
         finding = found(PATH="", NSYS_PROFILING_SESSION_ID="1")["nsys window"]
         assert finding.level == "warning"

@@ -25,7 +25,7 @@ ENOUGH = 100
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # as many runs as are asked for
 @pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
-def test_what_must_hold_holds_whatever_engines_do(coroutine: bool) -> None:
+def test_the_invariants_hold_with_faulty_engines(coroutine: bool) -> None:
     """No wait is longer than its bound, `complete` is true, each file is in a manifest, no engine is left recording, and the job runs as without stepprof."""
     seen: Counter[str] = Counter()
 

@@ -88,13 +88,13 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_was_wrong_once_is_right(what: str) -> None:
+def test_former_failures_stay_fixed(what: str) -> None:
     assert problems(FOUND[what]) == []
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3], ids=["before the end's bound", "after it"])
 @pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
-def test_a_folder_that_takes_long_to_make_is_not_left(coroutine, seconds, monkeypatch) -> None:
+def test_a_folder_made_late_is_removed(coroutine, seconds, monkeypatch) -> None:
     """A busy file system: the folder for the next step is there when the run is over, and is removed."""
     make = Entries.places
 

@@ -165,7 +165,7 @@ class TestFalsified:
         assert problems(GOOD) == []
 
     @pytest.mark.parametrize("what", FALSE)
-    def test_what_is_false_is_found(self, what: str, tmp_path: Path) -> None:
+    def test_a_false_statement_is_found(self, what: str, tmp_path: Path) -> None:
         """Each with its own sentence."""
         facts = play(GOOD, tmp_path)
         change, sentence = FALSE[what]
@@ -180,7 +180,7 @@ class TestFalsified:
             (lambda facts: facts.seconds.append(("detach", 100.0, 0.0)), "detach took 100.000 s"),
         ],
     )
-    def test_what_takes_too_long_is_found(
+    def test_an_exceeded_time_limit_is_found(
         self, change: Callable[[Facts], object], sentence: str, tmp_path: Path
     ) -> None:
         """By the bound of each."""
@@ -236,7 +236,7 @@ class TestSabotage:
     """stepprof with one thing taken out of it."""
 
     @pytest.mark.parametrize("what", SABOTAGE)
-    def test_what_is_missing_is_found(self, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_invariant_is_found(self, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """And nothing is found with it."""
         plan, owner, name, instead, sentence = SABOTAGE[what]
         assert problems(plan) == []

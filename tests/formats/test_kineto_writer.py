@@ -115,7 +115,7 @@ class TestFinish:
         assert begin["cat"] == end["cat"] == "stepprof.attributes"
         assert begin["args"] == {"step": 2, "role": "actor", "batch": 64, "kind": "region"}
 
-    def test_its_own_step_and_role_win(self, tmp_path: Path) -> None:
+    def test_an_annotations_own_step_and_role_are_kept(self, tmp_path: Path) -> None:
         """An annotation of a window that joined says its own step and role, not those of the capture."""
         _, written = finished(tmp_path, classic("op"), note(attributes={"step": 3, "role": "critic"}))
         args = json.loads(written)["traceEvents"][0]["args"]
@@ -182,7 +182,7 @@ class TestFinish:
         _, written = finished(tmp_path, classic("&#9999999;"), marks=True)
         assert json.loads(written)["traceEvents"][0]["name"] == "&#9999999;"
 
-    def test_drops_metadata_that_is_no_json(self, tmp_path: Path) -> None:
+    def test_invalid_metadata_is_dropped(self, tmp_path: Path) -> None:
         """Kineto breaks a metadata value that holds a quotation mark; the others and the events are kept."""
         bad = '      "good": {"a": 1},\n      "bad": {"b": "q/"x"},\n'
         _, written = finished(tmp_path, classic("op", metadata=bad))
@@ -215,7 +215,7 @@ class TestFinish:
             (classic("op").replace(f'"baseTimeNanoseconds": {BASE},', ""), "no baseTimeNanoseconds"),
         ],
     )
-    def test_an_unexpected_shape_is_kept_as_it_is(self, tmp_path: Path, text: str, problem: str) -> None:
+    def test_an_unexpected_file_is_kept_unchanged(self, tmp_path: Path, text: str, problem: str) -> None:
         """A file with an unknown structure is compressed unchanged, and the result names the problem."""
         done, written = finished(tmp_path, text, note())
         assert written == text
@@ -224,7 +224,7 @@ class TestFinish:
     @pytest.mark.parametrize(
         ("text", "problem"), [("", "empty"), ("[]", "not a trace"), ("hello", "begins with")]
     )
-    def test_what_is_no_trace_is_refused(self, tmp_path: Path, text: str, problem: str) -> None:
+    def test_files_without_a_trace_are_refused(self, tmp_path: Path, text: str, problem: str) -> None:
         """Nothing is published of a file that holds no trace."""
         with pytest.raises(TraceFileError, match=problem):
             finished(tmp_path, text)
@@ -255,7 +255,7 @@ class TestInspect:
 
 
 class TestEncoded:
-    def test_what_is_no_json_becomes_text(self) -> None:
+    def test_values_without_json_become_text(self) -> None:
         """Attributes are the user's objects: none of them makes the file invalid."""
 
         class Rude:

@@ -124,7 +124,7 @@ class TestPeaks:
 
 
 class TestRead:
-    def test_who_held_the_peak(self, tmp_path: Path) -> None:
+    def test_the_peak_is_assigned_to_user_code(self, tmp_path: Path) -> None:
         """By the user's code, torch's own frames skipped; what was there before has no stack."""
         found = read_snapshot(write(tmp_path / "s.pickle", training_step()))
         assert found.finding is None
@@ -136,7 +136,7 @@ class TestRead:
     @pytest.mark.parametrize(
         ("context", "by"), [("alloc", ("/job/train/load.py:10 load",)), ("all", ()), (None, ())]
     )
-    def test_who_allocated_what_was_freed_later(
+    def test_freed_memory_is_assigned_to_its_allocation(
         self, tmp_path: Path, context: str | None, by: tuple[str, ...]
     ) -> None:
         """torch gives a free the stack of its allocation, unless it took one of the free: that is known of files of ours."""
@@ -156,14 +156,14 @@ class TestRead:
         found = read_snapshot(write(tmp_path / "s.pickle", table))
         assert [place.bytes for place in found.top[0]] == [300 * MIB, 120 * MIB]
 
-    def test_a_text_that_no_terminal_prints(self, tmp_path: Path) -> None:
+    def test_names_are_printable(self, tmp_path: Path) -> None:
         """Half a character, which a pickle can hold, does not end the printing process."""
         table = training_step()
         table["device_traces"][0][0]["frames"] = [{"filename": "/job/\ud800.py", "line": 3, "name": "step"}]
         found = read_snapshot(write(tmp_path / "s.pickle", table))
         assert "/job/?.py:3 step" in {place.frames[0] for place in found.top[0] if place.frames}
 
-    def test_what_ran_out(self, tmp_path: Path) -> None:
+    def test_an_out_of_memory_snapshot_states_the_request(self, tmp_path: Path) -> None:
         """A snapshot on out-of-memory says what was asked for."""
         table = {**training_step(), "stepprof": {"out_of_memory": {"device": 0, "asked_bytes": 5}}}
         assert read_snapshot(write(tmp_path / "s.pickle", table)).out_of_memory == {
@@ -171,7 +171,7 @@ class TestRead:
             "asked_bytes": 5,
         }
 
-    def test_a_hostile_one_is_a_finding(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_a_hostile_snapshot_is_a_finding(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         """Nothing of it is run."""
 
         class Evil:
@@ -246,7 +246,7 @@ def run(tmp_path: Path) -> Any:
 
 
 class TestShow:
-    def test_a_table_of_peaks_and_who_held_the_most(
+    def test_show_prints_peaks_and_largest_allocations(
         self, run: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Per process and device; at which second of the window; and the hostile one is a note."""
@@ -275,7 +275,7 @@ class TestShow:
         assert snapshot["top"]["0"][0]["frames"][0] == "/job/train/forward.py:10 forward"
         assert memory["not_read"] == ["actor/rank-1.memory.pickle"]
 
-    def test_none_are_read_where_nobody_wants_it(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_snapshots_zero_reads_none(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
         """The omitted ones are reported."""
         assert main(["show", str(run.path), "--snapshots", "0"]) == 0
         out = capsys.readouterr().out
@@ -318,7 +318,7 @@ class TestCheck:
             "step-000002/actor/rank-1.memory.pickle: is not read: instruction GLOBAL at byte 2: it would run code"
         ]
 
-    def test_one_that_is_cut_off(self, run: Any) -> None:
+    def test_a_truncated_snapshot_is_a_problem(self, run: Any) -> None:
         """Its size as the manifest says, its end missing."""
         file = run.path / "step-000002/actor/rank-0.memory.pickle"
         file.write_bytes(file.read_bytes()[:-1] + b"\x00")

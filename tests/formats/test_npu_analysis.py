@@ -67,7 +67,7 @@ def test_without_torch_npu(run, capsys):
         (["--step", "9"], "9"),
     ],
 )
-def test_what_cannot_be(run, capsys, arguments, reason):
+def test_invalid_arguments_are_refused(run, capsys, arguments, reason):
     assert main.main(["analyse", str(run), *arguments]) == 2
     assert reason in capsys.readouterr().err
 

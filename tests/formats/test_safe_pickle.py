@@ -41,7 +41,7 @@ class Evil:
 class TestPlainValues:
     @given(VALUES, st.sampled_from([2, 3, 4, 5]))
     @settings(max_examples=200, deadline=None)
-    def test_what_the_standard_library_writes(self, value: object, protocol: int) -> None:
+    def test_plain_values_round_trip(self, value: object, protocol: int) -> None:
         """Is read as the standard library reads it, in every protocol that has binary instructions."""
         assert read_pickle(pickle.dumps(value, protocol)) == value
 
@@ -53,7 +53,7 @@ class TestPlainValues:
             assert read_pickle(pickle.dumps(value, protocol)) == value
         assert gc.isenabled()
 
-    def test_one_that_contains_itself(self) -> None:
+    def test_a_list_may_contain_itself(self) -> None:
         """The object is created and contains itself."""
         value: list[object] = []
         value.append(value)
@@ -66,7 +66,7 @@ class TestHostile:
     @pytest.mark.parametrize(
         "value", [Evil(), {"segments": [Evil()]}, print, OrderedDict(a=1), {1, 2}, range(3), b"bytes"]
     )
-    def test_what_would_run_something(
+    def test_code_is_refused_and_not_run(
         self, value: object, protocol: int, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """Is refused at the instruction, and nothing has run."""
@@ -101,7 +101,7 @@ class TestHostile:
             (b"\x80\x04\x8c\x02\xff\xff.", "damaged: UnicodeDecodeError"),
         ],
     )
-    def test_what_is_damaged_or_not_plain(self, data: bytes, problem: str) -> None:
+    def test_damaged_or_other_values_are_refused(self, data: bytes, problem: str) -> None:
         """Is refused, whatever it is, with one kind of error that says where, or what."""
         with pytest.raises(PickleRefused, match=re.escape(problem)):
             read_pickle(data)
@@ -116,7 +116,7 @@ class TestHostile:
             pickle.dumps({2**70: 1}),  # numbers of any length: as keys any amount of them has one hash
         ],
     )
-    def test_what_would_take_more_than_it_is_worth(self, data: bytes) -> None:
+    def test_too_expensive_pickles_are_refused(self, data: bytes) -> None:
         """Is none of torch's."""
         with pytest.raises(PickleRefused, match="not one that plain values need"):
             read_pickle(data)
@@ -146,14 +146,14 @@ class TestHostile:
 
     @given(st.binary(max_size=200))
     @settings(max_examples=300, deadline=None)
-    def test_anything_at_all(self, data: bytes) -> None:
+    def test_arbitrary_bytes_are_refused_cleanly(self, data: bytes) -> None:
         """Is a value or a refusal."""
         with contextlib.suppress(PickleRefused):
             read_pickle(b"\x80\x04" + data)
 
     @given(VALUES, st.integers(0, 400), st.integers(0, 255))
     @settings(max_examples=200, deadline=None)
-    def test_one_byte_changed(self, value: object, place: int, byte: int) -> None:
+    def test_a_changed_byte_is_read_or_refused(self, value: object, place: int, byte: int) -> None:
         """As above."""
         data = bytearray(pickle.dumps({"a": value}))
         data[place % len(data)] = byte

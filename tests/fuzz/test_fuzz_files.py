@@ -78,7 +78,7 @@ def wrong(command: str, mutations: list[tuple[int, str, int]], whole: Path, read
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # as many cases as are asked for
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_command_ends_and_says_what_is_wrong(part: int, whole: Path, reader: Reader) -> None:
+def test_every_command_ends_with_a_documented_status(part: int, whole: Path, reader: Reader) -> None:
     """With an exit status of the documented ones, within time and memory, and with a finding where a file cannot be read at all."""
 
     @seed(SEED + part)

@@ -114,7 +114,7 @@ def whole() -> Iterator[Path]:
 
 
 class TestClaims:
-    def test_whatever_lies_there(self, reader: Reader, runs: Path) -> None:
+    def test_init_survives_any_files_in_the_claims_folder(self, reader: Reader, runs: Path) -> None:
         """`init` opens a run directly below the folder, and follows no link out of it, or says in one line why not."""
 
         @fuzzed(CLAIM_CASES)
@@ -152,7 +152,7 @@ class TestUploads:
         with Program(f"file://{tmp_path}", threading.Event(), 1) as program:
             assert self.uploaded(program, whole, "up", 60.0) == [None] * len(UPLOADED)
 
-    def test_whatever_lies_there(self, whole: Path) -> None:
+    def test_uploads_survive_any_files_in_the_run(self, whole: Path) -> None:
         """The upload of each ends in time, with a reason in one line, and the target has nothing but plain files of the run."""
 
         with (

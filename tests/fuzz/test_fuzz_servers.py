@@ -125,7 +125,7 @@ class Case:
 
 class TestDrivers:
     @pytest.mark.parametrize("part", range(PARTS))
-    def test_whatever_is_answered(self, routes, tmp_path, log, part):
+    def test_drivers_survive_any_answer(self, routes, tmp_path, log, part):
         """Each verb ends within its bound of time and memory, with a health and a reason, and no part of the key is logged."""
         loop = asyncio.new_event_loop()
         window = EngineWindow(Window(2, "rollout"), 0, tmp_path, "rollout/replica-0", EngineOptions())
@@ -157,7 +157,7 @@ class TestDrivers:
 
 
 class TestWindows:
-    def test_whatever_is_answered(self, routes, start, log):
+    def test_windows_survive_any_answer(self, routes, start, log):
         """The body runs, nothing is raised, and the manifest has a status, a health and a reason, without the key."""
         session = start(
             steps="every 1",

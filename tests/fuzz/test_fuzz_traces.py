@@ -87,7 +87,7 @@ ENGINES = (of_vllm, of_sglang)
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # as many cases as are asked for
 @pytest.mark.parametrize("engine", ENGINES)
-def test_whatever_an_engine_leaves(engine: Callable[..., list[Artifact]]) -> None:
+def test_any_trace_of_an_engine_is_adopted_or_refused(engine: Callable[..., list[Artifact]]) -> None:
     """No error is raised, and an artifact is a plain gzip file with events and times of 64 bits."""
 
     @fuzzed

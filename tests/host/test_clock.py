@@ -46,7 +46,7 @@ class TestAheadOf:
         assert abs(ahead - seconds * SECOND) <= error + 1000
         assert error < 1_000_000
 
-    def test_both_clocks_are_other_ones(self, anchor):
+    def test_wall_and_monotonic_clocks_both_differ(self, anchor):
         """The ticks show that it is another wall clock, and not by how much."""
         assert anchor(37 * SECOND, 37 * SECOND).ahead_of(Anchor.take()) is None
 
@@ -58,9 +58,9 @@ class TestAheadOf:
 
 class TestOf:
     @pytest.mark.parametrize("value", [None, [], {}, {"unix_ns": 1, "monotonic_ns": 2, "error_ns": 3}])
-    def test_what_is_incomplete_is_none(self, value):
+    def test_an_incomplete_anchor_is_none(self, value):
         assert Anchor.of(value) is None
 
     @pytest.mark.parametrize("value", ["1", 1.0, True, None, 2**70])
-    def test_what_is_damaged_is_none(self, value):
+    def test_a_damaged_anchor_is_none(self, value):
         assert Anchor.of({**Anchor(1, 2, 3, 4).to_dict(), "ticks_ns": value}) is None

@@ -48,7 +48,7 @@ def test_a_secret_is_not_shown(arguments) -> None:
     assert shown[:2] == ["python", "train.py"]
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_harmless_values_are_shown() -> None:
     """Numbers of tokens, names of columns, learning rates."""
     arguments = [
         "python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=256", "actor.ppo_max_token_len_per_gpu=16384",
@@ -58,7 +58,7 @@ def test_what_is_no_secret_stays() -> None:
     assert command_line(arguments, {"PATH": "/usr/bin"}) == arguments
 
 
-def test_the_working_directory_is_no_password() -> None:
+def test_pwd_is_not_a_password() -> None:
     """`PWD` holds a folder."""
     assert (
         command_line(["python", "/home/me/train.py"], {"PWD": "/home/me", "OLDPWD": "/home/me"})[1]
@@ -78,7 +78,7 @@ def test_code_is_left_out() -> None:
     assert command_line(["python", "train.py", "-c", "a.yaml"], {}) == ["python", "train.py", "-c", "a.yaml"]
 
 
-def test_it_is_bounded() -> None:
+def test_the_command_line_is_bounded() -> None:
     """A command line of a megabyte does not fill run.json, and a control character does not reach a terminal."""
     shown = command_line(["python", "x" * 10_000, "a\x1b[2Jb\n", *["--n=1"] * 10_000], {})
     assert len(shown) <= 301

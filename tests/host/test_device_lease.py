@@ -125,7 +125,7 @@ class TestLease:
             """
         ).check()
 
-    def test_who_shares_the_device(self, lease, tmp_path):
+    def test_other_users_of_the_device_are_seen(self, lease, tmp_path):
         """Seen as long as the other lives, whether it records or not."""
         assert not lease.is_shared()
         other = subprocess.Popen(
@@ -175,7 +175,7 @@ class TestFolder:
         assert folder == tmp_path / "a" / "b"
         assert folder.is_dir()
 
-    def test_it_cannot_be_made(self, tmp_path):
+    def test_a_lease_folder_that_cannot_be_made(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(BackendError, match="lease_dir"):
             lease_folder(tmp_path / "file")

@@ -52,7 +52,7 @@ assert gc.isenabled()
 """
 
 
-def test_of_each_thread() -> None:
+def test_the_frames_of_each_thread() -> None:
     """The caller's and those of the others, as long as they run."""
     mine = threading.get_ident()
     assert frames()[mine].f_back is sys._getframe()

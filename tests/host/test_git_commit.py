@@ -26,7 +26,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 class TestCommit:
-    def test_of_a_branch(self, repository: Path) -> None:
+    def test_the_commit_of_a_branch(self, repository: Path) -> None:
         """From any folder below, on a branch with a slash in its name."""
         git(repository, "checkout", "-q", "-b", "feature/one")
         (repository / "a" / "b").mkdir(parents=True)
@@ -36,12 +36,12 @@ class TestCommit:
         git(repository, "checkout", "-q", "--detach")
         assert git_commit(repository) == git(repository, "rev-parse", "HEAD")
 
-    def test_of_packed_references(self, repository: Path) -> None:
+    def test_the_commit_of_packed_references(self, repository: Path) -> None:
         git(repository, "pack-refs", "--all")
         assert not list((repository / ".git" / "refs" / "heads").iterdir())
         assert git_commit(repository) == git(repository, "rev-parse", "HEAD")
 
-    def test_of_a_worktree(self, repository: Path, tmp_path: Path) -> None:
+    def test_the_commit_of_a_worktree(self, repository: Path, tmp_path: Path) -> None:
         """Its `.git` is a file, and its branch is in the folder of the repository."""
         git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
         git(tmp_path / "tree", "commit", "-q", "--allow-empty", "-m", "second")

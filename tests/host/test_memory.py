@@ -35,25 +35,25 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 class TestAvailableAndTotal:
-    def test_of_this_machine(self) -> None:
+    def test_memory_of_this_machine(self) -> None:
         """Some of it is available."""
         found = memory.available_and_total()
         if found is not None:
             assert 0 < found[0] <= found[1]
 
-    def test_of_the_host(self, files) -> None:
+    def test_memory_of_the_host(self, files) -> None:
         """What can be had without swapping, not what is free."""
         files(meminfo=MEMINFO)
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
-    def test_of_a_tighter_control_group(self, files) -> None:
+    def test_a_tighter_control_group_counts(self, files) -> None:
         """Its limit counts; the page cache is reclaimed before a process is killed."""
         files(
             meminfo=MEMINFO, max=f"{4 * GIB}\n", current=f"{3 * GIB}\n", stat=f"anon 1\ninactive_file {GIB}\n"
         )
         assert memory.available_and_total() == (2 * GIB, 4 * GIB)
 
-    def test_of_a_control_group_of_the_first_version(self, files) -> None:
+    def test_a_control_group_of_version_1(self, files) -> None:
         """Its files have other names."""
         files(meminfo=MEMINFO, limit=f"{2 * GIB}", usage=f"{GIB}", stat_1="total_inactive_file 0\n")
         assert memory.available_and_total() == (GIB, 2 * GIB)
@@ -68,7 +68,7 @@ class TestAvailableAndTotal:
         files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
         assert memory.available_and_total() == (GIB, 2 * GIB)
 
-    def test_of_a_tighter_address_space(self, run_script) -> None:
+    def test_a_tighter_address_space_counts(self, run_script) -> None:
         """The limit of `ulimit -v`, minus the address space that the process uses."""
         run_script(
             """

@@ -80,7 +80,7 @@ class TestReadPlain:
 
 
 class TestHoles:
-    def test_what_stands_before_the_first(self, tmp_path):
+    def test_data_before_the_first_hole_is_counted(self, tmp_path):
         """Counted without reading the hole, and the place in the file is kept."""
         path = sparse(tmp_path / "a", b"x" * 5000)
         with open_plain(path) as file:
@@ -88,7 +88,7 @@ class TestHoles:
             assert 5000 <= data_bytes(file) < 1 << 20
             assert file.read(3) == b"xxx"
 
-    def test_none(self, tmp_path):
+    def test_a_file_without_holes(self, tmp_path):
         """All of it."""
         (tmp_path / "a").write_bytes(b"12345")
         with open_plain(tmp_path / "a") as file:
@@ -100,7 +100,7 @@ class TestHoles:
         with open_plain(tmp_path / "a") as file:
             assert (data_bytes(file), list(data_chunks(file))) == (0, [])
 
-    def test_what_was_written_around_them(self, tmp_path):
+    def test_data_around_holes_is_read(self, tmp_path):
         """Read without the holes."""
         path = sparse(tmp_path / "a", b"begin")
         with path.open("r+b") as file:
@@ -227,7 +227,7 @@ def opens(path):
     return False
 
 
-def test_no_other_module_opens_files():
+def test_only_this_module_opens_files_of_a_run():
     """Whatever reads a run does so through `stepprof.host.plain_files`; a module that opens something else is listed, with what that is."""
     package = Path(stepprof.__file__).parent
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if opens(path)}

@@ -36,7 +36,7 @@ def decoder(request, monkeypatch):
 @pytest.mark.usefixtures("decoder")
 class TestParse:
     @pytest.mark.parametrize(("text", "value"), TEXTS)
-    def test_what_a_text_says(self, text, value):
+    def test_valid_json_is_parsed(self, text, value):
         """The same with and without msgspec, and JSON again."""
         found = parse_json(text)
         assert found == value or value is None
@@ -44,13 +44,13 @@ class TestParse:
         assert parse_json(json.dumps(found).encode()) == found
 
     @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
-    def test_what_is_refused(self, text):
+    def test_invalid_or_deep_json_is_refused(self, text):
         """A ValueError is raised, at any depth."""
         with pytest.raises(ValueError, match=r"\w"):
             parse_json(text)
 
 
-def test_whole_pairs_leave_all_else():
+def test_text_without_half_pairs_is_unchanged():
     """Text without halves stays as it is, byte for byte."""
     text = json.dumps({"a": "\U0001f600\\u\n", "b": "\\\\ud800"}).encode()
     assert whole_pairs(text) == text

@@ -27,7 +27,7 @@ class TestWriterIdentity:
         assert writer_identity() == writer_identity()
         assert writer_identity()["pid"] == os.getpid()
 
-    def test_what_the_system_does_not_tell_is_none(self, monkeypatch, tmp_path):
+    def test_without_proc_identity_fields_are_none(self, monkeypatch, tmp_path):
         """Without /proc (macOS, Windows) there is neither boot nor start."""
         monkeypatch.setattr(process_identity, "Path", lambda *_: tmp_path / "none")
         monkeypatch.setattr(process_identity, "_BOOT_ID", tmp_path / "none")
@@ -60,7 +60,7 @@ class TestIsAlive:
             ({"pid": "7"}, None),
         ],
     )
-    def test_what_is_told_and_what_not(self, change, expected):
+    def test_liveness_is_known_only_on_this_host(self, change, expected):
         """A process id that was given out again is another process; of another host or container nothing is known."""
         assert is_alive({**writer_identity(), **change}) is expected
 
@@ -81,7 +81,7 @@ class TestIsAlive:
 
 
 class TestProcessStart:
-    def test_of_nobody(self):
+    def test_no_such_process_has_no_start(self):
         """None for a process that does not exist, or an unreadable line."""
         assert process_start(2**22 + 1) is None
 

@@ -37,7 +37,7 @@ LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
 
 
 class TestGiven:
-    def test_it_comes_first(self) -> None:
+    def test_a_given_rank_comes_first(self) -> None:
         """Before what any launcher says."""
         found = find_identity(3, 8, {"RANK": "1", "WORLD_SIZE": "2"})
         assert found == Identity(3, 8, "rank")
@@ -55,7 +55,7 @@ class TestGiven:
     @pytest.mark.parametrize(
         ("name", "value"), [("rank", "3"), ("rank", 1.5), ("rank", True), ("world_size", "8")]
     )
-    def test_what_is_no_number(self, name, value) -> None:
+    def test_an_invalid_rank_is_refused(self, name, value) -> None:
         """Is refused by its name."""
         arguments = {"rank": 0, "world_size": 8, name: value}
         with pytest.raises(ConfigError, match=f"^{name} = .*: expected an integer"):
@@ -106,7 +106,7 @@ class TestLaunchers:
         """torchrun's, then Slurm's, then a process of its own."""
         assert find_identity(None, None, environ) == expected
 
-    def test_a_variable_that_is_no_number(self) -> None:
+    def test_an_invalid_variable_is_refused(self) -> None:
         """Is refused by its name."""
         with pytest.raises(ConfigError, match=r'\$RANK = "one": expected an integer'):
             find_identity(None, None, {"RANK": "one"})
@@ -135,7 +135,7 @@ class TestTorchDistributed:
             SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False),
         ],
     )
-    def test_not_there_yet(self, monkeypatch, distributed) -> None:
+    def test_before_initialisation_variables_count(self, monkeypatch, distributed) -> None:
         """Half imported, not built, not initialised: then the variables speak."""
         module(monkeypatch, "torch", **({} if distributed is None else {"distributed": distributed}))
         assert find_identity(None, None, {"RANK": "1"}) == Identity(1, None, "$RANK")

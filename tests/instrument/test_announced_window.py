@@ -15,7 +15,7 @@ def session(start):
 
 
 class TestHeardWindows:
-    def test_what_is_open(self, session) -> None:
+    def test_regions_belong_to_the_innermost_announced_window(self, session) -> None:
         """Regions take their step and role from the innermost window, until its end is announced. A late
         announcement changes nothing.
         """
@@ -29,7 +29,7 @@ class TestHeardWindows:
         roles = [(s["step"], s["role"]) for s in spans_of(session, kind="region")]
         assert roles == [(1, None), (1, "actor"), (1, "actor"), (1, None)]
 
-    def test_it_selects_nothing(self, session) -> None:
+    def test_an_announced_window_selects_nothing(self, session) -> None:
         """Also where its step is selected here."""
         windows_there = AnnouncedWindows()
         windows_there.follow(1, [(2, None)], (), session)
@@ -37,7 +37,7 @@ class TestHeardWindows:
         assert not (session.path / "step-000002").exists()
         assert [(s["step"], s["kind"]) for s in spans_of(session)] == [(2, "window")]
 
-    def test_own_windows_stand_in_its_place(self, session) -> None:
+    def test_own_windows_replace_announced_ones(self, session) -> None:
         """One that this process enters by itself is not heard of, and leaves no second span."""
         windows_there = AnnouncedWindows()
         windows_there.follow(1, [(1, "actor")], (), session)

@@ -81,7 +81,7 @@ class TestRecording:
 
 
 class TestReading:
-    def test_names_that_another_program_wrote(self, tmp_path: Path, capsys) -> None:
+    def test_long_names_of_other_programs_are_cut(self, tmp_path: Path, capsys) -> None:
         """Are cut by every reader."""
         run = make_run(tmp_path)
         record(run)

@@ -206,7 +206,7 @@ class TestInside:
         loop(compiled, range(1, 6), X)
         assert counted.frame_count == 1
 
-    def test_what_is_bound_or_named_does_not_matter(self, counted, begin) -> None:
+    def test_names_and_attributes_cause_no_recompilation(self, counted, begin) -> None:
         """Other names, attributes and steps around the compiled call compile nothing anew."""
         begin("null")
         compiled = torch.compile(everything, backend=counted, fullgraph=True)

@@ -301,7 +301,7 @@ class TestSameFunction:
         assert isinstance(inspect.getattr_static(Worker, "static_below"), staticmethod)
         assert isinstance(inspect.getattr_static(Worker, "class_below"), classmethod)
 
-    def test_what_others_put_on_a_function(self, decorate) -> None:
+    def test_attributes_of_the_function_are_kept(self, decorate) -> None:
         """Attributes, abstractness and partial application survive."""
 
         class Base(abc.ABC):
@@ -480,7 +480,7 @@ class TestRealLife:
         )
 
     @pytest.mark.usefixtures("faulty")
-    def test_what_awaits_is_no_range(self, start) -> None:
+    def test_coroutines_are_annotations_not_ranges(self, start) -> None:
         """In a capture, decorated coroutines and generators are annotations with their real length, never ranges of a stack."""
         from faulty import control
 
@@ -568,13 +568,13 @@ MAKING = """
 
 
 class TestPickling:
-    def test_by_name(self) -> None:
+    def test_functions_are_pickled_by_name(self) -> None:
         """A function of a module is pickled by its name."""
         assert pickle.loads(pickle.dumps(module_level)) is module_level
         assert cloudpickle.loads(cloudpickle.dumps(module_level))(1) == 2
 
     @pytest.mark.parametrize("session", ["on", "off"])
-    def test_by_value(self, run_script, tmp_path, session) -> None:
+    def test_functions_are_pickled_by_value(self, run_script, tmp_path, session) -> None:
         """Functions of a script, sent elsewhere as Ray does, record into the session of the process they arrive in."""
         path = tmp_path / "functions.pickle"
         run_script(textwrap.dedent(MAKING), str(path), session).check()
@@ -620,7 +620,7 @@ class TestOurOwnFailures:
         assert session is not None
 
     @pytest.mark.parametrize("call", ["start", "stop", "mark"])
-    def test_beside_the_functions_own_exception(self, start, call) -> None:
+    def test_the_functions_exception_wins(self, start, call) -> None:
         """The function's exception arrives, not the plug-in's; also when asked to be strict."""
         from faulty import control
 

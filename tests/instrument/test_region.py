@@ -148,14 +148,14 @@ class TestBlock:
         profile_step(2).start().stop()
         assert not (session.path / "spans").exists()
 
-    def test_a_text_of_another_type_is_a_name(self, session) -> None:
+    def test_a_subclass_of_str_is_a_name(self, session) -> None:
         """A member of an enum of texts names a region by its value."""
         with region(Phase.ACTOR):
             pass
         assert only(session)["name"] == "actor"
 
     @pytest.mark.parametrize("thing", [None, 3, property(lambda self: 1)])
-    def test_what_is_no_name(self, thing) -> None:
+    def test_an_invalid_name_is_refused(self, thing) -> None:
         """An invalid name is refused at once, and the message states the expected type."""
         with pytest.raises(TypeError, match="expected a name or a function"):
             region(thing)
@@ -363,7 +363,7 @@ class TestScope:
             (None, None),
         ]
 
-    def test_a_window_that_ends_elsewhere_leaves_an_open_one(self, session) -> None:
+    def test_a_window_ended_in_another_task_leaves_the_open_one(self, session) -> None:
         """One task's window ends; a thread without context is of the other task's, which is open."""
 
         async def rollout(step, seconds):
@@ -405,7 +405,7 @@ class TestScope:
         found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
         assert found == {"early": 5, "late": 5}
 
-    def test_work_sent_to_an_event_loop_elsewhere(self, session, other_loop) -> None:
+    def test_work_sent_to_another_event_loop(self, session, other_loop) -> None:
         """Coroutines that a synchronous loop hands to the loop of another thread are of the window they were sent from."""
 
         async def sample(go_on):
@@ -481,7 +481,7 @@ class TestBind:
             (2.5, "step: expected an integer"),
         ],
     )
-    def test_what_is_no_step(self, session, log, step, reason) -> None:
+    def test_an_invalid_bound_step_is_logged_once(self, session, log, step, reason) -> None:
         """It is logged once; the step around and the other attributes hold."""
         for _ in range(2):
             with profile_step(7), bind(step=step, sample=1), region("r"):
@@ -646,7 +646,7 @@ class TestInACapture:
         assert len(spans_of(session, "r")) == 3
         assert sum(line["event"] == "region.not_marked" for line in log) == 1
 
-    def test_what_may_be_suspended_is_no_range(self, start) -> None:
+    def test_suspendable_regions_are_annotations(self, start) -> None:
         """Blocks in coroutines and generators would break the nesting of a thread's stack: they are annotations, with their real length."""
         session = start(steps="2")
 

@@ -63,7 +63,7 @@ class TestMarkRequest:
             (of_vllm(first_token_latency=None), {"first_token_seconds"}),
         ],
     )
-    def test_what_an_engine_does_not_state_is_missing(self, marked, answer, missing):
+    def test_unstated_times_are_left_out(self, marked, answer, missing):
         (attributes,) = marked(answer)
         assert WHOLE.keys() - attributes.keys() == missing
 

@@ -120,14 +120,14 @@ class TestForms:
 
 
 class TestSteps:
-    def test_whole_numbers_of_other_types(self, session) -> None:
+    def test_other_integer_types_are_steps(self, session) -> None:
         """Anything that is an index is a step."""
         for step in (Integer(5), True, 0):
             with profile_step(step):
                 pass
         assert [s["step"] for s in spans_of(session)] == [5, 1, 0]
 
-    def test_none_is_the_last_step(self, session) -> None:
+    def test_none_means_the_last_step(self, session) -> None:
         """Without a number it is the step last entered in this process, in whatever thread."""
         thread = threading.Thread(target=lambda: profile_step(8, role="rollout").start().stop())
         thread.start()
@@ -146,7 +146,7 @@ class TestSteps:
             (2.5, "expected an integer"),
         ],
     )
-    def test_what_is_no_step(self, session, log, step, reported) -> None:
+    def test_an_invalid_step_is_reported_once(self, session, log, step, reported) -> None:
         """An invalid step is reported once, and the body runs as without a window."""
         ran = []
         for _ in range(3):
@@ -157,7 +157,7 @@ class TestSteps:
         assert [reported in line["reason"] for line in log if line["event"] == "call.refused"] == [True]
 
     @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
-    def test_what_is_no_role(self, start, log, role) -> None:
+    def test_an_invalid_role_is_reported_once(self, start, log, role) -> None:
         """It is reported, and causes neither a path nor an exception, in any form."""
         session = start(backend="null", steps="2")
         ran = []
@@ -368,7 +368,7 @@ class TestDecorator:
         assert [s["step"] for s in spans] == [1, 2, 3, 4]
         assert spans[0]["dur"] >= 5_000_000
 
-    def test_a_name_that_no_argument_has(self) -> None:
+    def test_an_unknown_argument_name_is_refused(self) -> None:
         """It is refused where it is written, with the names that there are."""
         with pytest.raises(TypeError, match=r'step="steps".*f has no such argument; it has: a, step'):
 
@@ -376,7 +376,7 @@ class TestDecorator:
             def f(a, step):
                 pass
 
-    def test_what_is_no_function(self) -> None:
+    def test_classes_and_missing_parentheses_are_refused(self) -> None:
         """A decorator without parentheses, and a decorated class, are refused. The message names the
         mistake.
         """
@@ -550,9 +550,9 @@ class TestConcurrency:
         assert all(note.end_unix_ns - note.start_unix_ns >= 900_000 for note in mine)
 
 
-class TestWaitingForAHandOver:
+class TestWaitingForAStop:
     @pytest.mark.usefixtures("faulty")
-    def test_another_event_loop_never_hears_of_asyncio(self, start) -> None:
+    def test_other_event_loops_wait_without_asyncio(self, start) -> None:
         """An async window driven by another library's loop waits without asyncio's help."""
         session = start(steps="2")
 

@@ -27,7 +27,7 @@ def windows(folder):
     return sorted((each["role"] or "step", each["status"]) for each in read_step(run, 2)["windows"])
 
 
-def test_a_model_is_noted(run_script, tmp_path) -> None:
+def test_the_model_is_recorded(run_script, tmp_path) -> None:
     """In run.json, next to what became of the adapter; anything but a name is not."""
     note = "for model in (None, '', 7, 'Qwen/Qwen3-8B', object()): note_model('fake', model)\n"
     run_script(ATTACH + "import framework\n" + TRAIN + note + "note_model('other', 'a')\n", env=ENV).check()
@@ -96,7 +96,7 @@ class TestAllOrNothing:
         ).check()
         assert json.loads(done.stdout)["fake"]["status"] == "failed"
 
-    def test_another_version_is_tried_and_said(self, run_script, tmp_path) -> None:
+    def test_an_untested_version_is_attached_and_reported(self, run_script, tmp_path) -> None:
         """Outside of the tested range the adapter attaches; the state and `run.json` say so."""
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
@@ -124,7 +124,7 @@ class TestAllOrNothing:
 
 
 class TestFailures:
-    def test_an_error_of_ours_costs_one_line(self, run_script) -> None:
+    def test_an_error_of_stepprof_is_logged_once(self, run_script) -> None:
         """A patch that raises is logged once; the original runs exactly once at each call."""
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"

@@ -31,12 +31,12 @@ class TestEntryPoints:
         done = run_script(COST).check()
         assert done.stdout.split() == ["stepprof_autoload"]
 
-    def test_it_is_switched_off(self, run_script) -> None:
+    def test_stepprof_0_switches_the_adapters_off(self, run_script) -> None:
         """STEPPROF=0 counts more than the other variables."""
         done = run_script(COST, env={"STEPPROF": "0", "STEPPROF_STEPS": "2"}).check()
         assert done.stdout.split() == ["stepprof_autoload"]
 
-    def test_it_registers_the_adapters(self, run_script) -> None:
+    def test_a_variable_registers_the_adapters(self, run_script) -> None:
         """With one of the variables; no framework is imported."""
         done = run_script(
             "import sys, stepprof_autoload\nstepprof_autoload.activate()\n"
@@ -50,7 +50,7 @@ class TestEntryPoints:
 
 
 class TestVerl:
-    def test_its_entry_point_is_a_module(self, run_script) -> None:
+    def test_verls_entry_point_is_a_module(self, run_script) -> None:
         """verl loads what an entry point of its group names, and calls nothing."""
         script = "import sys, stepprof_verl\nprint('stepprof' in sys.modules)\n"
         assert run_script(script).check().stdout.split() == ["False"]
@@ -66,7 +66,7 @@ class TestVerl:
 
 
 class TestSitecustomize:
-    def test_another_one_runs_first(self, run_script, tmp_path) -> None:
+    def test_the_hidden_sitecustomize_runs_first(self, run_script, tmp_path) -> None:
         """The one that ours hides runs, and has the module's name afterwards."""
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.hidden = 1\n")
@@ -77,7 +77,7 @@ class TestSitecustomize:
         ).check()
         assert done.stdout.split() == ["1", str(tmp_path / "other" / "sitecustomize.py"), "True"]
 
-    def test_another_one_that_raises(self, run_script, tmp_path) -> None:
+    def test_an_error_of_the_hidden_sitecustomize_is_reported(self, run_script, tmp_path) -> None:
         """Python reports it as without ours, and the adapters are registered."""
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
@@ -99,7 +99,7 @@ class TestSitecustomize:
         ).check()
         assert done.stdout.split() == ["False", "True"], done.stderr
 
-    def test_none_is_hidden(self, run_script) -> None:
+    def test_without_another_sitecustomize_nothing_happens(self, run_script) -> None:
         """Without another one, and without a variable, nothing happens."""
         done = run_script("import sys\nprint('stepprof' in sys.modules)", env=path()).check()
         assert (done.stdout.split(), done.stderr) == (["False"], "")

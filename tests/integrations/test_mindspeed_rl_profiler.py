@@ -75,6 +75,6 @@ class TestBoth:
         assert own.profile
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == [[4]]
 
-    def test_it_is_off(self) -> None:
+    def test_a_profiler_that_is_off_is_not_read(self) -> None:
         """Then there is nothing to read."""
         assert made(options(profile=False)).as_configuration() is None

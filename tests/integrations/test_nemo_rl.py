@@ -17,7 +17,7 @@ from stepprof.run.spans import read_spans
     ("given", "found"),
     [(None, []), ("a", ["a"]), (["a", "b"], ["a", "b"]), ({"one": "a", "two": "b"}, ["a", "b"])],
 )
-def test_what_a_parameter_holds(given, found) -> None:
+def test_parameters_may_hold_one_several_or_no_workers(given, found) -> None:
     """It is one policy, a list or a dict of teachers, or nothing."""
     assert list(nemo_rl._each(given)) == found
 
@@ -31,7 +31,7 @@ def test_owners() -> None:
     assert nemo_rl._owners(group) == ["a", "c"]
 
 
-def test_megatron_is_no_engine() -> None:
+def test_megatron_generation_is_not_an_engine() -> None:
     """Its options may have a part for vLLM, and it has no workers of its own."""
     nemo_rl._attach_engines(SimpleNamespace(cfg={"backend": "megatron", "vllm_cfg": {}}))
     nemo_rl._attach_engines(SimpleNamespace())

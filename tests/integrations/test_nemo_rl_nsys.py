@@ -53,7 +53,7 @@ class TestTakeOver:
         assert vars(module) == dict.fromkeys(READ, "")
 
     @pytest.mark.parametrize("value", ["", "3", "5:5", "5:3", "a:b", "-1:2"])
-    def test_what_selects_nothing(self, monkeypatch, value) -> None:
+    def test_an_empty_range_is_refused(self, monkeypatch, value) -> None:
         """It is refused by its variable."""
         monkeypatch.setenv(nemo_rl_nsys.RANGE, value)
         with pytest.raises(ConfigError, match=nemo_rl_nsys.RANGE):

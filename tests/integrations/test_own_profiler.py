@@ -14,7 +14,7 @@ from stepprof.run.runs import list_runs, read_run
 
 
 class TestAsked:
-    def test_by_its_variable_alone(self, monkeypatch) -> None:
+    def test_only_the_variable_replaces_the_profiler(self, monkeypatch) -> None:
         """The configuration of the framework counts only where the job says so."""
         assert not own_profiler.is_asked_for()
         monkeypatch.setenv("STEPPROF_FROM", "framework")
@@ -31,7 +31,7 @@ class TestOverrides:
         given = OmegaConf.create({"steps": [2], "output_dir": "here"})
         assert own_profiler.with_overrides(given) == {"steps": [2], "output_dir": "/shared"}
 
-    def test_none_is_given(self) -> None:
+    def test_without_a_framework_configuration_the_environment_counts(self) -> None:
         """The environment's own configuration holds then, with its file."""
         assert own_profiler.with_overrides(None) is None
 
@@ -47,7 +47,7 @@ def session(tmp_path):
 
 
 class TestSettle:
-    def test_it_is_replaced(self, session) -> None:
+    def test_a_replaced_profiler_is_recorded_in_the_run(self, session) -> None:
         """The run says where its configuration is from."""
         own_profiler.settle("framework", "--steps", [2], take_over=True)
         stepprof.shutdown()
@@ -55,7 +55,7 @@ class TestSettle:
         assert read_run(run)["adapters"]["framework"]["configuration"] == "--steps"
 
     @pytest.mark.parametrize(("steps", "reported"), [([1, 2], [[2]]), ([4], [])])
-    def test_both_record(self, session, steps, reported) -> None:
+    def test_steps_of_both_profilers_are_reported(self, session, steps, reported) -> None:
         """The steps that both select are reported."""
         with capture_logs() as lines:
             own_profiler.settle("framework", "--steps", steps, take_over=False)

@@ -171,7 +171,7 @@ def blocks(patches, name):
 
 
 class TestBlock:
-    def test_is_measured_while_it_is_open(self, patches) -> None:
+    def test_a_block_is_measured_while_open(self, patches) -> None:
         """Not when it is made; the block gets what the framework gives it."""
         blocks(patches, "block")
         made = block("gen")
@@ -188,7 +188,7 @@ class TestBlock:
             raise error
         assert CALLS[-2:] == ["gen ends", ("token", error)]
 
-    def test_one_that_cannot_be_entered(self, patches) -> None:
+    def test_a_block_that_cannot_be_entered_is_ended(self, patches) -> None:
         """What was begun is ended."""
         blocks(patches, "lock")
         with pytest.raises(RuntimeError, match="it is held") as raised, lock():
@@ -206,7 +206,7 @@ class TestBlock:
         asyncio.run(body())
         assert CALLS == [("before", (), {}), "released", ("token", None)]
 
-    def test_in_steps_of_which_nothing_is_kept(self, patches, monkeypatch) -> None:
+    def test_unrecorded_steps_call_the_original_only(self, patches, monkeypatch) -> None:
         """A block of a timer is the framework's own."""
         monkeypatch.setattr(timers, "busy", 0)
         patches.block(f"{__name__}:lock", lambda *_: 1 / 0, lambda *_: None, timer=True)
@@ -245,7 +245,7 @@ class TestTimerBlocks:
         assert seen[1][0] is KeyError
         assert ["enter", ("exit", KeyError)] == CALLS
 
-    def test_in_steps_of_which_nothing_is_kept(self, seen, monkeypatch) -> None:
+    def test_unrecorded_steps_call_the_original_only(self, seen, monkeypatch) -> None:
         """The original alone runs."""
         monkeypatch.setattr(timers, "busy", 0)
         with Clock():
@@ -280,7 +280,7 @@ class TestTimerBlocks:
 
 
 class TestResult:
-    def test_is_changed(self, patches) -> None:
+    def test_the_caller_gets_the_changed_result(self, patches) -> None:
         """The caller gets what the change returns."""
         patches.result(f"{__name__}:environment", lambda result, args, kwargs: {**result, "B": "2"})
         assert environment() == {"A": "1", "B": "2"}
@@ -290,7 +290,7 @@ class TestResult:
         patches.result(f"{__name__}:environment", lambda *_: 1 / 0)
         assert environment() == environment() == {"A": "1"}
 
-    def test_of_a_coroutine_function_which_stays_one(self, patches) -> None:
+    def test_the_result_of_a_coroutine_is_changed(self, patches) -> None:
         """The change gets what the coroutine returns."""
         patches.result(f"{__name__}:Worker.sync", lambda result, args, kwargs: (result, args))
         assert inspect.iscoroutinefunction(Worker.sync)

@@ -53,7 +53,7 @@ class TestRunner:
         assert cell.session is None
         assert not rlinf._jobs
 
-    def test_timers_of_other_processes(self) -> None:
+    def test_timers_outside_a_job(self) -> None:
         """Without a run a timer is a region, and without a session nothing."""
         close = rlinf._timer_begins(None, ("step",), {})
         rlinf._timer_ends(close, None)
@@ -73,7 +73,7 @@ class TestOwnProfiler:
         [(profiling({3, 5}), [4, 6]), (profiling(None, always=True), [*range(1, 13)])],
         ids=["some", "all"],
     )
-    def test_its_place_is_taken(self, environment, monkeypatch, runner, steps) -> None:
+    def test_stepprof_replaces_the_profiler(self, environment, monkeypatch, runner, steps) -> None:
         """Its steps are recorded by stepprof, and it opens no window of its own."""
         monkeypatch.delenv("STEPPROF_STEPS")
         monkeypatch.setenv("STEPPROF_FROM", "framework")

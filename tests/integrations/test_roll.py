@@ -84,7 +84,7 @@ class TestPipeline:
 
 class TestOwnProfiler:
     @pytest.mark.parametrize(("profiles", "reported"), [(True, [[9]]), (False, [])])
-    def test_it_records_too(self, environment, profiles, reported) -> None:
+    def test_a_profiler_that_cannot_be_replaced_is_reported(self, environment, profiles, reported) -> None:
         """The framework's profiler records every call of every step, so it must be left off."""
         with capture_logs() as lines:
             roll._run_begins(pipeline(profiles=profiles), (), {})

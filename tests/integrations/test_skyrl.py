@@ -69,7 +69,7 @@ class TestJob:
         leave(step, RuntimeError("no samples"))
         assert skyrl._jobs[0].loop.step is None
 
-    def test_timers_of_other_processes(self) -> None:
+    def test_timers_outside_a_job(self) -> None:
         """Without a trainer that trains, a timer opens nothing."""
         timer = enter("step")
         leave(timer)

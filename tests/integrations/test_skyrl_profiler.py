@@ -44,7 +44,7 @@ class TestConfiguration:
         """They are those of torch's schedule, from 1."""
         assert skyrl_profiler.as_configuration(trainer(**given))["steps"] == steps
 
-    def test_it_is_valid(self) -> None:
+    def test_the_configuration_is_valid(self) -> None:
         """The ranks of the policy, with shapes and stacks; engines are not SkyRL's profiler's."""
         config = load(skyrl_profiler.as_configuration(trainer()))
         assert config.torch.with_stack
@@ -70,7 +70,7 @@ def _session(tmp_path):
 
 @pytest.mark.usefixtures("_session")
 class TestSettle:
-    def test_its_place_is_taken(self) -> None:
+    def test_stepprof_replaces_the_profiler(self) -> None:
         """The driver's switch is off, so that no rank starts it."""
         found = trainer()
         skyrl_profiler.settle(found, take_over=True)

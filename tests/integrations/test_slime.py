@@ -95,7 +95,7 @@ class TestEngines:
         [(["engine"], "lock", 0), SimpleNamespace(rollout_engines=["engine"])],
         ids=["tuple", "miles after 0.0.2"],
     )
-    def test_they_are_listed(self, answer) -> None:
+    def test_engines_are_listed_by_the_rollout_manager(self, answer) -> None:
         """The rollout manager answers with those whose weights are updated."""
         assert slime_job.engines_in(answer) == ["engine"]
 
@@ -136,7 +136,7 @@ class TestRanks:
         assert actor.__ray_call__.calls == [(slime._activate,)] * 2
         assert job.groups == [group]
 
-    def test_the_wait_between_trainings_is_no_region(self, job, tmp_path) -> None:
+    def test_the_wait_between_trainings_is_not_a_region(self, job, tmp_path) -> None:
         """It runs from one step into the next."""
         timer = SimpleNamespace()
         job.calls("generate", (0,), {})

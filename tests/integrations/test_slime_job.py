@@ -50,7 +50,7 @@ class TestTakeOver:
             ({"profile_step_end": 3}, "--profile-step-end"),
         ],
     )
-    def test_what_has_no_counterpart(self, given, key) -> None:
+    def test_settings_without_a_counterpart_are_refused(self, given, key) -> None:
         """It is refused by its option, and the own profiler is left as it is."""
         args = options(**given)
         before = args.use_pytorch_profiler
@@ -71,6 +71,6 @@ class TestBoth:
         assert args.use_pytorch_profiler
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported
 
-    def test_it_is_off(self) -> None:
+    def test_a_profiler_that_is_off_needs_no_settling(self) -> None:
         """There is nothing to settle."""
         assert take_over(options(use_pytorch_profiler=False)) is None

@@ -77,7 +77,7 @@ class TestTimers:
             pass
         assert run(None) == [("region", "total", None)]
 
-    def test_that_fails(self, run) -> None:
+    def test_a_failed_timer_closes_its_window(self, run) -> None:
         """The step is closed, and the error passes through."""
         with pytest.raises(RuntimeError), Timer("total"):
             raise RuntimeError("no samples")

@@ -34,7 +34,7 @@ print([count for step, count in busy if step == STEP], timers.busy)
 
 
 class TestSwitch:
-    def test_it_counts_open_timers(self) -> None:
+    def test_the_switch_counts_open_timers(self) -> None:
         """Turned off, it is busy until the last timer is closed."""
         switch = TimerSwitch()
         switch.busy += 1

@@ -48,7 +48,7 @@ class TestOwnSteps:
         assert torchtitan._own_steps(trainer(**profiler).config) == steps
 
     @pytest.mark.torch
-    def test_none(self, environment, monkeypatch) -> None:
+    def test_a_profiler_without_steps_is_refused(self, environment, monkeypatch) -> None:
         """A job that asks for the steps of torchtitan's profiler must have some."""
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         with pytest.raises(ConfigError, match=r"profiler\.enable_profiling"):

@@ -34,7 +34,7 @@ class TestSample:
         assert (span["name"], span["step"], span["attrs"]) == ("agent_loop", 2, {"sample": "5.1"})
 
     @pytest.mark.parametrize("reported", [{"step": -1, "validate": False}, {"step": 7, "validate": True}])
-    def test_is_of_the_open_step(self, spans, reported) -> None:
+    def test_a_sample_belongs_to_the_open_step(self, spans, reported) -> None:
         """A fully asynchronous trainer tells no step, and an evaluation's is not that of its samples."""
         with stepprof.profile_step(2, role="rollout"):
             token = verl_processes._sample_begins(

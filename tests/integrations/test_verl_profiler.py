@@ -69,7 +69,7 @@ class TestConfiguration:
         assert config.policy(None).backend == ("null",)
 
     @pytest.mark.parametrize(("own", "key"), [({"tool": "nsys"}, "tool"), ({"steps": None}, "steps")])
-    def test_what_has_no_counterpart(self, own, key) -> None:
+    def test_settings_without_a_counterpart_are_refused(self, own, key) -> None:
         """A tool that stepprof cannot stand in for, and no steps at all."""
         with pytest.raises(ConfigError, match=f"global_profiler.{key}"):
             read(**own)

@@ -79,7 +79,9 @@ class TestTimes:
 
 class TestMark:
     @pytest.mark.parametrize(("sampling", "marks"), [({}, 1), ({"prompt_logprobs": 0}, 0)])
-    def test_is_of_the_sample_and_leaves_the_reply_as_it_was(self, tmp_path, sampling, marks) -> None:
+    def test_the_mark_belongs_to_the_sample_and_the_reply_is_unchanged(
+        self, tmp_path, sampling, marks
+    ) -> None:
         """A teacher scores the text of a sample by a request that is none of it."""
         stepprof.init({"steps": "9", "backend": "null", "output_dir": str(tmp_path)})
         reply = SimpleNamespace(token_ids=[1])

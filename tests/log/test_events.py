@@ -85,7 +85,7 @@ class TestTable:
 
 
 class TestPage:
-    def test_it_is_current(self):
+    def test_the_page_is_current(self):
         """After a change of the table: python docs/make_events.py."""
         made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_events.py"))
         page = made["PAGE"].read_text()

@@ -64,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 class TestSuite:
-    def test_document_says_where_it_was_made(self, whole: dict[str, Any]) -> None:
+    def test_the_document_states_versions_and_machine(self, whole: dict[str, Any]) -> None:
         """The JSON holds the versions, the machine and that it was a trial run."""
         assert whole["schema_version"] == 1
         assert whole["quick"] is True

@@ -199,7 +199,7 @@ def test_the_reference_is_current():
     assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == made["page"]()
 
 
-def test_what_the_readme_adopts_records_what_it_says(tmp_path, monkeypatch):
+def test_the_readmes_example_records_the_stated_windows(tmp_path, monkeypatch):
     """Its loop and its configuration, with the null backend: the two roles of step 2, and the state that its last line logs."""
     (loop,) = [text for _, text in FENCED.findall(README) if "stepprof.init(" in text]
     (configuration,) = [text for language, text in FENCED.findall(README) if language == "toml"]

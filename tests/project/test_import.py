@@ -110,7 +110,7 @@ class TestPublicNames:
             thing = getattr(stepprof, name)
             assert inspect.getdoc(thing), name
 
-    def test_a_name_that_is_not_there(self) -> None:
+    def test_an_unknown_name_is_an_attribute_error(self) -> None:
         """It is refused as any module refuses it."""
         with pytest.raises(AttributeError, match="module 'stepprof' has no attribute 'profil_step'"):
             stepprof.profil_step  # noqa: B018

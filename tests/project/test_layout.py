@@ -123,7 +123,7 @@ class TestCycles:
         """Modules that reach each other form one group."""
         assert cycles(graph) == found
 
-    def test_there_is_none(self) -> None:
+    def test_no_modules_import_each_other(self) -> None:
         """No two modules import each other, directly or through others: not for types and not inside functions either."""
         graph = imports()
         assert len(graph) > 300

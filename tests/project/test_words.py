@@ -59,7 +59,7 @@ def files(place: Path) -> Iterator[Path]:
 
 class TestWords:
     @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
-    def test_they_are_not_used(self, place):
+    def test_words_of_the_dialect_are_not_used(self, place):
         """Name the actor, and use the noun: the background thread, pending exports, the result."""
         found = [
             f"{path}:{number}: {match[0]}"

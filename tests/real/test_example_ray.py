@@ -132,12 +132,12 @@ def ask_for(step: int, runs: Path, running: subprocess.Popen[bytes]) -> None:
 
 
 class TestTheJob:
-    def test_learns(self, job: Job) -> None:
+    def test_the_job_learns(self, job: Job) -> None:
         """The reward rises, from a model that knows nothing."""
         assert len(job.rewards) == STEPS
         assert job.rewards[-1] > job.rewards[0]
 
-    def test_hands_its_weights_to_the_engine(self, job: Job) -> None:
+    def test_the_job_sends_its_weights_to_the_engine(self, job: Job) -> None:
         """The engine draws with the weights that the update starts from; one step ahead, with those of one update before."""
         synced = [step for step in job.gaps if step == 1 or not job.ahead]
         assert max(job.gaps[step] for step in synced) < 1e-4
@@ -145,13 +145,13 @@ class TestTheJob:
 
 
 class TestTheManifest:
-    def test_has_the_selected_steps(self, job: Job) -> None:
+    def test_the_manifest_has_the_selected_steps(self, job: Job) -> None:
         """Two of four steps are recorded, and every file that a manifest names is there and whole."""
         assert recorded_steps(job.path) == RECORDED
         assert verify_run(job.path).problems == []
 
     @pytest.mark.parametrize("step", RECORDED)
-    def test_names_the_engine(self, job: Job, step: int) -> None:
+    def test_the_manifest_names_the_engine(self, job: Job, step: int) -> None:
         """The engine's part is complete, with a trace, and says what the engine is."""
         (engine,) = job.engines(step, "rollout")
         assert (engine["status"], engine["error"], engine["health"]) == ("complete", None, "ok")
@@ -159,7 +159,7 @@ class TestTheManifest:
         assert len(engine["artifacts"]) == 1
 
     @pytest.mark.parametrize("step", RECORDED)
-    def test_has_both_trainers(self, job: Job, step: int) -> None:
+    def test_the_manifest_has_both_trainers(self, job: Job, step: int) -> None:
         """The ranks in actors followed the driver's window: each has its own, with its trace."""
         ranks = job.engines(step, "actor")
         assert [(rank["kind"], rank["replica"], rank["status"]) for rank in ranks] == [
@@ -172,14 +172,14 @@ class TestTheManifest:
             assert (windows[rank]["status"], windows[rank]["backend"]) == ("complete", "torch")
             assert (windows[rank]["world_size"], len(windows[rank]["artifacts"])) == (2, 1)
 
-    def test_shows_windows_that_overlap(self, job: Job) -> None:
+    def test_the_manifest_shows_overlapping_windows(self, job: Job) -> None:
         """One step ahead, the engine's window of step 3 began before the trainers' of step 2 ended; in lockstep it came after."""
         (engine,) = job.engines(3, "rollout")
         trainers = job.windows(2, "actor")
         ends = [trainers[rank]["end_unix_ns"] for rank in (0, 1)]
         assert (engine["start_unix_ns"] < min(ends)) == job.ahead
 
-    def test_is_printed_at_the_end(self, job: Job) -> None:
+    def test_the_manifest_is_printed_at_the_end(self, job: Job) -> None:
         """The tables of both steps, with the engine and the ranks in them."""
         assert len(re.findall(rf"^rollout/0 +{job.engine} +complete", job.stdout, re.MULTILINE)) == len(
             RECORDED
@@ -191,7 +191,7 @@ class TestTheManifest:
 
 class TestTheTraces:
     @pytest.mark.parametrize("step", RECORDED)
-    def test_of_the_engine_hold_the_forward_steps_of_the_window(self, job: Job, step: int) -> None:
+    def test_the_engines_trace_has_the_forward_steps_of_the_window(self, job: Job, step: int) -> None:
         """The trace contains the begin and each token of every sequence of that rollout, and none of
         another step.
         """
@@ -214,7 +214,7 @@ class TestTheTraces:
             assert begun + continued >= job.counter("response_tokens")[step]  # it notices ends one step late
 
     @pytest.mark.parametrize("step", RECORDED)
-    def test_of_the_engine_say_where_they_belong(self, job: Job, step: int) -> None:
+    def test_the_engines_trace_states_step_role_and_replica(self, job: Job, step: int) -> None:
         """Step, role, replica and the version of the weights that it generated with."""
         (engine,) = job.engines(step, "rollout")
         stamp = job.trace(step, engine["artifacts"][0])["stepprof"]
@@ -224,7 +224,7 @@ class TestTheTraces:
 
     @pytest.mark.parametrize("step", RECORDED)
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_of_the_trainers_hold_one_update(self, job: Job, step: int, rank: int) -> None:
+    def test_the_trainers_traces_have_one_update(self, job: Job, step: int, rank: int) -> None:
         """The regions of exactly one update, and torch's work in them."""
         trace = job.trace(step, job.windows(step, "actor")[rank]["artifacts"][0])
         events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
@@ -241,13 +241,13 @@ def _numbers_of(name: str) -> tuple[int, int] | None:
 
 
 class TestTheEnd:
-    def test_is_one_timeline(self, job: Job) -> None:
+    def test_the_job_ends_with_one_timeline(self, job: Job) -> None:
         """The timeline of the last recorded step. `stepprof merge` prints its path."""
         timeline = job.path / f"step-{RECORDED[-1]:06d}" / "timeline.pftrace"
         assert timeline.stat().st_size > 100_000
         assert str(timeline) in job.stdout
 
-    def test_is_a_report_that_knows_engine_and_trainers(self, job: Job) -> None:
+    def test_the_job_ends_with_a_report_of_engine_and_trainers(self, job: Job) -> None:
         """Its page and its data are there, the findings are printed, and the engine's own steps are its rollout."""
         folder = job.path / f"step-{RECORDED[-1]:06d}"
         assert (folder / "report.html").stat().st_size > 10_000

@@ -50,7 +50,7 @@ class TestBackground:
         assert rounds[3] - rounds[1] < 0.9
         one.watch(False)
 
-    def test_it_can_be_woken(self, background) -> None:
+    def test_the_thread_can_be_woken_early(self, background) -> None:
         """Before its time."""
         done = threading.Event()
         one = background(done.set)
@@ -58,7 +58,7 @@ class TestBackground:
         one.wake()
         assert done.wait(0.9)
 
-    def test_what_is_watched_is_known_before_it_is_woken(self, background, monkeypatch) -> None:
+    def test_watch_takes_effect_before_the_wake(self, background, monkeypatch) -> None:
         """Else the round after the first would be a second later, and so would a cap."""
         one, seen = background(), []
         monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
@@ -66,7 +66,7 @@ class TestBackground:
         one.watch(True)
         assert seen == [True]
 
-    def test_what_fails_is_told_and_stops_nothing(self, background, log) -> None:
+    def test_a_failure_is_logged_and_the_next_work_runs(self, background, log) -> None:
         """A failure is logged. The following work and the periodic tasks still run."""
         done = []
 
@@ -80,7 +80,7 @@ class TestBackground:
         assert done == ["work", "chore"]
         assert [line["reason"] for line in log] == ["OSError('no')"] * 2
 
-    def test_a_round_beside_another_waits_so_long(self, background) -> None:
+    def test_a_second_round_waits_for_its_timeout(self, background) -> None:
         """And says that it did not come about."""
         started, released = threading.Event(), threading.Event()
 
@@ -97,7 +97,7 @@ class TestBackground:
         thread.join()
         assert one.round(5)
 
-    def test_the_end_does_what_is_left(self, background) -> None:
+    def test_stop_runs_the_remaining_work(self, background) -> None:
         """Later work is done at once, on the caller's thread."""
         done = []
         one = background()
@@ -107,7 +107,7 @@ class TestBackground:
         one.post(lambda: done.append("late"))
         assert done == ["posted", "late"]
 
-    def test_it_can_end_from_its_own_thread(self, background) -> None:
+    def test_the_thread_can_stop_itself(self, background) -> None:
         """A chore that ends the session does not wait for itself."""
         one = background()
         one.start()

@@ -31,7 +31,7 @@ class TestExclusiveAccess:
         access.release()
         assert not elsewhere(lambda: access.held_elsewhere)
 
-    def test_it_is_handed_over(self) -> None:
+    def test_access_passes_to_the_next_waiter(self) -> None:
         """Whoever waits gets it when it is given back."""
         access = ExclusiveAccess()
         access.acquire(0)
@@ -48,7 +48,7 @@ class TestExclusiveAccess:
         thread.join(10)
         assert taken == [True]
 
-    def test_coming_back_into_ones_own_act_is_refused(self) -> None:
+    def test_reentry_on_the_same_thread_is_refused(self) -> None:
         """Instead of a deadlock: and the act keeps its turn."""
         access = ExclusiveAccess()
         access.acquire(0)
@@ -59,7 +59,7 @@ class TestExclusiveAccess:
         access.release()
         assert access.acquire(0)
 
-    def test_what_an_interrupt_left_behind(self) -> None:
+    def test_access_left_by_an_interrupt_is_free(self) -> None:
         """Access whose function has ended without a release is free for the next caller."""
         access = ExclusiveAccess()
 

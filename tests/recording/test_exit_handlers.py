@@ -62,7 +62,7 @@ class TestEndOfTheScript:
         assert window["status"] == "lost"
         assert window["error"] == "the process ended before the capture was stopped"
 
-    def test_an_exception_that_nobody_catches(self, warm):
+    def test_an_uncaught_exception(self, warm):
         """The exception ends the script with its own traceback. The manifest names it next to the outcome."""
         ran = warm.run_twice("""
             stepprof.init()
@@ -155,7 +155,7 @@ class TestEndOfTheScript:
 
 
 class TestSignals:
-    def test_sigterm_kills_as_it_would(self, warm):
+    def test_sigterm_kills_with_the_usual_status(self, warm):
         """The process dies of the signal, after the capture was stopped and exported."""
         ran = warm.run_twice("""
             stepprof.init()
@@ -195,7 +195,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_in_the_middle_of_our_own_act(self, warm, moment, number):
+    def test_sigterm_during_an_act_of_stepprof(self, warm, moment, number):
         """The job ends as usual; nothing hangs, and the manifest has the outcome of the capture."""
         ran = warm.run(
             """
@@ -218,7 +218,7 @@ class TestSignals:
         else:
             assert window["status"] in ("failed", "partial", "complete")
 
-    def test_in_the_middle_of_a_line_of_the_log(self, warm):
+    def test_sigterm_during_a_log_line(self, warm):
         """The handler writes to the log, so it waits until the line that it interrupted is out."""
         ran = warm.run(
             """
@@ -278,7 +278,7 @@ class TestSignals:
         assert warm.window(6)["status"] == "complete"
         assert warm.is_readable(warm.window(6), 6)
 
-    def test_a_handler_of_the_users(self, warm):
+    def test_a_users_handler_is_kept(self, warm):
         """It runs, alone: installed before `init` or inside the window, it is never replaced, and stepprof's is not left behind."""
         warm.run_twice(
             """

@@ -95,7 +95,7 @@ def elsewhere(act) -> None:
     ],
     ids=["inline", "joined", "regions"],
 )
-def test_wherever_it_comes(tmp_path, more) -> None:
+def test_an_interrupt_at_any_point_is_survived(tmp_path, more) -> None:
     """The steps after the interrupt are recorded, each by its own capture, and the run ends at once."""
     session = stepprof.init(
         {

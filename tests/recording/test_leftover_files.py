@@ -64,7 +64,7 @@ def left(run):
 
 
 class TestRemove:
-    def test_those_of_dead_processes(self, run, left):
+    def test_leftovers_of_dead_processes_are_removed(self, run, left):
         """And of no other one: not of a living process, not of another machine, and nothing that is not temporary."""
         dead, living = left
         others = [
@@ -89,7 +89,7 @@ class TestRemove:
         """If the run no longer exists, there is nothing to remove."""
         assert remove_leftovers(tmp_path / "none", 1.0) == 0
 
-    def test_a_process_id_that_was_given_out_again(self, tmp_path):
+    def test_a_reused_process_id(self, tmp_path):
         """Another process has the number: the writer has ended."""
         name = temporary(tmp_path / "a.json").name
         assert not is_left_over(name)

@@ -56,7 +56,7 @@ def until(condition, seconds=10.0):
 
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
-    def test_what_ends_elsewhere_takes_nothing_from_the_next_capture(self, start, monkeypatch) -> None:
+    def test_the_end_of_an_export_does_not_affect_the_next_capture(self, start, monkeypatch) -> None:
         """An export reports its end on its own thread, at the moment when the next capture begins."""
         session = start(steps="2")
         watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
@@ -189,7 +189,7 @@ class TestWindows:
             ("joined", "ValueError: mine"),
         ]
 
-    def test_the_version_is_told(self, start) -> None:
+    def test_the_version_is_recorded(self, start) -> None:
         """In the manifest and in the artifact."""
         session = start(steps="2")
         with profile_step(2, version="v7"):
@@ -255,7 +255,7 @@ class TestLeftOpen:
         ]
         assert found[0]["error"] == "the window was left open, and closed by the next start of its role"
 
-    def test_one_that_joined_is_partial_too(self, start) -> None:
+    def test_a_joined_window_left_open_is_partial(self, start) -> None:
         """Whatever becomes of the capture."""
         session = start(steps="2")
         with profile_step(2):
@@ -284,7 +284,7 @@ class TestLeftOpen:
         await asyncio.create_task(work())
         assert [w["status"] for w in ended(session)] == ["partial", "complete"]
 
-    def test_one_that_nobody_closes_is_partial_at_the_end(self, start) -> None:
+    def test_a_window_left_open_is_partial_at_the_end(self, start) -> None:
         """With the end of the run as the reason."""
         session = start(steps="2")
         profile_step(2).start()
@@ -421,7 +421,7 @@ class TestJoinSteps:
 
 @pytest.mark.usefixtures("faulty")
 class TestArming:
-    def test_it_arms_at_the_exit_of_the_step_before(self, start, log) -> None:
+    def test_arming_happens_at_the_exit_of_the_previous_step(self, start, log) -> None:
         """So the selected step itself has no slow work to do."""
         start(steps="2")
         loop([1])
@@ -438,7 +438,7 @@ class TestArming:
         ]
 
     @pytest.mark.parametrize(("per", "role"), [("step", None), ("role", "actor")])
-    def test_armed_for_the_window_that_comes_next(self, start, per, role) -> None:
+    def test_the_state_names_the_window_it_is_armed_for(self, start, per, role) -> None:
         """The state names the window that will open the capture: the whole step's, where one is around the others and may open it."""
         start(steps="2", capture_per=per)
         with profile_step(1):
@@ -475,7 +475,7 @@ class TestArming:
             "reason"
         ] == "step 2 was never entered"
 
-    def test_the_end_of_the_run_lets_go(self, start) -> None:
+    def test_the_end_of_the_run_releases_an_armed_session(self, start) -> None:
         """The end of the run releases a session that was armed for a step that never began."""
         start(steps="2")
         loop([1])
@@ -584,7 +584,7 @@ class TestFailures:
             ("failed", "BackendError: start failed", [])
         ]
 
-    def test_somebody_elses_profiler(self, start) -> None:
+    def test_another_profiler_makes_the_window_skipped(self, start) -> None:
         """The window is skipped, without a retry."""
         session = start(steps="2")
         loop([1])
@@ -623,7 +623,7 @@ class TestFailures:
         [(OSError("disk full"), "export.failed"), (Incomplete("no kernels"), "export.incomplete")],
         ids=["failed", "incomplete"],
     )
-    def test_an_export_that_fails_is_no_window_that_was_not_recorded(self, start, log, error, event) -> None:
+    def test_a_failed_export_has_its_own_event(self, start, log, error, event) -> None:
         """The log has an event of its own for each."""
         start(steps="2")
         control.fail("export", error)
@@ -669,7 +669,7 @@ class TestStrict:
             loop([2])
         assert stepprof.state().status == "idle"
 
-    def test_the_bodys_exception_goes_first(self, start) -> None:
+    def test_the_bodys_exception_takes_precedence(self, start) -> None:
         """The exception of the body is never replaced by another one."""
         start(steps="2", strict=True)
         control.fail("stop")
@@ -704,7 +704,7 @@ class TestCaps:
         ]
         assert windows(session)[1]["error"] == "the capture of step 2 has ended already"
 
-    def test_it_is_looked_at_by_itself(self, start) -> None:
+    def test_caps_are_checked_without_regions(self, start) -> None:
         """Five times a second, without any region or tick."""
         start(steps="2", max_seconds=0.01)
         with profile_step(2):
@@ -730,7 +730,7 @@ class TestCaps:
             assert stepprof.state().status == "idle"
         assert ended(session)[0]["capped_by"] == "max_bytes"
 
-    def test_a_size_that_cannot_be_told(self, start, log) -> None:
+    def test_an_unknown_size_is_reported_once(self, start, log) -> None:
         """It is reported once, and not asked again."""
         session = start(steps="2")
         control.fail("bytes_so_far", RuntimeError("no idea"), RuntimeError("no idea"))
@@ -782,7 +782,7 @@ class TestThreadBound:
         assert window["status"] == "failed"
         assert window["error"].startswith("the run ended while it was recording, on another thread")
 
-    def test_its_own_thread_ends_it_before_the_run_does(self, start) -> None:
+    def test_the_end_of_the_run_waits_for_the_owning_thread(self, start) -> None:
         """Where that thread still runs regions, the end waits for it."""
         control.thread_bound = True
         session = start(steps="2")
@@ -804,7 +804,7 @@ class TestThreadBound:
 
 
 @pytest.mark.usefixtures("faulty")
-class TestHandOver:
+class TestStopOnAnotherThread:
     """A stop on another thread: the stop of the plug-in waits until it is released."""
 
     @pytest.fixture
@@ -828,12 +828,12 @@ class TestHandOver:
         for thread in threads:
             thread.join(10)
 
-    def test_the_state_says_whose_it_is(self, handing_over) -> None:
+    def test_the_state_names_the_capture_being_stopped(self, handing_over) -> None:
         """Also while it is flushing."""
         handing_over()
         assert (stepprof.state().step, stepprof.state().backend) == (2, "faulty")
 
-    def test_a_selected_window_waits_for_it(self, handing_over) -> None:
+    def test_a_selected_window_waits_for_the_stop(self, handing_over) -> None:
         """And is captured; how long it waited is in the manifest."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
@@ -842,7 +842,7 @@ class TestHandOver:
         assert (second["step"], second["status"]) == (3, "complete")
         assert 0.02 < second["wait_seconds"] < 5
 
-    def test_past_the_bound_it_is_skipped(self, handing_over) -> None:
+    def test_a_window_is_skipped_after_the_timeout(self, handing_over) -> None:
         """With the reason and the seconds."""
         session = handing_over(engine_stop_timeout_seconds=0.1)
         loop([3])
@@ -904,7 +904,7 @@ class TestHandOver:
         assert time.monotonic() - began < 2
         assert stepprof.state().status == "flushing"
 
-    def test_the_exit_of_a_window_that_joined_does_not_wait(self, start) -> None:
+    def test_a_joined_window_exits_without_waiting(self, start) -> None:
         """The stop does not concern it any more."""
         session = start(steps="2-3")
         two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
@@ -918,7 +918,7 @@ class TestHandOver:
         thread.join()
         assert [w["status"] for w in ended(session)] == ["complete", "partial"]
 
-    def test_the_end_of_the_run_waits_for_it(self, handing_over) -> None:
+    def test_the_end_of_the_run_waits_for_the_stop(self, handing_over) -> None:
         """And loses nothing."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
@@ -964,7 +964,7 @@ class TestStateAndLog:
         assert shown == [{"from": old, "to": new, **same} for old, new in itertools.pairwise(states)]
         assert all(isinstance(line["seconds"], float) for line in lines)
 
-    def test_an_abort_says_what_it_gave_up(self, start, log) -> None:
+    def test_an_abort_is_logged_with_step_role_and_reason(self, start, log) -> None:
         """The step, the role and the reason."""
         start(steps="2")
         control.fail("stop")
@@ -978,7 +978,7 @@ class TestStateAndLog:
             "BackendError: stop failed",
         )
 
-    def test_state_shows_what_runs(self, start) -> None:
+    def test_the_state_describes_the_capture(self, start) -> None:
         """Step, role, rank, backend and how long; as one line too."""
         start(steps="2")
         with profile_step(2, role="actor"):
@@ -988,7 +988,7 @@ class TestStateAndLog:
         assert str(stepprof.state()) == "idle rank=0"
         assert stepprof.state().recorded_steps == (2,)
 
-    def test_exports_that_run_are_shown_until_they_end(self, start) -> None:
+    def test_pending_exports_are_shown_until_they_end(self, start) -> None:
         """The exports run on their own thread."""
         session = start(steps="2", export="thread")
         loop([2])
@@ -997,7 +997,7 @@ class TestStateAndLog:
         assert str(stepprof.state()) == "idle rank=0"
 
 
-def test_nothing_is_left_of_a_session(start, faulty) -> None:
+def test_after_shutdown_the_state_is_idle(start, faulty) -> None:
     """After the session has ended, windows behave as without one."""
     start(steps="2")
     stepprof.shutdown()

@@ -139,7 +139,7 @@ class TestCollector:
         assert all(before <= span.start_time_unix_nano <= after for span in collector.spans)
         assert collector.named("queue") == []
 
-    def test_what_is_in_them(self, tmp_path, collector) -> None:
+    def test_spans_have_attributes_error_and_identity(self, tmp_path, collector) -> None:
         """Spans have attributes in OpenTelemetry's types, the error, and the identity of their process."""
         record(tmp_path, collector.url, steps=[7])
         (update,), (bad,), (mark,) = (collector.named(name) for name in ("update", "bad", "weights"))
@@ -157,7 +157,7 @@ class TestCollector:
         assert (resource["service.name"], resource["stepprof.run_id"]) == ("stepprof", "r")
         assert resource["host.name"] == socket.gethostname()
 
-    def test_one_that_refuses(self, tmp_path) -> None:
+    def test_a_collector_that_refuses(self, tmp_path) -> None:
         """One line is logged, with the number of lost spans. The training loop is not affected."""
         refusing = Collector(status=400)
         try:
@@ -168,7 +168,7 @@ class TestCollector:
         events = [line["event"] for line in logs if line["event"].startswith("otel.")]
         assert events == ["otel.failed", "otel.dropped"]
 
-    def test_one_that_hangs(self, tmp_path, collector) -> None:
+    def test_a_hanging_collector_is_not_awaited(self, tmp_path, collector) -> None:
         """The end waits no longer than its timeout."""
         collector.hold.clear()
         began = time.monotonic()
@@ -177,7 +177,7 @@ class TestCollector:
         assert time.monotonic() - began < 20
         assert "otel.dropped" in [line["event"] for line in logs]
 
-    def test_one_that_is_not_there(self, run_script) -> None:
+    def test_an_unreachable_collector(self, run_script) -> None:
         """A real loop ends in time, with its own result and one line of ours."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -268,7 +268,7 @@ class TestSender:
 
 
 class TestConfigured:
-    def test_what_is_not_installed(self, tmp_path, monkeypatch) -> None:
+    def test_a_missing_package_is_named(self, tmp_path, monkeypatch) -> None:
         """One warning that says what to install; the job goes on."""
         monkeypatch.setattr(otel, "_MODULES", ("opentelemetry.sdk.no_such", "no_such.module"))
         with capture_logs() as logs:
@@ -298,7 +298,7 @@ class TestConfigured:
         assert (theirs.otel, theirs.off) == (config.otel, True)
         assert spans_only({"output_dir": "x"}) == {"output_dir": "x", "spans": True, "backend": "null"}
 
-    def test_nothing_is_loaded_unless_asked_for(self, run_script) -> None:
+    def test_nothing_is_loaded_unless_configured(self, run_script) -> None:
         """A session without it imports none of it."""
         ran = run_script(
             """

@@ -241,7 +241,7 @@ class TestLaunchers:
         again = warm.run(STEP, env={**job, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}).check()
         assert again.stdout == "slurm-77.0.r1 0\n"
 
-    def test_a_restart_that_comes_to_the_same_step_again(self, warm):
+    def test_a_restart_that_repeats_a_step(self, warm):
         """Nothing is overwritten: the second time gets a number."""
         for _ in range(2):
             warm.run(STEP, env={"STEPPROF_RUN_ID": "job"}).check()

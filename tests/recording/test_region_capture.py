@@ -59,7 +59,7 @@ class TestCapturePerRegion:
         assert regions_of(session) == [("update", "complete")]
         assert control.marks == ["update", "update", "forward"]
 
-    def test_none_of_them_came(self, start) -> None:
+    def test_no_selected_region_was_entered(self, start) -> None:
         """If the region was never entered, the entry of the window says so."""
         session = start(steps="2", capture_per="region", regions=["update", "reward"])
         with profile_step(2):
@@ -134,7 +134,7 @@ class TestCapturePerRegion:
         assert [(c.window.step, c.window.role) for c in control.captures] == [(2, "a")]
         assert session.path is not None
 
-    def test_a_start_that_fails_is_told_once(self, start) -> None:
+    def test_a_failed_start_is_logged_once(self, start) -> None:
         """The failure is logged once, not for each of a thousand mini-batches."""
         session = start(steps="2", capture_per="region", regions=["update"])
         control.fail("start", *[OSError("no")] * 5)
@@ -143,7 +143,7 @@ class TestCapturePerRegion:
         assert [(w["status"], w["error"]) for w in ended(session)] == [("failed", "OSError: no")]
         assert control.calls == ["arm", "start", "abort"]
 
-    def test_an_unavailable_backend_is_told_once(self, start) -> None:
+    def test_an_unavailable_backend_is_logged_once(self, start) -> None:
         """For the window."""
         control.unavailable = "no driver"
         session = start(steps="2", capture_per="region", regions=["update"])
@@ -201,7 +201,7 @@ class TestSchedule:
         repeat = schedule.get("repeat", 1)
         assert regions_of(session) == [("mini_batch", "complete")] * repeat
 
-    def test_it_is_armed_through_the_warm_up(self, start) -> None:
+    def test_the_capture_is_armed_during_the_warm_up(self, start) -> None:
         """The capture is armed during the warm-up, and disarmed if no further entry follows."""
         start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
         with profile_step(2):
@@ -258,7 +258,7 @@ class TestSchedule:
             assert recorded(mini_batches(3)) == [1]
         assert [w["status"] for w in ended(session)] == ["complete"]
 
-    def test_somebody_elses_profiler(self, start) -> None:
+    def test_another_profiler_makes_the_window_skipped(self, start) -> None:
         """The window is skipped."""
         session = start(steps="2", schedule={"region": "mini_batch", "active": 2})
         control.fail("start", Busy("theirs"))

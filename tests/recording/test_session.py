@@ -127,7 +127,7 @@ class TestInit:
             init({"steps": "2", "ranks": "8"}, rank=0, world_size=4)
         assert cell.session is None
 
-    def test_ranks_beyond_a_world_that_nobody_told_of(self, init, log) -> None:
+    def test_ranks_beyond_an_unknown_world_are_reported_at_the_end(self, init, log) -> None:
         """A script without a launcher is rank 0 of 1, but torch.distributed may be initialised later: reported at the end."""
         init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
         with profile_step(2):
@@ -182,7 +182,7 @@ class TestRank:
         assert session.rank == "driver"
         assert (session.path / "step-000002" / "manifest" / "step-rank-driver.json").exists()
 
-    def test_one_that_is_not_selected_writes_no_manifest(self, init, log) -> None:
+    def test_an_unselected_rank_writes_no_manifest(self, init, log) -> None:
         """Nor does it say that steps never came; its spans are kept."""
         session = init({"steps": "2, 9"}, rank=1, world_size=2)
         loop([1, 2, 3])
@@ -192,7 +192,7 @@ class TestRank:
         assert [line for line in log if line["event"] == "step.not_reached"] == []
 
     @pytest.mark.torch
-    def test_torch_distributed_comes_up_later(self, run_script, warm) -> None:
+    def test_torch_distributed_is_initialised_later(self, run_script, warm) -> None:
         """The rank is read again at the first selected step, even if torch was already imported at `init`."""
         script = """
             import json, os, sys, tempfile
@@ -244,7 +244,7 @@ class TestSteps:
             (None, "step = None: no step was entered in this process before"),
         ],
     )
-    def test_what_is_no_step(self, start, log, step, reason) -> None:
+    def test_an_invalid_step_is_reported_once(self, start, log, step, reason) -> None:
         """It is reported once, and the body runs."""
         start(steps="all")
         loop([step, step])
@@ -267,7 +267,7 @@ class TestSteps:
         assert [(w["step"], w["role"]) for w in ended(session)] == [(2, None), (2, "reward")]
 
     @pytest.mark.parametrize("role", ["../x", "step", "", "a b", 7, ["x"], {}])
-    def test_what_is_no_role(self, start, log, role) -> None:
+    def test_an_invalid_role_is_reported_once(self, start, log, role) -> None:
         """It is refused at run time, reported once, and the body runs, in every form of a window."""
         session = start(steps="all")
         ran = []
@@ -305,7 +305,7 @@ class TestSteps:
             with pytest.raises(StateError, match="this window is not open"):
                 profile_step(2).stop()
 
-    def test_a_step_that_never_came_is_reported(self, start, log) -> None:
+    def test_a_step_that_was_never_entered_is_reported(self, start, log) -> None:
         """At the end, once; what is selected by a period is not expected."""
         start(steps="2, 5-7, every 100", roles={"ref": {"enabled": False}})
         loop([1, 2, 3, 4, 5])
@@ -313,13 +313,13 @@ class TestSteps:
         lines = [line for line in log if line["event"] == "step.not_reached"]
         assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
 
-    def test_a_step_that_never_came_to_a_driver(self, start, log) -> None:
+    def test_a_step_that_was_never_entered_is_left_to_the_driver(self, start, log) -> None:
         """A session that follows another process leaves it to that one: it does not hear of every role."""
         start(steps="2").lent = True
         stepprof.shutdown()
         assert [line for line in log if line["event"] == "step.not_reached"] == []
 
-    def test_a_step_that_never_came_in_a_role(self, start, log) -> None:
+    def test_a_step_that_was_never_entered_in_a_role(self, start, log) -> None:
         """A role that the configuration names has its own steps."""
         start(steps="2", roles={"actor": {"steps": "3"}, "ref": {}})
         loop([2], role="ref")
@@ -328,7 +328,7 @@ class TestSteps:
         lines = [line for line in log if line["event"] == "step.not_reached"]
         assert [(line["steps"], line["role"]) for line in lines] == [("3", "actor")]
 
-    def test_an_endless_range_that_never_came(self, start, log) -> None:
+    def test_an_endless_range_that_was_never_entered(self, start, log) -> None:
         """It is reported at once."""
         start(steps="2-999999999999")
         loop([2])
@@ -364,7 +364,7 @@ class TestSteps:
         session.lent = True
         assert stepprof.init({"steps": "9"}) is session
 
-    def test_what_breaks_inside_stays_inside(self, start, log, monkeypatch) -> None:
+    def test_an_internal_error_does_not_reach_the_loop(self, start, log, monkeypatch) -> None:
         """Say, a torch that is in pieces: it is logged, and the loop goes on; strict raises."""
 
         def broken():
@@ -391,7 +391,7 @@ class TestSteps:
 
 @pytest.mark.usefixtures("faulty")
 class TestNullBackend:
-    def test_it_records_nothing(self, start) -> None:
+    def test_the_null_backend_records_nothing(self, start) -> None:
         """The whole machinery around a capture, without one."""
         session = start(steps="2", backend="null")
         with profile_step(2), region("x"):
@@ -405,7 +405,7 @@ class TestNullBackend:
 class TestLeftOpen:
     """Windows that are open when a session ends."""
 
-    def test_they_do_not_reach_into_the_next_session(self, start) -> None:
+    def test_open_windows_do_not_reach_into_the_next_session(self, start) -> None:
         """What runs under the next session is not inside a window of the one before."""
         start(backend="null", steps="2")
         left = stepprof.profile_step(2, role="ref").start()

@@ -170,7 +170,7 @@ class TestLosses:
         assert line["spans"] == 7_000
         assert "more regions than the writer can keep up with" in line["reason"]
 
-    def test_the_bound_is_what_it_says(self) -> None:
+    def test_the_memory_limit_holds(self) -> None:
         """64 MiB at the measured size of a span."""
         assert MAX_PENDING * 250 <= 64 * 2**20
 
@@ -218,7 +218,7 @@ class TestLosses:
         assert file.drain(recorder) == 1
         file.close()
 
-    def test_the_loss_is_told_when_it_can_be(self, folder) -> None:
+    def test_an_unlogged_loss_is_added_to_the_next_line(self, folder) -> None:
         """If the line about a loss is lost too, the next one counts both."""
         recorder = Recorder()
         for _ in range(7):
@@ -306,7 +306,7 @@ class TestClockAndThreads:
             thread.join()
         assert [s["thread"] for s in spans_of(session, "m")] == ids
 
-    def test_torch_that_comes_late(self, run_script) -> None:
+    def test_torch_imported_after_the_session(self, run_script) -> None:
         """A session that began before torch was imported asks torch as soon as it is there."""
         done = run_script(
             """

@@ -51,7 +51,7 @@ class TestStderr:
         """That of the logger `stepprof`, or of the configured root logger."""
         assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
 
-    def test_of_a_framework_it_is_seen(self, run_script):
+    def test_a_frameworks_log_level_does_not_hide_the_line(self, run_script):
         """Where an adapter has made the session, also if the framework keeps lines below WARNING to itself, and once only."""
         for level in ("WARNING", "INFO"):
             shown = run_script(SCRIPT, "0", level, "adapter").stderr
@@ -85,7 +85,7 @@ class TestOncePerStep:
     @pytest.mark.parametrize(
         ("rank", "ranks", "count"), [(0, "all", 1), (1, "all", 0), (1, "1-2", 1), (2, "1-2", 0)]
     )
-    def test_one_rank_of_a_job_writes_it(self, start, log, rank, ranks, count):
+    def test_only_the_lowest_selected_rank_writes_the_line(self, start, log, rank, ranks, count):
         """The lowest that is selected."""
         start(steps="2", rank=rank, world_size=3, ranks=ranks)
         with profile_step(2):

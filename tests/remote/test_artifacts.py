@@ -61,7 +61,7 @@ def content(window, artifact):
 
 class TestAdopt:
     @pytest.mark.parametrize("name", ["a.json.gz", "a.json"])
-    def test_a_trace_takes_its_place_and_says_what_it_is(self, tmp_path, window, name):
+    def test_a_trace_is_moved_and_stamped(self, tmp_path, window, name):
         """Compressed or not, the file moves into the engine's folder; its first key states where it belongs."""
         source = written(tmp_path, kineto(EVENT, EVENT), name)
         artifact = adopt(source, window, "rank-0", rank=0)
@@ -79,19 +79,19 @@ class TestAdopt:
         assert not source.exists()
         assert [file.name for file in window.output.iterdir()] == ["rank-0.trace.json.gz"]
 
-    def test_what_is_whole_passes_the_check_of_a_run(self, tmp_path, window):
+    def test_an_adopted_trace_passes_check(self, tmp_path, window):
         """The check that a user runs later finds nothing wrong."""
         artifact = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0")
         assert check_artifact(window.folder / artifact.path, artifact.bytes, artifact.kind).problem is None
 
-    def test_a_name_that_is_taken_is_never_written_over(self, tmp_path, window):
+    def test_an_existing_file_is_never_overwritten(self, tmp_path, window):
         """The second file of that name gets a number."""
         first = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=1)
         second = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=2)
         assert second.path == "rollout/replica-0/rank-0.2.trace.json.gz"
         assert content(window, first)["stepprof"]["number"] == 1
 
-    def test_a_folder_that_somebody_removed_is_made_again(self, tmp_path, window):
+    def test_a_removed_folder_is_made_again(self, tmp_path, window):
         """A missing folder does not cost a trace."""
         window.output.rmdir()
         assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
@@ -139,7 +139,7 @@ class TestAdopt:
         assert made.written_ns == 7_000_000_000
 
     @pytest.mark.parametrize("block", [1 << 22, 64])
-    def test_its_forward_steps_are_counted(self, tmp_path, window, monkeypatch, block):
+    def test_forward_steps_are_counted(self, tmp_path, window, monkeypatch, block):
         """Of vLLM and of SGLang, without the copies on a device, wherever a block of the file ends."""
         monkeypatch.setattr(artifacts, "_BLOCK", block)
         names = ["step[DECODE bs=1]", "execute_context_1(3)_generation_0(0)", "aten::add"]
@@ -174,7 +174,7 @@ class TestDamage:
             ("a.json", b"[]", "holds no events"),
         ],
     )
-    def test_it_is_named_and_kept(self, tmp_path, window, name, data, reason):
+    def test_a_damaged_file_is_named_and_kept(self, tmp_path, window, name, data, reason):
         """The failure names the file and what is wrong; the file stays, and nothing takes its place."""
         source = written(tmp_path, data, name)
         with pytest.raises(EngineFailure, match=reason) as failure:
@@ -224,7 +224,7 @@ class TestDamage:
             adopt(source, window, "rank-0")
         assert source.exists()
 
-    def test_a_large_one_that_breaks_off(self, tmp_path, window):
+    def test_a_large_truncated_trace(self, tmp_path, window):
         """Too large to be parsed: its end shows it."""
         text = kineto(*[EVENT] * 15_000)
         assert len(text) > artifacts._PARSED
@@ -251,7 +251,7 @@ class TestHostile:
         ],
         ids=["deep", "base", "begin", "end", "lists", "names"],
     )
-    def test_what_takes_long_or_cannot_be(self, tmp_path, window, data, reason):
+    def test_hostile_traces_are_read_in_linear_time(self, tmp_path, window, data, reason):
         """Each byte is read a few times at most, whatever the content."""
         source = written(tmp_path, data, "a.json.gz")
         began = time.thread_time()
@@ -259,14 +259,14 @@ class TestHostile:
             adopt(source, window, "rank-0")
         assert time.thread_time() - began < 4
 
-    def test_times_that_cannot_be(self, tmp_path, window):
+    def test_impossible_times_are_ignored(self, tmp_path, window):
         """Numbers of 400 digits are no times."""
         many = "9" * 400
         trace = f'{{"baseTimeNanoseconds": {many}, "traceEvents": [{EVENT}, {{"ph": "X", "cat": "Trace", "ts": {many}}}]}}'
         artifact = adopt(written(tmp_path, trace, "a.json"), window, "rank-0")
         assert (artifact.began_ns, artifact.ended_ns) == (None, None)
 
-    def test_a_line_without_an_end(self, tmp_path, window):
+    def test_an_endless_line(self, tmp_path, window):
         """Takes some blocks of memory, not its size."""
         source = tmp_path / "a.json.gz"
         with gzip.open(source, "wb", compresslevel=1) as file:

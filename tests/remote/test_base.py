@@ -81,12 +81,12 @@ class TestContract:
         ):
             attach("Duck")
 
-    def test_one_that_lacks_a_method_cannot_be_made(self, attach) -> None:
+    def test_a_driver_that_lacks_a_method_cannot_be_instantiated(self, attach) -> None:
         """Python's own error names the class and the methods."""
         with pytest.raises(TypeError, match=r"Half.*abort.*stop"):
             attach("Half")
 
-    def test_one_without_a_name_is_refused(self, attach) -> None:
+    def test_a_driver_without_a_name_is_refused(self, attach) -> None:
         """The three attributes that have no default are named."""
         with pytest.raises(ConfigError, match="returned Nameless: must set name, key"):
             attach("Nameless")

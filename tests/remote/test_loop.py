@@ -20,7 +20,7 @@ async def where():
 class TestRemoteLoop:
     """The loop of this process."""
 
-    def test_it_is_one_and_on_a_daemon_thread(self):
+    def test_there_is_one_loop_on_a_daemon_thread(self):
         """A call that hangs must not keep the process from ending."""
         assert remote_loop() is remote_loop()
         thread = remote_loop().submit(where()).result(5)
@@ -67,7 +67,7 @@ class TestRemoteLoop:
 class TestOnLoop:
     """A hop to the loop that an engine lives on."""
 
-    async def test_it_is_awaited_there(self, other_loop):
+    async def test_work_is_awaited_on_the_other_loop(self, other_loop):
         """On that loop's thread; the result comes back."""
         thread = await on_loop(other_loop, where)
         assert thread is not threading.current_thread()
@@ -76,7 +76,7 @@ class TestOnLoop:
         """No hop, no deadlock."""
         assert await on_loop(asyncio.get_running_loop(), where) is threading.current_thread()
 
-    async def test_a_loop_that_does_not_run_is_told(self):
+    async def test_a_loop_that_is_not_running_is_an_error(self):
         """The call would never be made."""
         loop = asyncio.new_event_loop()
         with pytest.raises(EngineFailure, match="not running") as failure:
@@ -86,7 +86,7 @@ class TestOnLoop:
         with pytest.raises(EngineFailure, match="closed"):
             await on_loop(loop, where)
 
-    async def test_a_failure_comes_back(self, other_loop):
+    async def test_an_exception_is_passed_on(self, other_loop):
         """As it was raised."""
 
         async def fails():
@@ -95,7 +95,7 @@ class TestOnLoop:
         with pytest.raises(KeyError, match="there"):
             await on_loop(other_loop, fails)
 
-    async def test_who_is_cancelled_does_not_cancel_the_call(self, other_loop):
+    async def test_cancelling_the_waiter_does_not_cancel_the_call(self, other_loop):
         """A cancelled call of an engine would leave its state wrong."""
         done = threading.Event()
 
@@ -121,12 +121,12 @@ class TestInThread:
         assert both == [None, None]
         assert time.monotonic() - began < 1.9
 
-    async def test_a_failure_comes_back(self):
+    async def test_an_exception_is_passed_on(self):
         """As it was raised."""
         with pytest.raises(ValueError, match="invalid literal"):
             await in_thread(int, "x")
 
-    async def test_who_is_cancelled_does_not_cancel_the_call(self):
+    async def test_cancelling_the_waiter_does_not_cancel_the_call(self):
         """It ends on its own, and its late result has no effect."""
         done = threading.Event()
 

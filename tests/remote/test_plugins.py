@@ -86,7 +86,7 @@ def recorded(start):
 
 
 class TestPlugin:
-    def test_it_records(self, engine, recorded):
+    def test_a_plugin_engine_records(self, engine, recorded):
         """The file of the library becomes an artifact that contains its metadata, and the run passes
         `check`.
         """
@@ -106,7 +106,7 @@ class TestPlugin:
         assert (entry.status, entry.health) == ("failed", "unconfigured")
         assert "build it with Engine(trace=True)" in entry.error
 
-    def test_a_stop_that_brought_nothing(self, engine, recorded):
+    def test_a_stop_without_files_is_a_failure(self, engine, recorded):
         """A call that returned is no proof."""
         engine.broken = True
         _, entry = recorded(engine)

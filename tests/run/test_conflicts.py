@@ -145,7 +145,7 @@ class TestNumbers:
             "step-rank-0.json": 1, "step-rank-1.2.json": 1, "step-rank-0.2.json": 2, "step-rank-1.json": 2,
         }  # fmt: skip
 
-    def test_a_restart_beside_another_job(self):
+    def test_a_restart_next_to_another_job(self):
         """Two of three jobs ran one after the other. The third one is separate from both."""
         spans = [
             ((0, 10), entry("a", "j", 0, 10)),

@@ -169,7 +169,7 @@ class TestLost:
         found = self.read(run, writer_identity(), health="dead", pending=False)
         assert found == ("lost", "the process ended")
 
-    def test_of_another_host_nothing_is_known(self, run):
+    def test_the_state_on_another_host_is_unknown(self, run):
         """And that is said."""
         status, error = self.read(run, {"host": "elsewhere", "pid": 7})
         assert status == "lost"
@@ -185,7 +185,7 @@ class TestCheck:
         assert (result.engines, result.artifacts) == (2, 4)
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
-    def test_what_was_asked_for_and_is_not_there(self, run, status):
+    def test_a_missing_engine_is_a_problem(self, run, status):
         """One of three: its reason is shown, next to the others' files."""
         tell_engines(
             run,
@@ -226,7 +226,7 @@ class TestCheck:
         tell_engines(run, record_engine(run, data=b"", **engine))
         assert problems(run) == found
 
-    def test_files_that_lie_elsewhere(self, run):
+    def test_files_on_another_host_are_noted(self, run):
         """A partial one says where they are: worth knowing, and nothing that is missing here."""
         tell_engines(run, record_engine(run, data=b"", status="partial", error="its traces are on node-0"))
         assert problems(run) == []
@@ -252,7 +252,7 @@ class TestCheck:
             file.unlink()
         assert "step-000002/rollout/0 (2): joined a missing capture" in " ".join(problems(run))
 
-    def test_ranks_of_a_role_that_engines_do(self, tmp_path):
+    def test_ranks_of_an_engine_role_are_not_missing(self, tmp_path):
         """They are the engines' ranks: one process opens the window, and the other trainers are not missing."""
         run = make_run(tmp_path, config={"ranks": "0", "roles": {"rollout": {"ranks": "all"}}})
         record(run, role="rollout")
@@ -357,7 +357,7 @@ class TestCommands:
         assert main(["check", "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["checked"]["engines"] == 2
 
-    def test_without_engines_nothing_is_said_of_them(self, run):
+    def test_without_engines_there_is_no_engine_table(self, run):
         """A step of ranks alone looks as it did."""
         assert "health" not in render_step(run.path, 2)
 
@@ -385,7 +385,7 @@ class TestLateStop:
         assert forward_steps(timeline) == 501
         assert main(["merge", str(run.path)]) == 0
 
-    def test_what_a_step_says_of_it(self, late):
+    def test_show_states_the_overrun(self, late):
         """How long it recorded on, and what became of that."""
         shown = render_step(late().path, 2)
         assert "late s" in shown

@@ -69,7 +69,7 @@ class TestTiming:
         assert (found["start_unix_ns"], found["start_seconds"]) == (10**18 + 4_000_000, start_seconds)
         assert (found["arm_unix_ns"], found["arm_seconds"]) == (10**18 + armed_ns, 0.001)
 
-    def test_a_wait_is_no_start(self) -> None:
+    def test_a_wait_is_not_counted_as_start(self) -> None:
         """The start is counted from the end of the wait."""
         timing = Timing(time.perf_counter_ns() - 10**12)
         timing.waited(1000.0)
@@ -118,7 +118,7 @@ class TestTiming:
 
 @pytest.mark.usefixtures("faulty")
 class TestOwnTime:
-    def test_is_that_of_the_span(self, start) -> None:
+    def test_the_entrys_begin_equals_the_spans(self, start) -> None:
         """The begin in the entry equals that of the span to the nanosecond, for a captured window, a joined
         one and a skipped one.
         """
@@ -259,7 +259,7 @@ class TestOwnTime:
             assert 0 < entry["thread_cpu_seconds"] <= length + 0.001
         assert (actor["stall_seconds"] > 0) == thread_bound
 
-    def test_a_slow_start_takes_nothing_from_the_cap(self, start) -> None:
+    def test_the_cap_does_not_include_a_slow_start(self, start) -> None:
         """The limit applies to the recording, and counts from the time at which the profiler runs."""
         session = start(steps="2", max_seconds=0.3)
         control.hold("start")

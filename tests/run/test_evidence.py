@@ -49,7 +49,7 @@ ALL = (
 
 
 class TestReading:
-    def test_all_of_it(self, run) -> None:
+    def test_every_kind_of_evidence_is_read(self, run) -> None:
         """Each kind has its fields, in seconds."""
         findings: list = []
         [found] = read_evidence(run(*ALL), 2, findings=findings)
@@ -78,7 +78,7 @@ class TestReading:
         """Another step has no evidence."""
         assert read_evidence(run(*ALL), 3) == []
 
-    def test_what_the_system_does_not_tell(self, run) -> None:
+    def test_values_that_the_system_lacks_are_none(self, run) -> None:
         """A value that the system does not provide is None."""
         stack = {key: value for key, value in STACK.items() if key not in ("cpu", "run_queue")} | {
             "call": None

@@ -31,7 +31,7 @@ from stepprof.run.fields import cut, is_rank, is_step, path_problem, wrong
         ("exit_status", 10**12),
     ],
 )
-def test_what_cannot_be(key, value):
+def test_impossible_values_are_problems(key, value):
     """The problem is returned; None means unknown, and another key is not this module's."""
     assert wrong(key, value)
     assert wrong(key, None) is None
@@ -42,7 +42,7 @@ def test_what_cannot_be(key, value):
     ("key", "value"),
     [("world_size", 4096), ("offset_ns", -3), ("start_seconds", 0), ("version", "a"), ("events", 0), ("exit_status", -9)],
 )  # fmt: skip
-def test_what_can_be(key, value):
+def test_possible_values_have_no_problem(key, value):
     """Has none."""
     assert wrong(key, value) is None
 

@@ -28,7 +28,7 @@ def trap(request):
 
 class TestMakeFolder:
     @pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest"])
-    def test_what_has_its_name_is_moved_aside(self, tmp_path, trap, place):
+    def test_a_file_with_the_folders_name_is_moved_aside(self, tmp_path, trap, place):
         """With its content; the folder is there, and a second call changes nothing."""
         (tmp_path / place).parent.mkdir(exist_ok=True)
         trap(tmp_path / place)
@@ -65,7 +65,7 @@ class TestMakeFolder:
             assert len(list((run / "step-000002" / "manifest").iterdir())) == 4
             assert [path.read_text() for path in run.iterdir() if path.is_file()] == ["x"]
 
-    def test_what_lies_outside_of_the_run_stays(self, tmp_path):
+    def test_files_outside_of_the_run_stay(self, tmp_path):
         """A run directory that is a file is no matter of this."""
         (tmp_path / "run").write_text("x")
         with pytest.raises(OSError, match="Not a directory"):

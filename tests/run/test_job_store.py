@@ -68,7 +68,7 @@ class TestAgree:
         assert agree(tmp_path).run_id != agree(tmp_path, number=2).run_id
 
     @pytest.mark.parametrize("answer", [b"../theirs", b"/tmp/theirs", b"", b"a\0b", b"\xff", b"x" * 5000])
-    def test_an_answer_that_is_no_plain_name(self, torch, tmp_path, caplog, answer):
+    def test_an_answer_that_is_not_a_plain_name_is_ignored(self, torch, tmp_path, caplog, answer):
         """Whoever reaches the store's port moves no run: the rank keeps its own, and the log says why."""
         torch.distributed.distributed_c10d.store["stepprof/run/1"] = answer
         found = agree(tmp_path)

@@ -177,7 +177,7 @@ class TestWriteAtomically:
 
 
 class TestWriteExclusively:
-    def test_only_the_first_is_told_true(self, tmp_path):
+    def test_only_the_first_writer_succeeds(self, tmp_path):
         """The first version stands."""
         path = tmp_path / "a.json"
         assert [atomic_files.write_exclusively(path, content) for content in (b"1", b"2")] == [True, False]
@@ -193,12 +193,12 @@ class TestWriteExclusively:
 
 
 class TestStepFolder:
-    def test_there_and_back(self):
+    def test_folder_names_round_trip(self):
         """The name of a folder gives the step again, also beyond six digits."""
         assert [step_number(step_folder(step)) for step in (0, 2, 1_234_567)] == [0, 2, 1_234_567]
 
     @pytest.mark.parametrize("name", ["spans", "step-", "step-12", "step-000002.bak", "xstep-000002"])
-    def test_other_names_are_no_steps(self, name):
+    def test_other_names_are_not_steps(self, name):
         """Only what we would have made ourselves counts."""
         assert step_number(name) is None
 
@@ -216,7 +216,7 @@ class TestOpenRun:
         assert content["writer"]["pid"] == os.getpid()
         assert str(run.path) in repr(run)
 
-    def test_the_first_description_stands(self, tmp_path):
+    def test_the_first_description_is_kept(self, tmp_path):
         """Later ranks of the run leave it alone, and leave nothing behind."""
         make_run(tmp_path, description={"n": 1})
         run = make_run(tmp_path, rank=1, description={"n": 2})
@@ -258,7 +258,7 @@ class TestOpenRun:
         with pytest.raises(ConfigError, match=r"output_dir = .*No space left on device"):
             make_run(folder, description={"x": "y" * 10_000})
 
-    def test_a_later_rank_that_cannot_write_is_told(self, tmpfs):
+    def test_a_later_rank_that_cannot_write_fails(self, tmpfs):
         """`run.json` of another rank does not hide that this one cannot write."""
         folder = tmpfs("size=64k")
         make_run(folder)

@@ -77,14 +77,14 @@ class TestFindRun:
         assert [path.name for path in list_runs(tmp_path)] == ["c", "b", "a"]
         assert find_run(tmp_path) == tmp_path / "a"
 
-    def test_by_id_by_path_and_by_the_path_of_the_folder_of_runs(self, tmp_path, monkeypatch):
+    def test_a_run_is_found_by_id_path_or_parent_folder(self, tmp_path, monkeypatch):
         """RUN may be any of them."""
         make_run(tmp_path / "runs")
         monkeypatch.chdir(tmp_path)
         for text in ("r", str(tmp_path / "runs" / "r"), "runs/r", "runs"):
             assert find_run(tmp_path / "runs", text).resolve() == tmp_path / "runs" / "r"
 
-    def test_a_folder_that_is_no_run_is_left_to_the_caller(self, tmp_path):
+    def test_a_folder_that_is_not_a_run_is_left_to_the_caller(self, tmp_path):
         """An empty directory is there, and is for `check` to judge."""
         (tmp_path / "empty").mkdir()
         assert find_run(tmp_path, "empty") == tmp_path / "empty"
@@ -106,7 +106,7 @@ class TestFindRun:
         with pytest.raises(ConfigError, match=r'run "x": .*; the newest there: known'):
             find_run(tmp_path, "x")
 
-    def test_claims_are_no_runs(self, tmp_path):
+    def test_claims_are_not_runs(self, tmp_path):
         """Hidden folders, and folders of something else, are not listed."""
         (tmp_path / ".claims").mkdir()
         (tmp_path / ".claims" / "run.json").touch()
@@ -115,7 +115,7 @@ class TestFindRun:
 
 
 class TestReadRun:
-    def test_what_run_json_says(self, tmp_path):
+    def test_the_description_of_the_job_is_read(self, tmp_path):
         """The description of the job."""
         assert read_run(make_run(tmp_path, config={"steps": "2"}).path)["config"] == {"steps": "2"}
 
@@ -275,12 +275,12 @@ class TestLost:
         return found
 
     @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "exporting")])
-    def test_a_living_writer_is_still_at_it(self, tmp_path, end, status):
+    def test_the_entry_of_a_living_writer_is_recording_or_exporting(self, tmp_path, end, status):
         """Written ahead as lost; the process lives, so that it records, or exports when its window has ended."""
         found = self.read(tmp_path, writer_identity(), end_unix_ns=end)
         assert (found["status"], found["error"]) == (status, None)
 
-    def test_a_killed_writer_lost_it(self, tmp_path):
+    def test_the_entry_of_a_killed_writer_is_lost(self, tmp_path):
         """After SIGKILL in a separate process the window is lost."""
         code = (
             "import os, sys, json\n"
@@ -300,7 +300,7 @@ class TestLost:
         assert (found["status"], found["error"]) == ("lost", "the process ended")
 
     @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
-    def test_of_another_host_nothing_is_known(self, tmp_path, writer, where):
+    def test_the_state_on_another_host_is_unknown(self, tmp_path, writer, where):
         """The window counts as lost, and the reason says that the process could not be checked."""
         run = make_run(tmp_path)
         content = {**fragment(self.lost()), "writer": writer}
@@ -350,7 +350,7 @@ class TestReadSpans:
         self.write(run, 0, self.line(**HEADER), *lines)
         assert [span["name"] for span in read_spans(run.path, step=2)] == ["2"]
 
-    def test_a_torn_last_line_is_no_finding(self, tmp_path):
+    def test_an_incomplete_last_line_is_not_a_finding(self, tmp_path):
         """The process was writing it, or was killed."""
         run = make_run(tmp_path)
         self.write(run, 0, self.line(**HEADER), self.line(name="a", step=2), b'{"name": "b", "st')
@@ -358,7 +358,7 @@ class TestReadSpans:
         assert [span["name"] for span in read_spans(run.path, findings=findings)] == ["a"]
         assert findings == []
 
-    def test_damaged_lines_are_passed_over_and_told(self, tmp_path):
+    def test_damaged_lines_are_skipped_and_reported(self, tmp_path):
         """The spans after them are read."""
         run = make_run(tmp_path)
         self.write(run, 0, b"\0\0\n", b"[1]\n", self.line(x=1), self.line(name="a", step=2))

@@ -37,7 +37,7 @@ def read(fragment) -> dict:
 
 
 class TestFragment:
-    def test_it_is_written_ahead(self, origin) -> None:
+    def test_the_fragment_is_written_ahead(self, origin) -> None:
         """With what is known so far: this is what holds if the process dies."""
         fragment = Fragment(origin, WINDOW, at_once)
         fragment.windows.append(window_entry(origin, WINDOW, Timing(0), status="lost", error="lost"))
@@ -80,7 +80,7 @@ class TestFragment:
         assert "secret" not in text
         assert read(fragment)["windows"][0]["error"] == "no …\\n"
 
-    def test_the_last_version_stands(self, origin) -> None:
+    def test_the_last_version_replaces_the_others(self, origin) -> None:
         """In one file, which is replaced as a whole."""
         fragment = Fragment(origin, WINDOW, at_once)
         record = window_entry(origin, WINDOW, Timing(0), status="lost")
@@ -105,8 +105,8 @@ class TestFragment:
         assert (line["event"], line["step"], line["role"]) == ("manifest.not_written", 2, "actor")
 
 
-class TestTell:
-    def test_why_a_window_was_not_captured(self, origin) -> None:
+class TestLogOutcome:
+    def test_an_uncaptured_window_has_a_reason(self, origin) -> None:
         """The reason is in a separate fragment, with the waiting time."""
         policy = Config(backend="null").policy(None)
         ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))

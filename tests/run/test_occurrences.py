@@ -171,7 +171,7 @@ class TestRecording:
         assert log.count("a step number was used again") == 1
         assert "--occurrence" in log
 
-    def test_none_without_cause(self, epochs):
+    def test_no_warning_for_one_visit(self, epochs):
         """Two windows of a role in one step are one visit."""
         run, (log,) = epochs(count=1)
         assert "a step number was used again" not in log
@@ -220,7 +220,7 @@ class TestCommands:
         assert len(windows) == 6
         assert {each["name"]: each["count"] for each in shown["regions"]} == {"generate": 1, "update": 2}
 
-    def test_one_that_is_not_there(self, epochs, capsys):
+    def test_an_unreachable_collector(self, epochs, capsys):
         """Is refused with the nearest."""
         run, _ = epochs()
         assert main(["show", str(run), "--occurrence", "7"]) == 2

@@ -23,7 +23,7 @@ def times_of(*spans):
 
 
 class TestOutermost:
-    def test_what_lies_inside_gives_way(self):
+    def test_inner_spans_are_not_counted(self):
         """However deep, and however many there are; errors inside are those of the call around them."""
         error = {"error": True}
         assert times_of((2, 1, error), (1, 3, error), (5, 1), (0, 10, error), (11, 4)) == ([10, 4], 1)

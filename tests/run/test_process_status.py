@@ -39,7 +39,7 @@ FULL = {
 
 
 class TestProcessStatus:
-    def test_what_is_written_is_read(self) -> None:
+    def test_a_status_round_trips(self) -> None:
         """Every field, and no other."""
         assert ProcessStatus(**FULL).to_dict() == FULL
         assert ProcessStatus.from_dict(FULL).to_dict() == FULL

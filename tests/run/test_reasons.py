@@ -56,7 +56,7 @@ class TestReading:
 
 class TestDrivenElsewhere:
     @pytest.mark.parametrize("text", ["driven by another process", "any words", None])
-    def test_told_once(self, text) -> None:
+    def test_an_engine_is_counted_once(self, text) -> None:
         """Of an engine that several processes attached, the entry of the one that drives it counts, whatever the others' messages say."""
         mine, _ = read_engine({**ENGINE, "status": "complete"}, None)
         theirs, _ = read_engine({**ENGINE, "reason_code": "driven_elsewhere", "error": text}, None)
@@ -123,7 +123,7 @@ def constants_of(tree: ast.Module) -> dict[str, str]:
 
 
 class TestSources:
-    def test_no_text_for_people_is_compared(self) -> None:
+    def test_the_code_compares_no_messages(self) -> None:
         """No status and no reason is compared with a sentence, neither with a literal nor through the name
         of a constant.
         """
@@ -145,6 +145,6 @@ class TestSources:
             'if "not here" in finding.detail: pass',
         ],
     )
-    def test_what_it_finds(self, line) -> None:
+    def test_comparisons_of_messages_are_found(self, line) -> None:
         """The comparisons that were in the code once."""
         assert len(list(compared(ast.parse(line), {"LOST": "the process ended"}))) == 1

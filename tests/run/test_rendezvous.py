@@ -54,7 +54,7 @@ class TestAnotherUsersClaim:
         return json.dumps({"founded": 1000.0, "launcher": "L1", "world_size": 4, **content})
 
     @pytest.mark.parametrize("run_id", ["theirs", "/tmp/theirs", "../theirs", ".."])
-    def test_is_not_joined(self, shared, run_id):
+    def test_another_users_claim_is_not_joined(self, shared, run_id):
         """A claim of another user names no run of ours, with a path or with a plain name."""
         folder = folder_of(shared)
         plant(folder / "000001.json", self.planted(run_id=run_id))
@@ -137,7 +137,7 @@ class TestAnotherUsersClaim:
         assert second.parent == shared
         assert second != first
 
-    def test_a_run_that_is_not_the_parents(self, shared, monkeypatch):
+    def test_a_run_that_the_parent_did_not_open(self, shared, monkeypatch):
         """`run.json` of another user, or of another folder, names no run that ranks of ours join."""
         content = {"writer": writer_identity(os.getppid()), "run_id_from": "process", "created_unix_ns": 1}
         plant(shared / "theirs" / "run.json", json.dumps({**content, "run_id": "theirs"}))
@@ -190,7 +190,7 @@ class TestDamagedFiles:
         assert is_plain_name(found)
         assert (tmp_path / found).parent == tmp_path
 
-    def test_an_environment_that_is_no_text(self, tmp_path):
+    def test_an_environment_that_is_not_utf8(self, tmp_path):
         """Bytes of the environment that are no UTF-8 cost no run."""
         environ = {"MASTER_ADDR": "h\udcff", "MASTER_PORT": "\udc80", "TORCHELASTIC_RUN_ID": "none"}
         assert agree_on_run(tmp_path, run_id=None, world_size=2, environ=environ).source == "launcher"

@@ -20,13 +20,13 @@ def selector(rank: int = 0, world_size: int = 4, **config: object) -> Selector:
 
 
 class TestRequest:
-    def test_survives_its_file(self, tmp_path: Path) -> None:
+    def test_a_request_round_trips(self, tmp_path: Path) -> None:
         """A request that was written and read again is unchanged."""
         request = Request.make(7, count=2, role="actor", ranks="0-3", torch={"with_stack": True})
         path = place_request(tmp_path, request)
         assert read_request(path, os.getuid()) == request
 
-    def test_is_for_its_user_alone(self, tmp_path: Path) -> None:
+    def test_a_request_is_readable_by_its_user_only(self, tmp_path: Path) -> None:
         """Folder and file are made with the user's own permissions."""
         path = place_request(tmp_path, Request.make(7))
         withdraw_request(tmp_path, path.stem)
@@ -53,7 +53,9 @@ class TestRequest:
             ),
         ],
     )
-    def test_is_checked_like_the_configuration(self, given: dict[str, object], message: str) -> None:
+    def test_a_request_is_checked_like_the_configuration(
+        self, given: dict[str, object], message: str
+    ) -> None:
         """The key, the value and the nearest valid one are named where it is made."""
         with pytest.raises(ConfigError) as raised:
             Request.make(**{"step": 3, **given})  # type: ignore[arg-type]
@@ -88,7 +90,7 @@ class TestRequest:
         with pytest.raises(ConfigError):
             read_request(path, os.getuid())
 
-    def test_is_no_link_no_pipe_and_nobody_elses(self, tmp_path: Path) -> None:
+    def test_links_pipes_and_foreign_files_are_refused(self, tmp_path: Path) -> None:
         """A file that another user may have put there is not even followed."""
         path = place_request(tmp_path, Request.make(7))
         link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
@@ -101,7 +103,7 @@ class TestRequest:
         with pytest.raises(ConfigError, match="only user"):
             read_request(path, os.getuid() + 1)
 
-    def test_withdrawing_names_the_nearest(self, tmp_path: Path) -> None:
+    def test_withdrawing_an_unknown_request_names_the_nearest(self, tmp_path: Path) -> None:
         """A request that is not there cannot be withdrawn; one that is, once."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.raises(ConfigError, match=f'did you mean "{path.stem}"'):
@@ -111,7 +113,7 @@ class TestRequest:
         assert withdraw_request(tmp_path, path.stem)
         assert not withdraw_request(tmp_path, path.stem)
 
-    def test_is_never_changed(self, tmp_path: Path) -> None:
+    def test_a_request_is_never_overwritten(self, tmp_path: Path) -> None:
         """The same name a second time is refused."""
         request = Request.make(7)
         place_request(tmp_path, request)
@@ -136,7 +138,7 @@ class TestSelectorWithRequests:
         assert policy is not None
         assert policy.max_seconds == 9
 
-    def test_the_step_before_is_not_quiet(self) -> None:
+    def test_the_previous_step_is_not_quiet(self) -> None:
         """At its end the target is armed."""
         asked = selector()
         asked.request(Request.make(7))
@@ -205,13 +207,13 @@ class TestSelectorWithRequests:
         assert asked.withdraw(request.name)
         assert asked.select(7, None) is None
 
-    def test_a_role_that_is_switched_off_stays_off(self) -> None:
+    def test_a_disabled_role_stays_disabled(self) -> None:
         """The configuration has priority."""
         asked = selector(roles={"ref": {"enabled": False}})
         asked.request(Request.make(7))
         assert asked.select(7, "ref") is None
 
-    def test_what_cannot_be_is_refused(self) -> None:
+    def test_conflicting_requests_are_refused(self) -> None:
         """Ranks beyond the world, and what cannot stand together with the configuration."""
         asked = selector(join_steps=True)
         with pytest.raises(ConfigError, match="there is no rank 9 in a world of 4; did you mean 3"):

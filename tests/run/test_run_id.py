@@ -71,7 +71,7 @@ class TestOrderOfAuthority:
         assert agree(tmp_path, run_id="mine", STEPPROF_RUN_ID="env").run_id == "mine"
 
     @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x" * 101])
-    def test_an_argument_that_is_no_plain_name(self, tmp_path, name):
+    def test_a_run_id_that_is_not_a_plain_name(self, tmp_path, name):
         """Told, with the nearest name that is one."""
         with pytest.raises(
             ConfigError, match=r'run_id = ".*": not a plain name; use .*; did you mean "[^"]+"\?'
@@ -103,7 +103,7 @@ class TestOrderOfAuthority:
         """A path in a variable does not leave output_dir."""
         assert agree(tmp_path, STEPPROF_RUN_ID="../../etc").run_id.startswith("etc-")
 
-    def test_a_name_of_nothing_but_dots_is_no_name(self, tmp_path):
+    def test_a_name_of_dots_is_ignored(self, tmp_path):
         """A name that consists of dots only is ignored, and the next source is used."""
         assert agree(tmp_path, STEPPROF_RUN_ID="..", SLURM_JOB_ID="7").run_id == "slurm-7"
 
@@ -199,7 +199,7 @@ class TestRay:
         ("metadata", "run_id"),
         [({"job_submission_id": "raysubmit_1"}, "raysubmit_1"), ({}, "ray-session_x-01000000")],
     )
-    def test_what_a_worker_is_told(self, tmp_path, monkeypatch, metadata, run_id):
+    def test_the_job_id_comes_from_the_jobs_metadata(self, tmp_path, monkeypatch, metadata, run_id):
         """The metadata of the job come before the environment, which a long-lived cluster may have from another job."""
         context = SimpleNamespace(get_session_name=lambda: "session_x", get_job_id=lambda: "01000000")
         worker = SimpleNamespace(
@@ -286,7 +286,7 @@ class TestStartedByRank:
 
 
 class TestSafeName:
-    def test_what_is_safe_stays(self):
+    def test_safe_names_are_unchanged(self):
         """A plain name is itself."""
         assert safe_name("grpo-7b_v1.2") == "grpo-7b_v1.2"
 
@@ -440,7 +440,7 @@ class TestClaimForLauncher:
         monkeypatch.setattr(rendezvous, "_register", register_late)
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) not in found
 
-    def test_ranks_that_came_to_different_conclusions(self, tmp_path, monkeypatch):
+    def test_ranks_with_different_claims(self, tmp_path, monkeypatch):
         """Whatever two ranks of one launcher have found by themselves: the first to write it down is followed."""
         monkeypatch.setattr(rendezvous, "_join_or_found", self.once(tmp_path))
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) == "first"
@@ -463,7 +463,7 @@ class TestClaimForLauncher:
         monkeypatch.setattr(rendezvous, "process_start", lambda _: None)
         assert current_launcher().started > 1_600_000_000
 
-    def test_the_start_is_of_the_wall_clock(self):
+    def test_a_launchers_start_is_in_wall_clock_time(self):
         """The launcher of these tests began in the past, and not long ago."""
         import time
 
@@ -471,7 +471,7 @@ class TestClaimForLauncher:
 
 
 class TestClaimForProcess:
-    def test_its_folder_decides(self, tmp_path):
+    def test_the_folder_makes_the_run_id_unique(self, tmp_path):
         """The name is taken by making the folder, never by the clock."""
         found = [claim_for_process(tmp_path / "runs") for _ in range(3)]
         assert len(set(found)) == 3

@@ -133,7 +133,7 @@ class TestOneRun:
         runs = [node(tmp_path / host, host=host, run_id_from="ray") for host in "ab"]
         assert reason(*runs) is None
 
-    def test_directories_that_say_nothing(self, tmp_path):
+    def test_directories_without_evidence_are_one_run(self, tmp_path):
         """Without times and processes nothing is proven: the same id is one run."""
         runs = [make_run(tmp_path / name).path for name in "ab"]
         write_spans(make_run(tmp_path / "a"), 0)
@@ -167,7 +167,7 @@ class TestWallClocks:
         return runs
 
     @pytest.mark.parametrize("shifted", [0, 37 * SECOND])
-    def test_another_clock_proves_nothing(self, tmp_path, shifted):
+    def test_different_clocks_prove_nothing(self, tmp_path, shifted):
         """The kernel's clock shows that they ran at once, or that the wall clocks cannot be compared."""
         ahead = Anchor(BEGIN + 37 * SECOND, 5 + shifted, 1, 7)
         assert reason(*self.nodes(tmp_path, Anchor(BEGIN, 5, 1, 7), ahead)) is None

@@ -11,7 +11,7 @@ KINDS = (WindowEntry, EngineEntry, UploadEntry, CompletionEntry, PrunedEntry)
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestEntry:
-    def test_what_is_written_is_read(self, kind) -> None:
+    def test_entries_round_trip(self, kind) -> None:
         """Without a problem, and the same."""
         entry = kind(**({"rank": 3, "region": "update"} if kind is WindowEntry else {}))
         read, problems = kind.from_dict(entry.to_dict())

@@ -50,14 +50,14 @@ class TestLines:
         assert lines_of(path, 2) == [lines[0], lines[2], lines[4], compact]
         assert lines_of(path, 7) == [lines[0]]
 
-    def test_a_last_line_without_its_end(self, tmp_path):
+    def test_an_incomplete_last_line(self, tmp_path):
         """It comes without a line break: its process was writing it."""
         path = tmp_path / "f"
         path.write_bytes(b"header\n" + span(2) + span(2)[:-5])
         assert [line.endswith(b"\n") for line in lines_of(path, 2)] == [True, True, False]
         assert lines_of(path, 3) == [b"header\n"]
 
-    def test_a_line_without_an_end(self, tmp_path, small_blocks, monkeypatch):
+    def test_an_endless_line(self, tmp_path, small_blocks, monkeypatch):
         """The line is yielded in pieces, so that no file needs more memory than the longest permitted line."""
         monkeypatch.setattr(spanlines, "LONGEST_LINE", 60)
         path = tmp_path / "f"
@@ -113,7 +113,7 @@ class TestParse:
             (b"[" * 100_000, None),
         ],
     )  # fmt: skip
-    def test_what_a_line_says(self, line, found):
+    def test_a_line_is_parsed(self, line, found):
         """What Python's json reads is read, within bounds; anything else is damaged."""
         assert parse_span(line) == found
 

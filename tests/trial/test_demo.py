@@ -72,7 +72,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
 
 @pytest.mark.slow
 class TestDemo:
-    def test_what_was_selected_is_recorded(self, demo) -> None:
+    def test_the_selected_step_is_recorded(self, demo) -> None:
         """Both ranks have a complete capture of both steps, in which the roles joined, and nothing else was recorded."""
         _, path = demo
         assert steps(path) == [2, 3]
@@ -156,13 +156,13 @@ class TestDemo:
         assert (path / "step-000002" / "timeline.pftrace").stat().st_size > 100_000
         assert not (path / "step-000003" / "timeline.pftrace").exists()
 
-    def test_stderr_has_the_lines_of_the_recorded_steps_alone(self, demo) -> None:
+    def test_stderr_has_only_the_lines_of_recorded_steps(self, demo) -> None:
         """There is no warning of torchrun, Kineto, transformers or stepprof."""
         done, _ = demo
         shown = done.stderr.splitlines()
         assert [line.split(" is recorded: ")[0] for line in shown] == ["stepprof: step 2", "stepprof: step 3"]
 
-    def test_a_backend_that_is_not_there_is_told(self, tmp_path: Path) -> None:
+    def test_an_unavailable_backend_is_reported(self, tmp_path: Path) -> None:
         """If nothing can be recorded, the loop still trains. The demo ends with status 1 and prints the
         reason.
         """
@@ -172,7 +172,7 @@ class TestDemo:
         assert "reward 0." in done.stdout
         assert re.search(r"^stepprof demo: .*npu", done.stderr, re.MULTILINE)
 
-    def test_a_loop_that_fails_is_told(self, tmp_path: Path) -> None:
+    def test_a_failed_loop_is_reported(self, tmp_path: Path) -> None:
         """A loop that ends badly ends the demo with 1; what it said comes through, and what is missing is named."""
         (tmp_path / "tokenizers.py").write_text("raise ImportError('not today')\n")
         done = run(
@@ -213,7 +213,7 @@ class TestBeforeTheStart:
         assert main(["demo", "--output-dir", str(tmp_path)]) == 2
         assert "STEPPROF=0 is set" in capsys.readouterr().err
 
-    def test_says_what_to_install(self, monkeypatch, capsys) -> None:
+    def test_missing_packages_are_named(self, monkeypatch, capsys) -> None:
         """Without transformers: which package, and the command."""
         monkeypatch.setitem(sys.modules, "transformers", None)
         assert main(["demo"]) == 2
@@ -262,7 +262,7 @@ class TestLaunch:
         assert "says why" in done.stderr
         assert "USDT" not in done.stderr
 
-    def test_nothing_on_stderr_reaches_the_terminal_as_it_is(self, run_script, tmp_path) -> None:
+    def test_stderr_of_the_ranks_is_made_printable(self, run_script, tmp_path) -> None:
         """Control characters of a rank are shown as escapes, a password as "…", and a line without an end is cut."""
         script = tmp_path / "loop.py"
         script.write_text(
@@ -281,7 +281,7 @@ class TestLaunch:
             pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, 0.2, id="deaf"),
         ],
     )
-    def test_a_signal_ends_all_of_it(self, number, status, patience, tmp_path) -> None:
+    def test_a_signal_ends_every_process(self, number, status, patience, tmp_path) -> None:
         """Ctrl-C or SIGTERM ends torchrun and both ranks within seconds, without torchrun's traceback; ranks that do not listen too."""
         script = tmp_path / "loop.py"
         script.write_text(

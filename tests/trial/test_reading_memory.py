@@ -104,7 +104,7 @@ class TestBound:
         wanted = Input(Origin("trace", "t"), (str(path),), 1, alignment=Alignment("reference"))
         return load(wanted, args=False, limits=limits)
 
-    def test_what_is_said(self, tmp_path: Path) -> None:
+    def test_the_limit_is_reported(self, tmp_path: Path) -> None:
         """How many of how many events were read; the head behind the events is read all the same, and the names of threads."""
         path = write(tmp_path / "t.json.gz", "slices", 100_000)
         source = self.read(path, 4 << 20)

@@ -156,6 +156,6 @@ FALSE = {
 
 
 @pytest.mark.parametrize("what", FALSE)
-def test_what_is_false_is_found(made, what):
+def test_a_false_report_is_detected(made, what):
     truth, report = made[CAPPED if "capped" in what else WHOLE]
     assert differences(truth, replace(report, **FALSE[what](report))) != []

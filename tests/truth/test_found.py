@@ -217,5 +217,5 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_was_wrong_once_is_right(what):
+def test_former_failures_stay_fixed(what):
     assert compared(FOUND[what]) == []

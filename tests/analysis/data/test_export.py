@@ -85,7 +85,7 @@ def test_damage_is_printed(run, tmp_path, capsys):
         (("--parquet", "file"), '--parquet "file": cannot be written: File exists'),
     ],
 )
-def test_what_is_refused(run, tmp_path, monkeypatch, capsys, arguments, problem):
+def test_invalid_arguments_are_refused(run, tmp_path, monkeypatch, capsys, arguments, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     assert export(run, *arguments) == 2

@@ -74,7 +74,7 @@ def run(tmp_path):
 
 
 class TestRun:
-    def test_what_it_is(self, run, tmp_path):
+    def test_attributes_and_repr(self, run, tmp_path):
         assert (run.id, run.path, run.recorded) == ("r", tmp_path / "r", [2])
         assert run.info["config"] == {"steps": "2"}
         assert repr(run) == f"<run r in {tmp_path / 'r'}>"
@@ -150,14 +150,14 @@ class TestRun:
         (only,) = rows(stepprof.open_run(made.path).steps)
         assert (only["process"], only["duration_ns"]) == ("driver", SECOND)
 
-    def test_damage_is_told_and_the_rest_is_read(self, run):
+    def test_damage_is_reported_and_the_rest_is_read(self, run):
         (file,) = (run.path / "spans").iterdir()
         with file.open("a") as lines:
             lines.write("{no\n")
         assert len(rows(run.spans)) == 6
         assert run.problems == [f"spans/{file.name}: 1 damaged line ignored"]
 
-    def test_what_utf8_cannot_hold(self, tmp_path):
+    def test_values_that_utf8_and_arrow_cannot_hold_are_replaced(self, tmp_path):
         """Half of a surrogate pair in a name, and numbers that are too large."""
         made = make_run(tmp_path, "r")
         write_spans(made, 0, {**window(1, 0), "name": "x\ud800", "thread": 1 << 63}, pid=1 << 63)
@@ -172,7 +172,7 @@ class TestRun:
         with pytest.raises(ConfigError, match="no step is recorded"):
             run.step()
 
-    def test_it_is_read_when_it_is_asked_for(self, tmp_path):
+    def test_tables_are_read_lazily_and_again_each_time(self, tmp_path):
         """And again each time: the run grows."""
         made = make_run(tmp_path, "r")
         steps = stepprof.open_run(made.path).steps
@@ -270,13 +270,13 @@ class TestStep:
         assert pa.table(table).column_names == ["name", "duration_ns"]
         assert [call.kwargs["args"] for call in read.call_args_list] == [False] * 3
 
-    def test_a_column_that_is_not_there(self, run):
+    def test_an_unknown_column_is_an_error(self, run):
         with pytest.raises(
             ConfigError, match=r'column "duration": not in slices.*did you mean "duration_ns"'
         ):
             run.step().slices.select("duration")
 
-    def test_a_step_that_is_not_recorded(self, run):
+    def test_a_step_that_is_not_recorded_is_an_error(self, run):
         with pytest.raises(ConfigError, match=r"step 3: not recorded in .*; did you mean 2"):
             run.step(3)
 

@@ -106,7 +106,7 @@ def test_stacks_before_a_region_do_not_count_in_it():
     assert (found.topic, found.region, round(1e3 * found.seconds)) == ("sleep", "wait", 115)
 
 
-def test_samples_of_another_region_say_nothing_of_a_short_one():
+def test_samples_of_another_region_are_not_assigned_to_a_short_one():
     """Both samples were in `backward`, which alternates with `forward` every 10 ms: the equal stacks do not show the calls of `forward`."""
     turns = [("region", ("forward", "backward")[at % 2], 10 * at, 10, None) for at in range(30)]
     made = report(
@@ -129,7 +129,7 @@ def test_samples_of_another_region_say_nothing_of_a_short_one():
         ("time.sleep", "sleep"),
     ],
 )
-def test_what_a_thread_was_blocked_in(call, topic):
+def test_a_wait_is_named_by_the_call_in_the_stack(call, topic):
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "between", 20, 60, None)),
         evidence=[evidence((20, 60, call))],
@@ -141,7 +141,7 @@ def test_what_a_thread_was_blocked_in(call, topic):
     ("file", "call", "topic"),
     [("copy.py", "self.data.clone", "copy"), ("dataloader.py", "self._poll", "data")],
 )
-def test_what_a_thread_was_busy_with_by_an_outer_frame(file, call, topic):
+def test_work_is_named_by_an_outer_frame(file, call, topic):
     """`copy.deepcopy` of a tensor ends in torch, and a data loader in the connection to its worker."""
     of = evidence((20, 60, call))
     frames = (Frame("f", "connection.py", 5), Frame("g", file, 6), Frame("main", "train.py", 7))
@@ -164,7 +164,7 @@ def test_calls_that_overlap_are_not_one_after_the_other(length, topics):
 
 
 @pytest.mark.parametrize(("milliseconds", "file"), [(40, "train.py"), (60, "distributed_c10d.py")])
-def test_what_stacks_do_not_show(milliseconds, file):
+def test_gaps_between_samples_and_waits_for_ranks_are_not_named(milliseconds, file):
     """A time that two samples do not cover; and a wait for other ranks, which is no sleep."""
     of = evidence((20, milliseconds, "work.wait"))
     stretches = [replace(each, frames=(Frame("all_gather", file, 5),)) for each in of.stretches]
@@ -186,7 +186,7 @@ def test_tokenizing_is_work_and_no_wait_for_data(region, text):
     assert found.text == text.format(seconds="60 ms")
 
 
-def test_work_of_a_single_process_is_no_finding():
+def test_work_of_a_single_process_is_not_a_finding():
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "update", 20, 40, None)),
         evidence=[evidence((0, 100, "model.forward"))],
@@ -206,7 +206,7 @@ def test_a_driver_that_stays_in_the_rollout_after_its_engines():
     assert [segment.kind for segment in made.path] == ["engine", "handover"]
 
 
-def test_an_engine_whose_capture_was_capped_may_have_gone_on():
+def test_a_capped_engine_is_not_said_to_have_finished():
     entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 40 * MS, capped_by="max_seconds")
     made = report(
         spans("driver", ("window", "rollout", 0, 90, "rollout")),
@@ -269,7 +269,7 @@ def test_a_rank_that_leaves_a_barrier_late_did_not_cause_the_wait_in_it():
     assert not [each for each in made.findings if each.region == "meet" and (each.seconds or 0) > 0.01]
 
 
-def test_a_rank_that_was_late_once_is_not_sent_to_look_at_its_machine():
+def test_the_advice_for_a_rank_that_was_late_once_does_not_blame_its_machine():
     """In the steps around it rank 1 takes as long as rank 0."""
 
     class Around:
@@ -320,7 +320,7 @@ def test_a_rank_that_is_late_in_each_step():
     assert "the rank is slow;" in late(90, attributes={"tokens": 10}).why
 
 
-def test_a_rank_that_makes_more_calls_is_not_slow():
+def test_a_rank_that_makes_more_calls_is_not_called_slow():
     """Rank 1 makes six calls of 10 ms, rank 0 makes four."""
     ranks = [
         spans(
@@ -338,14 +338,14 @@ def test_a_rank_that_makes_more_calls_is_not_slow():
     assert "machine" not in found.advice
 
 
-def test_a_rank_that_waits_is_not_slow():
+def test_a_rank_that_waits_is_not_called_slow():
     """Its stacks show that it slept: its machine is not to blame."""
     found = late(90, call="time.sleep")
     assert "slow" not in found.why
     assert "machine" not in found.advice
 
 
-def test_what_only_one_rank_does_is_not_slow():
+def test_work_that_only_one_rank_does_is_not_called_slow():
     """Rank 0 hardly enters the region: it does not do what rank 1 does there, such as writing a file."""
     found = late(90, 1, call="os.fsync")
     assert "slow" not in found.why
@@ -355,7 +355,7 @@ def test_what_only_one_rank_does_is_not_slow():
     )
 
 
-def test_a_rank_that_leaves_a_collective_late_does_not_work():
+def test_leaving_a_collective_late_is_not_work():
     """Its thread is still in the call: the machine was busy, or the transfer is not recorded."""
     frames = (Frame("wait", "distributed_c10d.py", 9), Frame("main", "train.py", 5))
     of = evidence((0, 90, "work.wait"))
@@ -368,7 +368,7 @@ def test_a_rank_that_leaves_a_collective_late_does_not_work():
         assert [(each.topic, each.region) for each in made.findings].count(("straggler", "sync")) == found
 
 
-def test_steps_around_show_nothing_of_a_region_with_a_collective():
+def test_neighbouring_steps_are_not_compared_for_a_region_with_a_collective():
     """There the others wait in the region for the late rank, so that it is equally long in all of them."""
 
     def rank(number, length):
@@ -446,7 +446,7 @@ def test_a_wait_for_another_thread_is_not_idle():
     )
 
 
-def test_a_region_around_a_collective_is_no_wait_of_its_own():
+def test_a_region_around_a_collective_is_not_counted_as_a_wait():
     """Both compute for 20 ms in `update` before its all-reduce; rank 1 comes 40 ms later."""
 
     def rank(number, late):
@@ -504,7 +504,7 @@ def test_a_wait_is_named_by_one_finding():
 
 
 @pytest.mark.parametrize(("failed", "topics"), [(0, ["serial"]), (3, [])])
-def test_calls_that_repeat_a_failed_one_cannot_be_concurrent(failed, topics):
+def test_retries_of_a_failed_call_are_not_reported_as_serial(failed, topics):
     """Four calls of 20 ms; each but the last one raised."""
     made = spans(
         0,

@@ -54,7 +54,7 @@ class TestNoRollout:
             "record that step if generation matters: `--steps 4`",
         )
 
-    def test_of_two_the_later_one(self, write):
+    def test_of_two_equally_near_steps_the_later_is_named(self, write):
         assert texts(write(*steps(2, 3, 4, rollouts=(2, 4)))) == [SENTENCE.format(4)]
 
     def test_spans_may_have_been_rolled_over(self, write):
@@ -77,10 +77,10 @@ class TestNoRollout:
         ],
         ids=["it has one", "a trace shows one", "no step has one", "its spans are missing"],
     )
-    def test_nothing_is_said(self, write, windows, roles):
+    def test_no_finding_without_evidence(self, write, windows, roles):
         assert texts(write(*windows), roles=roles) == []
 
-    def test_any_process_may_have_it(self, write):
+    def test_a_rollout_of_any_process_counts(self, write):
         for rank in range(6):
             write(*steps(1, 2, 3, rollouts=(1,)), rank=rank)
         assert texts(write(*steps(3, rollouts=(3,)), rank=6)) == []
@@ -89,7 +89,7 @@ class TestNoRollout:
         assert texts(tmp_path) == []
 
 
-def test_the_report_says_it(write):
+def test_the_report_has_the_finding_after_the_step_length(write):
     """After how long the step took, without seconds."""
     run = write(*steps(1, 2, 3, rollouts=(1, 3)))
     reported = spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 60, "actor"))

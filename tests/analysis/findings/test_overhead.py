@@ -39,7 +39,7 @@ def findings(names=NAMES, **statistics):
 
 
 class TestPreemption:
-    def test_what_its_steps_took_longer_than_the_median_decode_step(self):
+    def test_the_excess_over_the_median_decode_step_is_claimed(self):
         """40 and 30 ms against 10: 50 ms in two stretches, of which the longer one is named."""
         (found,) = findings(preemptions=3)
         assert found.text == "rollout/0 worker 0 computed preempted sequences again for 50 ms"
@@ -48,10 +48,10 @@ class TestPreemption:
         assert found.why.startswith("it counted 3 preemptions,")
 
     @pytest.mark.parametrize("statistics", [{"preemptions": 0}, {"drafted_tokens": 50}])
-    def test_without_a_preemption_such_steps_are_something_else(self, statistics):
+    def test_no_finding_without_a_preemption(self, statistics):
         assert findings(**{"preemptions": 1, **statistics}) == []
 
-    def test_of_an_engine_that_does_not_count_nothing_is_said(self):
+    def test_no_finding_for_an_engine_without_counters(self):
         made = report_of(
             engine(0, *AGAIN, names=NAMES),
             spans("driver", ("window", "rollout", 0, 100, "rollout")),
@@ -59,7 +59,7 @@ class TestPreemption:
         )
         assert "preemption" not in [each.topic for each in made.findings]
 
-    def test_without_a_plain_decode_step_there_is_nothing_to_compare_with(self):
+    def test_no_finding_without_a_plain_decode_step(self):
         assert findings([NAMES[2]] * 5, preemptions=1) == []
 
 
@@ -98,7 +98,7 @@ class TestRetraction:
         ],
         ids=["a new prompt came later", "a cache", "requests of others"],
     )
-    def test_if_its_time_is_not_known(self, statistics, again):
+    def test_a_retraction_of_unknown_time_is_not_claimed(self, statistics, again):
         """The sentence has the number and no seconds."""
         (found,) = self.found(**statistics)
         assert found.seconds is None

@@ -43,5 +43,5 @@ def test_a_region_of_one_step_in_four():
     [None, Around(0.0, 0.0), Around(0.0, 0.05, 0.05)],
     ids=["no spans", "few steps", "most have it"],
 )
-def test_nothing_is_said(neighbours):
+def test_no_finding_without_comparable_steps(neighbours):
     assert found(neighbours) == []

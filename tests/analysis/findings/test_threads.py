@@ -80,7 +80,7 @@ class TestOtherThreads:
         """What other threads do while it does not wait is no finding."""
         assert causes(stretch(100, 900, None), stretch(100, 900, "f", thread=8, task="reward")) == []
 
-    def test_nothing_is_known_of_the_others(self) -> None:
+    def test_waits_for_unknown_threads_are_not_attributed(self) -> None:
         [(topic, text, _)] = causes(
             wait(), stretch(100, 900, "waiter.acquire", thread=8, frames=RESULT, task="reward")
         )

@@ -138,7 +138,7 @@ def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
     assert many < 11 * few
 
 
-def test_one_source_for_whoever_works_elsewhere(run, tmp_path):
+def test_digest_input_can_run_on_another_host(run, tmp_path):
     """Run the work of a task on another host: an input and its bounds."""
     found = find([], output_dir=tmp_path)
     wanted = next(each for each in found.inputs if each.origin.label == "actor rank 0")
@@ -196,7 +196,7 @@ def test_each_step_of_one_capture_has_its_own_operators(warm, tmp_path):
         assert [(row.label, row.kind) for row in report.gantt] == [("actor rank 0", "rank")]
 
 
-def test_what_a_session_writes(tmp_path, monkeypatch) -> None:
+def test_run_json_has_command_line_and_versions(tmp_path, monkeypatch) -> None:
     """Command line and versions of this process; no commit outside of a repository."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--hf-token", "abc", "lr=1"])
@@ -209,7 +209,7 @@ def test_what_a_session_writes(tmp_path, monkeypatch) -> None:
     assert "python" in job.versions
 
 
-def test_a_worker_of_ray_is_not_the_job(tmp_path, monkeypatch) -> None:
+def test_a_ray_worker_does_not_describe_the_job(tmp_path, monkeypatch) -> None:
     """Its command line has Ray's own addresses and passwords."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/x/ray/_private/workers/default_worker.py", "--node=1"])

@@ -133,7 +133,7 @@ class TestEstimate:
 
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 2**32), st.lists(st.tuples(HOURS, RATES), min_size=2, max_size=3), st.booleans())
-    def test_by_way_of_another_host(self, seed, clocks, reaches):
+    def test_hosts_are_connected_through_other_hosts(self, seed, clocks, reaches):
         """Groups of two hosts each place a chain of them, errors added; hosts that no group connects with the common clock get a clock of one of them."""
         rng = np.random.default_rng(seed)
         hosts = [
@@ -154,7 +154,7 @@ class TestEstimate:
             errors = [made.moves[f"h{number}"].error_ns for number in range(len(clocks))]
             assert errors == sorted(errors)
 
-    def test_as_exact_as_the_calls_are_short(self):
+    def test_shorter_calls_give_a_smaller_error(self):
         """Ranks that enter at once and wait 10 µs bound the offset to tens of microseconds, hours apart."""
         rng = np.random.default_rng(1)
         hosts = [Host(""), Host("b", 5 * 3600 * SECOND)]
@@ -163,7 +163,7 @@ class TestEstimate:
 
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 2**32), HOURS, st.booleans(), st.data())
-    def test_ends_that_are_not_known(self, seed, ahead, numbered, data):
+    def test_calls_without_a_known_end_do_not_bound_the_offset(self, seed, ahead, numbered, data):
         """The last calls of a capture may have ended after it: they say nothing, and nothing wrong."""
         hosts = [Host(""), Host("b", ahead)]
         parts = []
@@ -238,7 +238,7 @@ class TestRefused:
 
         assert "a clock was set" in self.made(later)
 
-    def test_one_clock(self):
+    def test_with_one_clock_nothing_is_estimated(self):
         """There is nothing to estimate."""
         made = estimate(simulate(np.random.default_rng(3), [Host("")]))
         assert (made.moves, made.findings) == ({}, [])

@@ -105,12 +105,12 @@ class TestTimes:
         made = combine([], step=2, problems=[Problem(None, "no source")])
         assert (made.seconds, made.findings, made.problems) == (0.0, [], [Problem(None, "no source")])
 
-    def test_processes_of_one_name_are_told_apart(self):
+    def test_processes_of_one_name_get_distinct_labels(self):
         far = spans(0, ("window", "actor", 0, 10, "actor"), host="far")
         near = spans(0, ("window", "actor", 0, 10, "actor"))
         assert [row.label for row in report(far, near).gantt] == ["actor rank 0 (far)", "actor rank 0 (h)"]
 
-    def test_ranks_that_do_the_same_stand_together_in_the_order_in_which_they_begin(self):
+    def test_ranks_with_the_same_roles_are_grouped_by_their_start(self):
         made = report(
             *(spans(rank, ("window", "actor", 50 + rank, 10, "actor"), host="a") for rank in range(2)),
             *(spans(rank, ("window", "critic", 20 - rank, 10, "critic"), host="c") for rank in range(2)),
@@ -138,7 +138,7 @@ class TestTimes:
 
 
 class TestSkew:
-    def test_who_ended_last_and_how_long_the_others_waited(self):
+    def test_the_last_process_is_named_with_the_waits_of_the_others(self):
         made = report(
             *(spans(rank, ("window", "actor", 0, end, "actor")) for rank, end in enumerate((50, 52, 90, 51)))
         )
@@ -165,7 +165,7 @@ class TestSkew:
             "actor rank 1 spent 20 ms longer than actor rank 0 in the window of actor"
         ]
 
-    def test_clocks_that_were_never_compared_compare_nothing_but_on_one_host(self):
+    def test_without_clock_comparison_only_processes_of_one_host_are_compared(self):
         unknown = {"alignment": Alignment("unmeasured", 0, None), "host": "far"}
         first, second = (
             spans(rank, ("window", "actor", 0, 50 + 20 * rank, "actor"), **unknown) for rank in (1, 2)
@@ -174,12 +174,12 @@ class TestSkew:
         assert [row.significant for row in report(near, second).skew] == [False]
         assert [row.significant for row in report(first, second).skew] == [True]
 
-    def test_of_two_clocks_that_were_never_compared_nobody_is_the_last(self):
+    def test_no_straggler_across_clocks_that_were_never_compared(self):
         first = spans(0, ("window", "actor", 0, 50, "actor"), host="a")
         second = spans(1, ("window", "actor", 0, 90, "actor"), host="b", alignment=APART)
         assert report(first, second).skew == []
 
-    def test_being_late_because_the_profiler_held_it_up_is_no_straggling(self):
+    def test_delay_by_the_profiler_is_not_counted_as_straggling(self):
         """Rank 1's profiler takes 30 ms longer to start: of the 35 ms that it is behind, 5 ms are its own."""
         made = report(
             spans(0, ("window", "actor", 10, 50, "actor")),
@@ -240,7 +240,7 @@ class TestSkew:
         assert made.unmatched == []
         assert {row.busy_share for row in made.overlap} == {None}, "no device was recorded"
 
-    def test_where_a_member_was_not_recorded_nobody_is_named(self):
+    def test_no_straggler_if_a_member_was_not_recorded(self):
         """Only two of three ranks were recorded. They may have waited for the third one."""
         made = report(
             *(
@@ -386,7 +386,7 @@ class TestSkew:
         (row,) = [row for row in made.skew if row.basis == "collectives"]
         assert (row.straggler, seconds(row.waited)) == ("actor rank 1", {"actor rank 0": 0.005})
 
-    def test_the_manifest_may_say_how_many_ranks_there_are(self):
+    def test_the_world_size_may_come_from_the_manifest(self):
         """A trace of another profiler does not."""
         calls = [
             trace(rank, ("thread", "user_annotation", "gloo:all_reduce", 20 * rank, 30 - 20 * rank))
@@ -422,11 +422,11 @@ class TestIdle:
             assert row.busy + sum(row.causes.values()) == pytest.approx(row.wall)
             assert row.wall == 0.1
 
-    def test_a_process_of_which_no_capture_is_known_has_no_row(self):
+    def test_a_process_without_a_capture_has_no_row(self):
         """Spans say when it was where, not whether it worked."""
         assert report(spans(0, ("window", "actor", 0, 50, "actor"))).idle == []
 
-    def test_where_no_capture_was_wanted_none_is_missing(self):
+    def test_an_unwanted_capture_is_not_missing(self):
         made = report(
             spans(0, ("window", "actor", 0, 50, "actor")),
             manifests=[manifest(window(end=50, backend="null", artifacts=[]))],
@@ -444,7 +444,7 @@ class TestIdle:
         rows = {row.label: row for row in made.idle}
         assert (rows["rank 0"].busy, rows["rank 0"].causes) == (0.05, {"rollout": 0.05})
 
-    def test_what_a_rank_does_while_engines_generate_is_work(self):
+    def test_recorded_work_during_generation_counts_as_work(self):
         """Ten milliseconds of the rollout's window it prepared the next batch, by its own trace."""
         made = report(
             trace(0, ("thread", "cpu_op", "collate", 20, 10), role="rollout"),
@@ -566,13 +566,13 @@ class TestIdle:
         )
         assert (made.idle[0].busy, made.idle[0].causes) == (0.03, {"host": 0.02})
 
-    def test_gaps_that_did_not_travel_are_idle_all_the_same(self, monkeypatch):
+    def test_closed_gaps_count_as_idle(self, monkeypatch):
         monkeypatch.setattr("stepprof.analysis.report.digest.MOST_STRETCHES", 2)
         kernels = [(("stream", "7"), "kernel", "gemm", at, 1) for at in (0, 2, 9)]
         (row,) = report(spans(0, ("window", "actor", 0, 10, "actor")), trace(0, *kernels)).idle
         assert (row.busy, row.causes) == (0.003, {"host": 0.007})
 
-    def test_a_driver_only_waits_and_has_no_row(self):
+    def test_a_driver_has_no_row(self):
         assert report(spans("driver", ("window", "step", 0, 10, None))).idle == []
 
 
@@ -658,7 +658,7 @@ class TestCoverage:
         assert made.roles[0].per_process[1].end == 0.05
         assert made.idle[1].causes == {"not_recorded": 0.05, "peers": 0.05}
 
-    def test_of_a_damaged_file_what_is_not_there_says_nothing(self):
+    def test_a_damaged_file_proves_no_idle_time(self):
         made = report(
             trace(0, (("stream", "7"), "kernel", "gemm", 0, 40), whole=False),
             manifests=[manifest(window())],
@@ -686,7 +686,7 @@ class TestCpuTime:
         slices = [("thread", "cpu_op", "mm", start, took) for start, took in ops]
         return report(trace(0, *slices), *sources, manifests=[manifest(*windows)]).idle[0]
 
-    def test_what_operators_do_not_explain_is_work(self):
+    def test_cpu_time_beyond_operators_is_work(self):
         """Of 70 ms of CPU time operators took 40 ms."""
         row = self.made(window(thread_cpu_seconds=0.07))
         assert (row.busy, row.causes) == (0.07, pytest.approx({"unknown": 0.03}))
@@ -695,12 +695,12 @@ class TestCpuTime:
         row = self.made(window(thread_cpu_seconds=0.04))
         assert (row.busy, row.causes) == (0.04, {"unknown": 0.06})
 
-    def test_it_is_not_more_than_the_gaps(self):
+    def test_cpu_time_counts_at_most_the_gaps(self):
         """The excess comes from CPU time of other windows' threads, or from a clock with a low resolution."""
         row = self.made(window(thread_cpu_seconds=0.5))
         assert (row.busy, row.causes) == (pytest.approx(0.1), {})
 
-    def test_without_it_nothing_is_claimed(self):
+    def test_without_cpu_time_only_operators_are_work(self):
         assert self.made(window(thread_cpu_seconds=None)).busy == 0.04
 
     def test_a_window_around_others_is_not_counted_again(self):
@@ -712,7 +712,7 @@ class TestCpuTime:
         )
         assert (row.busy, row.causes) == (0.05, pytest.approx({"unknown": 0.05}))
 
-    def test_of_a_rank_with_a_device_it_says_nothing(self):
+    def test_cpu_time_is_ignored_for_a_rank_with_a_device(self):
         """A host that is busy is what the device waits for."""
         made = report(
             trace(0, (("stream", "7"), "kernel", "gemm", 0, 40)),
@@ -732,7 +732,7 @@ class TestIslands:
             spans(1, ("window", "actor", off, 60, "actor"), ("region", "update", off, 40, "actor"), host="b", alignment=APART),
         ]  # fmt: skip
 
-    def test_no_sum_goes_across(self):
+    def test_sums_do_not_cross_islands(self):
         made = report(*self.two_hosts())
         assert [(each.hosts, each.seconds) for each in made.islands] == [(["a"], 0.1), (["b"], 0.06)]
         assert (made.seconds, made.start_unix_ns) == (0.1, T0)
@@ -748,13 +748,13 @@ class TestIslands:
             ("actor rank 1", [0.0, 0.0]),
         ]
 
-    def test_it_is_the_first_thing_that_is_said(self):
+    def test_uncompared_clocks_are_the_first_finding(self):
         assert [finding.text for finding in report(*self.two_hosts()).findings[:2]] == [
             "the step took 100 ms on a, 60 ms on b, each by its own clock",
             "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
-    def test_what_other_hosts_did_meanwhile_is_not_known(self):
+    def test_work_of_another_island_explains_no_wait(self):
         """On host b something generated, which is no reason for rank 0 on host a to be idle."""
         made = report(
             spans(0, ("window", "actor", 0, 40, "actor"), host="a"),
@@ -768,7 +768,7 @@ class TestIslands:
             "rollout rank 1": {},
         }
 
-    def test_what_waited_in_numbered_collectives_needs_no_clock(self):
+    def test_waits_in_numbered_collectives_need_no_clock(self):
         """By durations: rank 0 stood 20 ms longer in the call. gloo's calls are not numbered: those are not matched."""
 
         def rank(number, took, host, **more):
@@ -832,7 +832,7 @@ class TestRollout:
         whole = made.rollout[-1]
         assert (whole.below_half, whole.tail) == (0.5, 0.05)
 
-    def test_of_an_engine_whose_capture_fell_short_only_that_much_is_said(self):
+    def test_a_capped_engine_reports_only_its_recorded_part(self):
         """The rollout may have continued after the cap."""
         made = report(
             engine(0, (0, 50, 8), (50, 50, 2)),
@@ -930,7 +930,7 @@ class TestRecordingItself:
             ("rollout/0", None, 0.25, None, None, None, 0.5),
         ]
 
-    def test_captures_that_brought_no_trace_are_sources_without_events(self):
+    def test_captures_without_a_trace_are_sources_without_events(self):
         made = report(
             spans(0, ("window", "actor", 0, 100, "actor")),
             manifests=[
@@ -962,7 +962,7 @@ class TestRecordingItself:
         assert (made.seconds, made.roles) == (0.01, [])
         assert [(row.label, row.stall, row.start) for row in made.overhead] == [("rollout/?", None, None)]
 
-    def test_a_stall_longer_than_anybody_waits_is_no_cause(self):
+    def test_an_impossible_stall_is_ignored(self):
         made = report(
             spans(0, ("window", "actor", 0, 10, "actor")),
             spans(1, ("region", "late", 19, 1, None)),
@@ -1034,7 +1034,7 @@ class TestGantt:
         ]
         assert row.busy == [(0.0, 0.02)]
 
-    def test_the_longest_bars_stay_where_there_are_too_many(self, monkeypatch):
+    def test_only_the_longest_bars_are_kept(self, monkeypatch):
         monkeypatch.setattr("stepprof.analysis.report.gantt.MOST_ROW_BARS", 2)
         monkeypatch.setattr("stepprof.analysis.report.gantt.FEWEST_BARS", 2)
         regions = [("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(5)]
@@ -1042,12 +1042,12 @@ class TestGantt:
         assert [bar.name for bar in row.bars] == ["actor", "r4"]
 
 
-def test_samples_one_after_the_other_are_no_rollout():
+def test_serial_samples_are_not_a_rollout():
     grading = [(("sample", str(n)), "region", "grade", 10 * n, 5) for n in range(4)]
     assert report(source(Origin("spans", "s", rank=0), *grading)).rollout == []
 
 
-def test_edges_that_do_not_quite_meet_are_no_cause():
+def test_rounding_gaps_are_not_a_cause():
     made = report(
         *(trace(rank, ("thread", "cpu_op", "mm", 0.0003 * rank, 10)) for rank in range(2)),
         manifests=[
@@ -1066,7 +1066,7 @@ def test_regions_of_several_captures_of_one_process_are_added_up():
     assert (row.label, row.seconds, row.calls, row.end) == ("actor rank 0", 0.02, 2, 0.06)
 
 
-def test_a_rank_whose_peers_were_not_captured_waits_for_nobody_that_is_known():
+def test_a_rank_whose_peers_were_not_captured_has_unmatched_time():
     """The rank's computation during the call is work. The rest of the call is waiting or transfer."""
     made = report(
         trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 30), ("thread", "cpu_op", "mm", 0, 5))
@@ -1076,7 +1076,7 @@ def test_a_rank_whose_peers_were_not_captured_waits_for_nobody_that_is_known():
     assert (seconds(row.spent), row.recorded, row.members) == ({"actor rank 0": 0.025}, None, None)
 
 
-def test_the_worker_with_the_most_iterations_speaks_for_its_engine():
+def test_the_busiest_worker_represents_its_engine():
     short, long = engine(0, (0, 10, 4)), engine(0, (0, 10, 4), (10, 10, 4), rank=1)
     for sources in ((short, long), (long, short)):
         assert [(row.label, row.iterations) for row in report(*sources).rollout] == [
@@ -1084,7 +1084,7 @@ def test_the_worker_with_the_most_iterations_speaks_for_its_engine():
         ]
 
 
-def test_collectives_that_are_too_many_to_match_are_told(monkeypatch):
+def test_too_many_collectives_to_match_are_reported(monkeypatch):
     monkeypatch.setattr("stepprof.analysis.report.collectives.MOST_CALLS", 1)
     calls = [("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 5)]
     (finding,) = report(trace(0, *calls)).problems
@@ -1112,7 +1112,7 @@ extreme = st.sampled_from([0, 1, -1, 10**9, 2**40, -(2**61), 2**61, 2**62])
         st.tuples(st.sampled_from(["batch size", "memory allocated CPU"]), extreme, st.floats()), max_size=4
     ),
 )
-def test_whatever_times_and_values_a_damaged_file_holds(slices, counters):
+def test_damaged_times_and_values_still_give_a_valid_report(slices, counters):
     """A report is made, and it is JSON."""
     odd = trace(
         0,

@@ -45,7 +45,7 @@ class TestChanges:
         )
         assert [each.what for each in compared.changes] == ["actor: b", "step", "actor: a"]
 
-    def test_one_process_has_no_noise_that_is_known(self):
+    def test_the_noise_of_one_process_is_unknown(self):
         compared = compare(report(roles=[time_of(None, 3.0)]), report(roles=[time_of(None, 5.0)]))
         assert (change(compared, "actor").noise, change(compared, "actor").significant) == (None, False)
         assert [finding.text for finding in compared.findings] == [
@@ -53,7 +53,7 @@ class TestChanges:
             "actor took 67% longer: 3.0 s before, 5.0 s now; the noise is unknown: there is one process, and too few other steps have spans",
         ]
 
-    def test_what_differs_from_step_to_step_is_no_difference(self):
+    def test_variation_between_steps_is_not_significant(self):
         """The larger of both noises counts, and the sentence says between what it is."""
         before = report(10.0, roles=[time_of(None, 3.0, 3.0)], regions=[time_of("load", 1.0, 1.0)])
         after = report(11.0, step=3, roles=[time_of(None, 3.5, 3.5)], regions=[time_of("load", 2.0, 2.0)])
@@ -94,7 +94,7 @@ class TestChanges:
         assert change(compared, "samples of rank 0").noise == pytest.approx(2 * 0.5 * 2**0.5)
         assert change(compared, "rollout/0").noise is None
 
-    def test_a_shorter_step_is_told(self):
+    def test_a_shorter_step_is_reported(self):
         compared = compare(
             report(10.0, kernels=[op("gemm", 2.0, 2.0, kind="kernel")]),
             report(7.5, kernels=[op("gemm", 1.0, 1.0, kind="kernel")]),
@@ -110,7 +110,7 @@ class TestChanges:
 
 
 class TestProblems:
-    def test_what_only_one_of_them_has(self):
+    def test_parts_of_only_one_report_are_problems(self):
         compared = compare(
             report(regions=[time_of("old", 2.0), time_of("tiny", 0.01, share=0.001)]),
             report(step=3, regions=[time_of("new", 3.0)]),

@@ -47,7 +47,7 @@ def test_one_after_the_other():
     assert [each[:4] for each in found(("tool", 0, 30, 0), ("tool", 30, 40, 1))] == [("tool", 2, 2, 1)]
 
 
-def test_what_a_call_contains_is_no_call_of_its_own():
+def test_calls_inside_a_call_are_not_counted():
     assert [each[:2] for each in found(("sample", 0, 30, 0), ("generate", 1, 10, 0))] == [("sample", 1)]
 
 

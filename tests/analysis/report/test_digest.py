@@ -45,7 +45,7 @@ class TestOps:
         )
         assert [(region.name, region.covered) for region in made.regions] == [("forward", 100 * MS)]
 
-    def test_of_many_names_the_costliest_travel_and_the_sum_is_of_all(self, monkeypatch):
+    def test_the_costliest_names_are_kept_and_the_sum_covers_all(self, monkeypatch):
         monkeypatch.setattr("stepprof.analysis.report.ops.MOST_NAMES", 2)
         made = digest(trace(0, *(("thread", "cpu_op", f"op{n}", 10 * n, n + 1) for n in range(5))))
         assert [time.name for time in made.ops.times] == ["op4", "op3"]
@@ -103,7 +103,7 @@ class TestWork:
             "cpu", 20 * MS, 20 * MS, 11 * MS, 29 * MS,
         )  # fmt: skip
 
-    def test_gaps_that_do_not_travel_are_counted(self, monkeypatch):
+    def test_closed_gaps_are_counted(self, monkeypatch):
         monkeypatch.setattr(digest_module, "MOST_STRETCHES", 2)
         (work,) = digest(trace(0, *(("thread", "cpu_op", "mm", at, 1) for at in (0, 2, 9)))).works
         assert ms(Intervals.unpack(work.computing)) == [(0, 3), (9, 10)]
@@ -122,7 +122,7 @@ class TestWork:
             ("Broadcast_elementwise", False),
         ],
     )
-    def test_what_communicates_is_told_by_its_name(self, name, communicates):
+    def test_communication_is_recognised_by_name(self, name, communicates):
         assert is_device_communication(name) is communicates
 
     def test_two_devices_of_one_process_are_two_works(self):
@@ -182,15 +182,15 @@ class TestRegionsAndWindows:
         assert ms(Intervals.unpack(in_role.when)) == [(10, 60)]
         assert (without.role, without.covered) == (None, 5 * MS)
 
-    def test_an_attribute_called_role_is_no_role_of_the_step(self):
+    def test_an_attribute_named_role_is_not_a_role(self):
         made = digest(spans(0, ("window", "actor", 0, 9, "actor"), ("region", "turn", 1, 2, "assistant")))
         assert [region.role for region in made.regions] == [None]
 
-    def test_args_that_are_damaged_cost_the_role_alone(self):
+    def test_damaged_args_lose_only_the_role(self):
         broken = spans(0, ("region", "update", 0, 1, "actor"), args=[b"{"])
         assert [(region.name, region.role) for region in digest(broken).regions] == [("update", None)]
 
-    def test_the_longest_regions_travel_and_the_rest_is_told(self, monkeypatch):
+    def test_the_longest_regions_are_kept_and_the_others_counted(self, monkeypatch):
         monkeypatch.setattr(digest_module, "MOST_REGIONS", 2)
         made = digest(spans(0, *(("region", f"r{n}", 10 * n, n + 1, "actor") for n in range(4))))
         assert [region.name for region in made.regions] == ["r3", "r2"]
@@ -211,7 +211,7 @@ class TestRegionsAndWindows:
         (region,) = made.regions
         assert (region.name, region.calls, region.covered) == ("update", 3, 40 * MS)
 
-    def test_steps_of_engines_and_profilers_are_no_regions(self):
+    def test_steps_of_engines_and_profilers_are_not_regions(self):
         made = digest(
             trace(
                 0,
@@ -224,7 +224,7 @@ class TestRegionsAndWindows:
 
 
 class TestBounds:
-    def test_what_is_outside_of_the_step_is_left_out_by_the_sources_own_clock(self):
+    def test_events_outside_the_step_are_left_out_by_the_sources_clock(self):
         """One capture over several steps: only what lies in this one counts, slices cut to it."""
         shifted = trace(
             0,
@@ -247,7 +247,7 @@ class TestBounds:
         ]
         assert (made.start - T0, made.end - T0) == (10 * MS, 30 * MS)
 
-    def test_nothing_is_cut_of_what_lies_inside(self):
+    def test_slices_inside_the_step_are_unchanged(self):
         whole = trace(0, ("thread", "cpu_op", "mm", 10, 10))
         assert digest(whole, (T0, T0 + 100 * MS)) == digest(whole)
 
@@ -269,7 +269,7 @@ class TestRollout:
         assert ((curve.time - T0) / MS).tolist() == [0, 10, 20, 30]
         assert curve.value.tolist() == [4, 4, 1]
 
-    def test_a_forward_step_without_a_request_is_none(self):
+    def test_a_forward_step_without_a_request_is_not_counted(self):
         """vLLM runs such steps when its last request has ended."""
         batches = digest(engine(0, (0, 9, 4), (10, 9, 0), (20, 10, 1), (30, 10, 0))).batches
         assert (batches.iterations, batches.peak) == (2, 4)
@@ -326,7 +326,7 @@ class TestRollout:
         )
         assert digest(lone).batches is None
 
-    def test_samples_by_what_they_did(self):
+    def test_samples_have_seconds_by_region(self):
         made = digest(
             spans(
                 0,
@@ -349,7 +349,7 @@ class TestRollout:
 
     @settings(deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=12))
-    def test_in_flight_is_how_many_samples_a_moment_has(self, raw):
+    def test_in_flight_counts_the_samples_at_each_moment(self, raw):
         names = [str(number) for number in range(len(raw))]
         start = np.array([begin for begin, _ in raw], np.int64)
         duration = np.array([length for _, length in raw], np.int64)
@@ -376,14 +376,14 @@ class TestRollout:
         assert total.time.tolist() == [0, 5, 10, 20, 30]
         assert total.value.tolist() == [4, 5, 3, 1]
 
-    def test_a_phase_without_length_is_none(self):
+    def test_an_empty_phase_has_no_rollout(self):
         assert rollout.rollout("x", Curve(np.array([5, 5]), np.array([1.0])), 0) is None
 
 
 class TestCalls:
     """The communication of one source in the form in which it travels."""
 
-    def test_calls_are_sorted_and_know_their_region_kind_and_what_they_say(self):
+    def test_calls_are_sorted_with_region_kind_and_arguments(self):
         made = digest(
             trace(
                 1,
@@ -407,7 +407,7 @@ class TestCalls:
         ]
         assert (made.calls.world, made.calls.rank, made.calls.configured) == (4, 1, ["0-3", "0-1"])
 
-    def test_regions_of_other_threads_than_those_that_start_collectives_hold_none(self):
+    def test_regions_of_unrelated_threads_contain_no_collectives(self):
         made = digest(
             trace(
                 0,
@@ -419,13 +419,13 @@ class TestCalls:
         )
         assert made.calls.regions == ["update"]
 
-    def test_without_arguments_nothing_is_said_of_groups(self):
+    def test_without_arguments_groups_are_unknown(self):
         """As of a format that keeps none."""
         made = digest(trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 1)))
         columns = columns_of([(None, made.calls)])
         assert (columns.groups, columns.finished.tolist()) == ([], [True])
 
-    def test_of_a_rank_with_a_device_the_collectives_of_its_threads_are_calls_as_well(self):
+    def test_host_collectives_of_a_rank_with_a_device_are_calls(self):
         """gloo moves data on threads, next to a GPU that has kernels of its own; what NCCL writes on threads is only the start of a kernel."""
         made = digest(
             trace(
@@ -440,7 +440,7 @@ class TestCalls:
         assert [columns.kinds[kind] for kind in columns.kind] == ["all_reduce", "barrier"]
         assert columns.on_host.tolist() == [False, True]
 
-    def test_too_many_calls_do_not_travel(self, monkeypatch):
+    def test_too_many_calls_are_dropped_from_the_digest(self, monkeypatch):
         monkeypatch.setattr(collectives, "MOST_CALLS", 1)
         calls = digest(
             trace(0, *(("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 2)), world=2)
@@ -453,7 +453,7 @@ def test_a_digest_goes_through_json():
     assert msgspec.json.decode(msgspec.json.encode(made), type=Digest) == made
 
 
-def test_a_source_without_events_is_its_findings():
+def test_a_source_without_events_keeps_its_findings():
     made = digest(trace(0, findings=["damaged: empty"]))
     assert (made.events, made.start, made.findings) == (0, None, ["damaged: empty"])
 
@@ -472,7 +472,7 @@ def test_an_npu_is_known_by_its_communication():
     )  # fmt: skip
 
 
-def test_a_profilers_step_is_no_operator():
+def test_a_profilers_step_is_not_an_operator():
     """torch_npu writes it as one: it would be as long as all the others together."""
     made = digest(
         trace(0, ("thread", "cpu_op", "ProfilerStep#1", 0, 90), ("thread", "cpu_op", "aten::mm", 10, 20))
@@ -481,7 +481,7 @@ def test_a_profilers_step_is_no_operator():
     assert made.works[0].compute == 20 * MS
 
 
-def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():
+def test_a_sample_is_in_flight_only_in_its_generating_role():
     on = [
         (("thread", "main"), "window", "rollout", 0, 50, "rollout"),
         (("thread", "main"), "window", "reward", 50, 50, "reward"),
@@ -492,7 +492,7 @@ def test_a_sample_is_in_flight_in_the_role_that_generates_it_alone():
     assert ((samples.longest[0].end - T0) / MS, samples.longest[0].spent) == (50, {"generate": 50 * MS})
 
 
-def test_what_a_damaged_file_puts_into_another_age_is_left_out_and_told():
+def test_events_at_impossible_times_are_left_out_and_reported():
     """One flipped bit in a time must not make a step of a century."""
     odd = trace(
         0,

@@ -14,7 +14,7 @@ from stepprof.analysis.report.distribution import (
 
 
 class TestSecondsOf:
-    def test_of_one_and_of_several_sources(self):
+    def test_seconds_of_one_and_of_several_sources(self):
         """As many as count, also where only quantiles of them travel."""
         one = distribution_of([3, 10, 1, 2, None])
         many = Distribution(400, packed(np.array([5_000_000_000])))
@@ -29,7 +29,7 @@ class TestSecondsOf:
         assert seconds_of([one, many]).median == 5.0
         assert seconds_of([one, many]).count == 404
 
-    def test_a_part_without_things_changes_nothing(self):
+    def test_an_empty_part_changes_nothing(self):
         one = distribution_of([7])
         assert seconds_of([one, Distribution()]) == seconds_of([one])
 

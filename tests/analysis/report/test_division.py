@@ -51,7 +51,7 @@ def test_regions_take_their_place() -> None:
     assert parts_of(report([WHOLE])) == [LOAD, TRAIN]
 
 
-def test_one_role_over_the_whole_step_does_not_divide_it() -> None:
+def test_a_role_that_covers_the_whole_step_does_not_divide_it() -> None:
     actor = TimeOf("actor", None, 9.8, 0.98, [])
     inside = [TimeOf("actor", "load", 3.0, 0.3, [])]
     path = [segment(0, 3, "load/read", "actor")]

@@ -57,7 +57,7 @@ def vllm(**statistics):
 
 
 class TestStages:
-    def test_of_vllm(self):
+    def test_stages_of_vllm(self):
         work = vllm()
         assert [(each.stage, each.iterations, each.seconds, each.prefill_tokens, each.decode_tokens) for each in work.stages] == [
             ("prefill", 1, 0.03, 60, 0),
@@ -65,7 +65,7 @@ class TestStages:
             ("mixed", 1, 0.01, 20, 2),
         ]  # fmt: skip
 
-    def test_of_sglang(self):
+    def test_stages_of_sglang(self):
         """A mixed step does not state its tokens: they are unknown, not zero. Nor is a stage that it does not name."""
         names = ["step[EXTEND bs=2 toks=60]", "step[MIXED bs=3]", "step[DECODE bs=2]", "step[bs=3]"]
         (work,) = report(engine(0, *STEPS, names=names)).engines
@@ -77,7 +77,7 @@ class TestStages:
             (None, None),
         ]
 
-    def test_a_pause_is_no_time_of_a_stage(self):
+    def test_a_pause_does_not_count_for_a_stage(self):
         (work,) = report(engine(0, (0, 10, 4), (10, 10, 4), (500, 10, 4))).engines
         assert [(each.stage, each.seconds) for each in work.stages] == [("decode", 0.03)]
         assert work.seconds == 0.51
@@ -107,7 +107,7 @@ class TestStatistics:
         assert (work.first_token, work.per_token, work.per_request) == pytest.approx((0.03, 0.01, 0.06))
         assert (work.limit, work.peak_batch) == (4, 3)
 
-    def test_recomputed_tokens_are_what_is_left_of_the_forward_steps(self):
+    def test_recomputed_tokens_are_forward_step_tokens_minus_new_ones(self):
         """127 tokens in all; 80 of prompts, and 7 generated after the first ones: 40 were computed again."""
         assert vllm().recomputed_tokens == 40
 
@@ -121,7 +121,7 @@ class TestStatistics:
             ({"cached_tokens": 20}, 60),
         ],
     )
-    def test_what_else_may_be_left_is_not_called_recomputed(self, change, tokens):
+    def test_speculative_tokens_are_not_called_recomputed(self, change, tokens):
         assert vllm(**change).recomputed_tokens == tokens
 
     def test_sglang_computes_again_as_a_prompt(self):
@@ -171,7 +171,7 @@ class TestStatistics:
 
 
 class TestRows:
-    def test_of_tokens(self):
+    def test_rows_of_tokens(self):
         headers, (row,) = token_rows([vllm()])
         assert dict(zip(headers, row, strict=True)) == {
             "engine": "rollout/0",
@@ -186,7 +186,7 @@ class TestRows:
             "per token": "10.0 ms",
         }
 
-    def test_of_stages(self):
+    def test_rows_of_stages(self):
         headers, (row,) = stage_rows([vllm()])
         assert headers == ["engine", "prefill", "decode", "mixed"]
         assert row[1:] == [

@@ -28,7 +28,7 @@ def drawn(rng, steps, mean, noise):
 
 class TestTwoRuns:
     @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05, 0.2])
-    def test_pure_noise_is_no_regression(self, noise):
+    def test_pure_noise_is_not_a_regression(self, noise):
         """Of 400 pairs of equal runs, fewer than 2.5 % are called one, whatever the noise."""
         rng = random.Random(7)
         verdicts = [
@@ -39,7 +39,7 @@ class TestTwoRuns:
             assert verdicts.count("none") >= 390
 
     @pytest.mark.parametrize(("planted", "noise"), [(1.08, 0.005), (1.10, 0.02), (1.3, 0.05), (2.0, 0.2)])
-    def test_planted_ones_are_found(self, planted, noise):
+    def test_planted_regressions_are_found(self, planted, noise):
         """In 95 of 100 pairs at least, and none of them is passed."""
         rng = random.Random(11)
         verdicts = [
@@ -48,7 +48,7 @@ class TestTwoRuns:
         assert verdicts.count("regression") >= 95
         assert "none" not in verdicts
 
-    def test_less_than_the_limit_is_none(self):
+    def test_a_change_below_the_limit_is_not_a_regression(self):
         """Although it is more than noise."""
         rng = random.Random(3)
         found = judged(drawn(rng, 40, 1.0, 0.005), drawn(rng, 40, 1.03, 0.005))
@@ -62,12 +62,12 @@ class TestTwoRuns:
         assert found.text.startswith("cannot be judged: the noise hides a change of 5%: ")
         assert found.noise > LIMIT
 
-    def test_an_improvement_beyond_its_noise_is_none(self):
+    def test_an_improvement_is_not_a_regression(self):
         """Although the noise is above the limit: it would have to be larger by far to hide a regression."""
         rng = random.Random(5)
         assert judged(drawn(rng, 20, 2.0, 0.2), drawn(rng, 20, 1.0, 0.2)).verdict == "none"
 
-    def test_a_checkpoint_now_and_then_is_no_noise(self):
+    def test_occasional_checkpoints_do_not_add_noise(self):
         """A tenth of the steps take three times as long, in both runs: the deviation is 60 %, the medians agree."""
         rng = random.Random(2)
 
@@ -123,7 +123,7 @@ class TestTwoSteps:
 
 class TestInterval:
     @pytest.mark.parametrize("count", [6, 7, 10, 20, 99, 100, 101, 400])
-    def test_it_covers_the_true_median(self, count):
+    def test_the_interval_covers_the_true_median(self, count):
         """In 95 % of 2,000 samples at least, less what chance allows; and each end is one of the steps."""
         rng = random.Random(count)
         covered = 0
@@ -132,7 +132,7 @@ class TestInterval:
             covered += low <= 0.6931471805599453 <= high
         assert covered >= 0.93 * 2000
 
-    def test_it_narrows(self):
+    def test_the_interval_narrows_with_more_steps(self):
         widths = [high - low for low, high in (_interval(list(range(n))) for n in (100, 101, 102))]
         assert all(abs(b - a) <= 3 for a, b in pairwise(widths))
         assert _interval([1.0] * 5) is None

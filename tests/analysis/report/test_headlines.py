@@ -50,11 +50,11 @@ def test_a_region_with_a_slash_in_its_name():
     )
 
 
-def test_nothing_stands_out():
+def test_a_step_without_causes_has_only_its_length():
     assert texts() == []
 
 
-def test_where_the_step_went_comes_first():
+def test_the_step_length_comes_first():
     roles = [
         TimeOf(None, None, 10.0, 1.0, []),
         TimeOf("actor", None, 3.0, 0.3, []),
@@ -88,7 +88,7 @@ class TestStragglers:
             "actor rank 3 was the last to finish actor: 1.8 s behind actor rank 0"
         ]
 
-    def test_who_waited_inside_collectives(self):
+    def test_waits_inside_collectives_name_the_straggler(self):
         row = skew("actor rank 1", 0.5, region=None, basis="collectives", began_later=None)
         assert texts(skew=[row]) == [
             "actor rank 0 waited 500 ms for actor rank 1 in the collectives of actor"
@@ -96,7 +96,7 @@ class TestStragglers:
         row = skew("rank 1", 0.5, role=None, region=None, others=1, basis="collectives")
         assert texts(skew=[row]) == ["actor rank 0 waited 500 ms for rank 1 in the collectives of the step"]
 
-    def test_what_it_was_late_by_already_is_not_counted_again(self):
+    def test_an_earlier_delay_is_not_counted_again(self):
         rows = [skew(region="forward", late=2.0), skew(region="backward", late=2.5, began_later=2.0)]
         assert texts(skew=rows) == [
             "actor rank 3 was the last to finish forward (actor): 2.0 s behind the median of the others"
@@ -106,7 +106,7 @@ class TestStragglers:
             "actor rank 4 was the last to finish actor: 2.5 s behind the median of the others, having started 1.0 s later"
         ]
 
-    def test_what_the_profiler_held_it_up_by_is_not_its_own_and_is_said(self):
+    def test_a_delay_by_the_profiler_is_subtracted_and_stated(self):
         """The profiler caused 1.0 s of 2.5 s, so the possible gain is 1.5 s. A rank whose delay is mostly
         the profiler's is not a straggler.
         """
@@ -118,10 +118,10 @@ class TestStragglers:
         assert texts(skew=[skew(late=2.5, by_profiler=2.45)]) == []
 
     @pytest.mark.parametrize("row", [skew(late=0.09), skew(significant=False), skew(began_later=1.79)])
-    def test_too_little_or_within_the_clocks_error_is_not_said(self, row):
+    def test_small_or_uncertain_delays_are_not_reported(self, row):
         assert texts(skew=[row]) == []
 
-    def test_three_at_most_the_worst_first(self):
+    def test_at_most_three_stragglers_the_worst_first(self):
         rows = [skew(f"rank {n}", late=float(n), region=None) for n in range(1, 6)]
         assert [text.split(" was")[0] for text in texts(skew=rows)] == ["rank 5", "rank 4", "rank 3"]
 
@@ -132,7 +132,7 @@ class TestWaitsInCollectives:
         waited = [ProcessTime("actor rank 0", 2.0)]
         return PhaseSkew("actor", "sync", "actor rank 1", spread, spread, waited, True, basis="collectives")
 
-    def test_late_in_turns(self):
+    def test_ranks_that_take_turns_in_being_late(self):
         """Ranks that wait for each other by turns lose time although none of them is slower in sum."""
         (found,) = sentences(report_of(skew=[self.row(0.1)]), [])
         assert found.text == (
@@ -164,12 +164,12 @@ class TestCollectives:
         ]
 
     @pytest.mark.parametrize(("recorded", "members"), [(None, None), (4, 4)])
-    def test_that_could_not_be_matched(self, recorded, members):
+    def test_unmatched_collectives_are_reported(self, recorded, members):
         assert texts(unmatched=[self.spent(recorded=recorded, members=members)]) == [
             "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so the rank it waited for is unknown"
         ]
 
-    def test_too_little_is_not_said(self):
+    def test_little_time_is_not_reported(self):
         assert texts(unmatched=[self.spent(seconds=0.09)]) == []
 
 
@@ -184,7 +184,7 @@ class TestShortfalls:
         unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
 
-    def test_an_engine_that_ended_its_capture_after_so_many_forward_steps(self):
+    def test_an_engine_that_ended_its_capture_at_max_iterations(self):
         """The sentence makes clear that the figures cover only a part."""
         one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)
         assert texts(shortfalls=[one]) == [
@@ -195,13 +195,13 @@ class TestShortfalls:
             "only the first 30 to 32 forward steps of rollout/0, rollout/1 were recorded (max_iterations)"
         ]
 
-    def test_nothing_is_left_of_a_lost_one(self):
+    def test_a_lost_capture_is_reported(self):
         short = Shortfall("rank 0", "lost", None, "the process ended", None, 2.0)
         assert texts(shortfalls=[short]) == [
             "the capture of rank 0 was lost: the process ended; 100% of its window was not recorded"
         ]
 
-    def test_several_alike_are_one_sentence(self):
+    def test_similar_captures_share_a_sentence(self):
         rows = [Shortfall(f"rank {n}", "lost", None, "the process ended", None, None) for n in range(5)]
         assert texts(shortfalls=rows) == ["the capture of rank 0, rank 1, rank 2 and 2 more was lost"]
         capped = [Shortfall(f"rank {n}", "complete", "max_bytes", None, 1.0, 2.0) for n in range(2)]
@@ -228,11 +228,11 @@ class TestShortfalls:
         short = Shortfall("rank 0", "failed", None, "no device", None, None)
         assert texts(shortfalls=[short]) == ["the capture of rank 0 failed: no device"]
 
-    def test_they_come_before_what_costs_most(self):
+    def test_incomplete_captures_come_before_causes(self):
         short = Shortfall("rank 0", "lost", None, None, None, None)
         assert texts(shortfalls=[short], skew=[skew()])[0] == "the capture of rank 0 was lost"
 
-    def test_a_lost_capture_is_not_said_again_to_have_no_events(self):
+    def test_a_lost_capture_is_reported_only_once(self):
         lost = SourceInfo("rank 0", "rank", None, None, 0, None, None, "lost", 0, None, "", 0, None)
         short = Shortfall("rank 0", "lost", None, None, None, None)
         assert texts(shortfalls=[short], sources=[lost]) == ["the capture of rank 0 was lost"]
@@ -248,7 +248,7 @@ class TestIslands:
             "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
-    def test_one_island_is_not_spoken_of(self):
+    def test_a_single_island_is_not_mentioned(self):
         assert texts(islands=[Island(["a", "b"], 0, 10.0)]) == []
 
 
@@ -258,7 +258,7 @@ class TestOverlap:
         assert texts(overlap=rows) == ["the GPUs were busy for 50% of the captured time"]
 
 
-def test_roles_that_overlap_are_said_to_and_a_tiny_one_is_left_out():
+def test_overlapping_roles_are_stated_and_tiny_ones_left_out():
     roles = [
         TimeOf(name, None, 10 * share, share, []) for name, share in (("a", 0.8), ("b", 0.3), ("c", 0.004))
     ]
@@ -274,7 +274,7 @@ def test_the_highest_peak_of_a_device_rather_than_of_the_host():
     assert texts(memory=rows[:1]) == ["rank 0 reached 9.0 GiB (CPU, allocated)"]
 
 
-def test_traces_without_events_are_said_before_the_findings():
+def test_traces_without_events_come_before_the_findings():
     """A table does not show what is not there."""
 
     def info(label, events, status="complete"):

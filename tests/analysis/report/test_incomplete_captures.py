@@ -27,7 +27,7 @@ def actor(end=100, start=0):
 
 
 class TestWindows:
-    def test_a_capture_of_all_of_its_window_is_none(self):
+    def test_a_complete_capture_is_not_listed(self):
         mm = ("thread", "cpu_op", "mm", 0, 5)
         assert short(window(), sources=[actor(), trace(0, mm)]) == []
 
@@ -63,7 +63,7 @@ class TestWindows:
         lost = window(status=status, error=reason)
         assert short(lost, sources=[actor()]) == [("actor rank 0", status, None, reason, recorded, 0.1)]
 
-    def test_a_window_in_the_capture_of_another_one_is_none(self):
+    def test_a_joined_window_is_not_listed(self):
         assert short(window(status="joined", artifacts=[])) == []
 
     def test_a_backend_that_records_nothing_has_no_captures(self):
@@ -76,7 +76,7 @@ class TestWindows:
             ("actor rank 0", "damaged", None, None, None, 0.1)
         ]
 
-    def test_the_file_of_another_window_of_the_process_says_nothing_of_this_one(self):
+    def test_another_windows_file_does_not_cover_this_one(self):
         damaged = trace(0, ("thread", "cpu_op", "mm", 0, 30), role="ref", whole=False)
         assert [each[:2] for each in short(window(), window(role="ref"), sources=[damaged])] == [
             ("rank 0", "damaged")
@@ -101,12 +101,12 @@ class TestEngines:
         ]
 
     @pytest.mark.parametrize("status", ["failed", "lost"])
-    def test_one_that_brought_nothing_covers_nothing(self, status):
+    def test_an_engine_without_files_covers_nothing(self, status):
         """When it was started and stopped says nothing of what was recorded."""
         entry = engine_entry(
             status=status, error="export: gone", artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 40 * MS
         )
         assert short(engines=[entry]) == [("rollout/0", status, None, "export: gone", None, None)]
 
-    def test_what_a_driver_says_of_ranks_is_their_own_windows_business(self):
+    def test_entries_of_ranks_are_left_to_their_own_windows(self):
         assert short(engines=[engine_entry(kind="rank", artifacts=[])]) == []

@@ -26,7 +26,7 @@ def points_of(intervals):
 class TestSets:
     @settings(deadline=None)
     @given(pairs)
-    def test_a_union_is_sorted_disjoint_and_covers_what_its_parts_do(self, raw):
+    def test_a_union_is_sorted_disjoint_and_covers_its_parts(self, raw):
         union = made(raw)
         assert points_of(union) == points(raw)
         assert union.total == len(points(raw))
@@ -49,7 +49,7 @@ class TestSets:
 
     @settings(deadline=None)
     @given(pairs, st.integers(1, 6))
-    def test_a_coarse_set_closes_the_narrowest_gaps_and_says_how_much_that_was(self, raw, most):
+    def test_a_coarse_set_closes_the_narrowest_gaps_and_returns_their_length(self, raw, most):
         union = made(raw)
         coarse, closed = union.coarse(most)
         assert len(coarse) <= most

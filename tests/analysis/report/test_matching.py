@@ -48,7 +48,7 @@ def left(*peers):
 class TestNumbered:
     """Calls that say their process group and their number in it, as NCCL's kernels do."""
 
-    def test_equal_numbers_are_one_collective_whatever_the_clocks_say(self):
+    def test_equal_numbers_match_regardless_of_clocks(self):
         """Rank 1's clock is another one, and its capture began a call later."""
         peers = (
             peer("a", 0, numbered(0, 5, 1), numbered(10, 5, 2), numbered(20, 5, 3)),
@@ -84,7 +84,7 @@ class TestNumbered:
             ("all_gather", {"0": [10], "1": [10]}),
         ]
 
-    def test_of_two_processes_that_are_one_rank_none_is_trusted(self):
+    def test_two_processes_with_one_rank_are_both_ignored(self):
         """A process that was replaced in the middle of the step."""
         peers = [
             peer("a", 0, numbered(0, 5, 1)),
@@ -124,12 +124,12 @@ class TestOneGroup:
         peers = [*(peer(f"{rank}", rank, (0, 12), world=3) for rank in range(2)), peer("2", 2, world=3)]
         assert matched(*peers) == []
 
-    def test_without_a_word_about_the_job_nothing_is_matched(self):
+    def test_without_job_information_nothing_is_matched(self):
         peers = [peer("a", 0, (0, 12)), peer("b", 1, (10, 2))]
         assert matched(*peers) == []
         assert left(*peers) == {"a": [(0, 0, 0)], "b": [(10, 0, 0)]}
 
-    def test_unequal_counts_are_cut_to_what_all_captured(self):
+    def test_unequal_counts_are_cut_to_the_common_capture_time(self):
         """Rank 1's capture began after 30 ms: it has the last two calls of four."""
         peers = [
             peer("a", 0, (0, 5), (20, 5), (40, 10), (60, 10), world=2, captured=(0, 100)),
@@ -142,19 +142,19 @@ class TestOneGroup:
         peers = [peer("a", 0, (0, 5), (20, 5), world=2), peer("b", 1, (20, 5), world=2)]
         assert matched(*peers) == []
 
-    def test_a_missing_call_in_the_middle_is_no_match(self):
+    def test_a_missing_call_in_the_middle_prevents_the_match(self):
         peers = [
             peer("a", 0, (10, 10), (30, 10), (50, 10), world=2, captured=(0, 100)),
             peer("b", 1, (15, 5), (55, 5), world=2, captured=(0, 100)),
         ]
         assert matched(*peers) == []
 
-    def test_equal_counts_that_are_shifted_by_one_are_no_match(self):
+    def test_equal_counts_shifted_by_one_do_not_match(self):
         """One call was under way when the first capture began, another one when the second ended."""
         peers = [peer("a", 0, (0, 10), (20, 10), world=2), peer("b", 1, (20, 10), (40, 10), world=2)]
         assert matched(*peers) == []
 
-    def test_one_call_that_does_not_overlap_disproves_the_order(self):
+    def test_one_call_without_overlap_prevents_the_match(self):
         calls = [(20 * n, 10) for n in range(30)]
         late = [*calls[:-1], (20 * 29 + 11, 2)]
         assert matched(peer("a", 0, *calls, world=2), peer("b", 1, *late, world=2)) == []
@@ -199,14 +199,14 @@ class TestOneGroup:
         ]
         assert matched(*more) == []
 
-    def test_with_a_root_damaged_traces_alone_prove_no_count(self):
+    def test_rooted_calls_of_only_damaged_traces_are_not_matched(self):
         """Each has lost a call, which need not be the same one. A third trace that is whole says how many there are."""
         calls = [("gloo:broadcast", 0, 1), ("gloo:broadcast", 50, 1)]
         damaged = [peer(str(rank), rank, *calls, world=3, whole=False) for rank in range(3)]
         assert matched(*damaged) == []
         assert len(matched(*damaged[:2], peer("2", 2, *calls, world=3))) == 1
 
-    def test_with_a_root_whole_windows_hold_the_same_calls(self):
+    def test_rooted_calls_of_complete_windows_are_matched(self):
         """Rank 1 began its window late, after rank 0 had entered the first broadcast, and rank 0 ended its own before rank 1 entered the last one: no call of either lies outside. Of a capped one that is not known."""
 
         def ranks(whole):
@@ -239,7 +239,7 @@ class TestOneGroup:
         assert matched(*peers) == []
         assert left(*peers) == {"a": [(0, 0, 0)], "b": [(0, 0, 0)]}
 
-    def test_of_two_processes_that_are_one_rank_none_is_trusted(self):
+    def test_two_processes_with_one_rank_are_both_ignored(self):
         peers = [
             peer("a", 0, (0, 9), world=2),
             peer("again", 0, (0, 9), world=2),
@@ -247,7 +247,7 @@ class TestOneGroup:
         ]
         assert matched(*peers) == []
 
-    def test_a_group_of_one_rank_alone_is_none(self):
+    def test_a_group_of_one_rank_is_ignored(self):
         """Frameworks make one for each rank: no rank waits in it."""
         peers = [peer(f"{rank}", rank, (rank, 9 - rank), world=2, groups=[(0,), (1,)]) for rank in range(2)]
         assert matched(*peers) == [("all_reduce", {"0": [0], "1": [1]})]
@@ -261,7 +261,7 @@ class TestOneGroup:
 class TestSeveralGroups:
     """Calls that say no group, of a job with several: a rank that is in one alone says which calls are of that."""
 
-    def test_a_rank_in_one_group_alone_tells_the_calls_of_it_from_the_others(self):
+    def test_a_rank_in_one_group_identifies_that_groups_calls(self):
         """Ranks 0 and 1 have their own group in addition to the group of all ranks. Rank 2 calls only in
         the latter, at 8 and at 41 ms.
         """
@@ -275,7 +275,7 @@ class TestSeveralGroups:
             ("all_reduce", {"a": [20], "b": [28]}),
         ]
 
-    def test_where_two_calls_overlap_that_ranks_call_it_cannot_be_said(self):
+    def test_an_ambiguous_overlap_is_not_matched(self):
         """Rank 2 is in the collective of all ranks from 0 to 50 ms. In this time rank 0 is in two
         collectives, and either one may be the same call.
         """
@@ -299,7 +299,7 @@ class TestSeveralGroups:
         peers = [peer(f"{rank}", rank, (0, 10), world=3, groups=[(0, 1)]) for rank in range(2)]
         assert matched(*peers) == []
 
-    def test_clocks_that_were_never_compared_tell_no_group(self):
+    def test_without_clock_comparison_no_group_is_identified(self):
         def rank(number, *calls, island=""):
             return peer(f"{number}", number, *calls, world=3, groups=[(0, 1)], island=island, host=island)
 

@@ -80,7 +80,7 @@ class TestTypical:
         assert ": shorter than usual; " in found.text
         assert "recording" not in found.text.partition("recorded took")[2]
 
-    def test_it_is_compared_with_steps_of_the_same_roles(self, run) -> None:
+    def test_a_step_is_compared_with_steps_of_the_same_roles(self, run) -> None:
         """Steps without a rollout are no fast ones with it, and are named."""
         steps = [(number, both(8.0, 1.0) if number % 3 == 0 else {"actor": 1.0}) for number in range(16)]
         spans(run, 0, steps)
@@ -139,7 +139,7 @@ class TestRegions:
     def role(self, request):
         return request.param
 
-    def test_they_take_the_place_of_roles(self, run, role) -> None:
+    def test_regions_take_the_place_of_roles(self, run, role) -> None:
         """The outermost ones of the thread that opens the windows, in the order in which they begin."""
         spans(run, 0, [(number, {role: 10.0}) for number in range(6)])
         add_regions(run, 0, lambda step: [

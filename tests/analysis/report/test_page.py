@@ -82,7 +82,7 @@ class TestPage:
         assert sum(len(row.bars) for row in report.gantt) > 23_000
         assert len(render(report)) < 3 * MEGABYTE
 
-    def test_more_bars_than_anybody_sees_do_not_make_it_larger(self):
+    def test_a_million_bars_do_not_enlarge_the_page(self):
         """A million bars: the shortest are omitted, and the page states their number."""
         row = make_report(1).gantt[-1]
         many = [
@@ -98,7 +98,7 @@ class TestPage:
         longest_left_out = sorted((bar.seconds for bar in many), reverse=True)[kept]
         assert columns["length"].min() * table["gantt"]["tick"] >= longest_left_out - table["gantt"]["tick"]
 
-    def test_the_policy_names_the_digests_of_what_is_inline_and_allows_no_request(self):
+    def test_the_policy_lists_the_inline_digests_and_allows_no_request(self):
         """The policy allows inline pictures and no other source. Its digests are those of the inline script
         and style.
         """
@@ -119,10 +119,10 @@ class TestPage:
         assert re.findall(r"https?://", without_namespace) == []
 
     @pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "new Function"])  # fmt: skip
-    def test_the_script_has_no_way_to_make_markup_of_text(self, word):
+    def test_the_script_cannot_turn_text_into_markup(self, word):
         assert word not in render(make_report(1))
 
-    def test_nothing_of_a_trace_stands_in_the_markup(self):
+    def test_no_trace_data_is_in_the_markup(self):
         """A report in which every text is hostile has the same markup as any other one, except for the
         data.
         """
@@ -138,7 +138,7 @@ class TestPage:
         assert pages[0] == pages[1]
         assert payload(render(hostile))[0]["content"]["run_id"] == HOSTILE
 
-    def test_it_carries_the_report(self):
+    def test_the_page_contains_the_report(self):
         """Everything but the bars as the schema's JSON; the bars come back within a tick."""
         report = make_report(3, 1)
         table, columns = payload(render(report))
@@ -154,12 +154,12 @@ class TestPage:
             ]
             assert busy == [pytest.approx(stretch, abs=1e-6) for stretch in sorted(row.busy)]
 
-    def test_it_carries_a_comparison(self):
+    def test_the_page_contains_a_comparison(self):
         table, columns = payload(render(make_comparison()))
         assert (table["kind"], columns) == ("comparison", {})
         assert msgspec.convert(table["content"], Comparison) == make_comparison()
 
-    def test_every_asset_is_in_it(self):
+    def test_the_page_contains_every_asset(self):
         """Every file next to the template is used in the page, and pyproject.toml includes every file."""
         page = render(make_report(1))
         assets = Path(stepprof.analysis.report.page.__file__).with_name("assets")
@@ -187,7 +187,7 @@ some_bars = st.lists(
 class TestPacking:
     @settings(max_examples=80, deadline=None)
     @given(st.lists(some_bars, max_size=4), lengths)
-    def test_every_bar_comes_back(self, rows, seconds):
+    def test_every_bar_is_unpacked(self, rows, seconds):
         """In its row and lane, sorted by start, within a tick, also before the start of the step."""
         table, columns = pack_gantt(
             [GanttRow(str(i), None, "rank", row) for i, row in enumerate(rows)], seconds

@@ -99,7 +99,7 @@ def test_without_numbers_the_calls_that_both_captured_are_matched_in_order(tmp_p
     assert waited(made) == {"actor rank 1": {"actor rank 0": 8 * 400}}
 
 
-def test_numbers_tell_what_times_do_not(tmp_path):
+def test_numbers_match_calls_despite_a_wrong_clock(tmp_path):
     """A clock that is 10 s off, though it was never said to be: the calls of one number are one collective all the same."""
     one = [kernel(at * 1000, 500, [0, 1], seq=at) for at in range(4)]
     other = [kernel(10_000_000 + at * 1000, 100, [0, 1], seq=at) for at in range(4)]
@@ -130,7 +130,7 @@ def late_by_300(odd):
     return calls
 
 
-def test_of_ranks_that_torch_cut_short_the_size_goes_on(tmp_path):
+def test_a_truncated_list_of_ranks_keeps_its_size(tmp_path):
     (others,) = waited(report(tmp_path, *late_by_300("[0, 1, ..."))).values()
     assert list(others.values()) == [3000]
 

@@ -20,7 +20,7 @@ def ends(*peers):
 class TestOrder:
     """Each process went through its collectives in the order that its own clock shows."""
 
-    def test_of_one_clock(self):
+    def test_calls_on_one_clock_are_ordered_by_their_ends(self):
         """Calls on one clock are ordered by their ends."""
         assert ends(peer("a", 0, (20, 5), (0, 5), world=2), peer("b", 1, (20, 5), (0, 5), world=2)) == [5, 25]
 
@@ -33,7 +33,7 @@ class TestOrder:
         )
         assert found == [10, 13]
 
-    def test_a_thread_that_goes_on_late(self):
+    def test_a_thread_that_continues_late(self):
         """c leaves the first collective when a and b have left their next one."""
         found = ends(
             peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1))),
@@ -42,7 +42,7 @@ class TestOrder:
         )
         assert found == [10, 13]
 
-    def test_by_way_of_another_process(self):
+    def test_the_order_follows_through_another_process(self):
         """a's clock is hours behind: its own collectives come between those with b, and keep their order."""
         found = ends(
             peer("b", 1, numbered(3_600_000, 5, 1, (0, 1)), numbered(3_600_040, 5, 2, (0, 1)), island="1"),

@@ -110,7 +110,7 @@ def test_idleness(ranks, generating):
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5))
-def test_who_waits_in_collectives(arrivals):
+def test_waits_in_collectives(arrivals):
     """Each rank comes to three collectives; each ends for all of them 5 ms after the last one has come."""
     ends = [100 * number + max(rank[number] for rank in arrivals) + 5 for number in range(3)]
     sources = [

@@ -374,7 +374,7 @@ class TestThreeRanks:
 
 @pytest.mark.parametrize("late", [0, 1, 2, 3])
 class TestGroupsThatCross:
-    def test_no_rank_is_named_that_nobody_waited_for(self, four_ranks, late):
+    def test_only_ranks_that_others_waited_for_are_named(self, four_ranks, late):
         """gloo's traces do not state the group of a call. A rank may stay unnamed; if one is named,
         the others really waited for it.
         """

@@ -52,7 +52,7 @@ class TestThreads:
 
 
 class TestKernels:
-    def test_the_annotation_of_its_stream_and_not_what_the_host_does_meanwhile(self):
+    def test_a_kernel_belongs_to_the_annotation_of_its_stream(self):
         """The host is in the optimizer while the kernels of backward run."""
         assert regions(
             ("thread", "user_annotation", "backward", 0, 10),
@@ -64,7 +64,7 @@ class TestKernels:
             (STREAM, "kernel", KERNEL, 65, 20),
         ) == ["backward", "update"]
 
-    def test_without_annotations_it_is_not_known(self):
+    def test_without_annotations_the_region_is_unknown(self):
         """No region is better than a wrong one."""
         assert regions(
             ("thread", "user_annotation", "optimizer", 10, 100), (STREAM, "kernel", KERNEL, 30, 20)

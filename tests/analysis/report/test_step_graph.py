@@ -77,7 +77,7 @@ def test_the_next_rank_bounds_what_a_straggler_costs():
     assert gain(late_rank(), rank_1=[(0, 40)], rank_2=[(0, 30)]) == 40
 
 
-def test_work_that_others_do_not_wait_for_brings_nothing():
+def test_removing_work_that_others_do_not_wait_for_saves_nothing():
     assert gain(late_rank(), rank_0=[(0, 50)]) == 0
 
 
@@ -148,7 +148,7 @@ def test_a_window_begins_after_another_one():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_gain_is_never_negative_nor_more_than_what_is_taken_out(seed):
+def test_a_gain_is_between_zero_and_the_removed_time(seed):
     draw = random.Random(seed)
     times = dict.fromkeys(("rank_0", "rank_1", "rank_2"), 0)
     waits = {label: [] for label in times}
@@ -192,5 +192,5 @@ def test_how_much_longer_an_engine_could_generate():
     assert found["engine_9", "rollout"] == 0
 
 
-def test_of_a_process_without_known_waits_nothing_is_said():
+def test_a_process_without_known_waits_is_left_out():
     assert spare([process("rank_0", (0, 60, "actor")), process("rank_1", (0, 100, "actor"))]) == {}

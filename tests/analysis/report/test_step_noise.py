@@ -52,14 +52,14 @@ def test_processes_together_are_one_step(tmp_path):
     assert of(spreads([run.path]), "actor").deviation == pytest.approx((4 / 3) ** 0.5)
 
 
-def test_too_few_steps_say_nothing(tmp_path):
+def test_too_few_steps_give_no_spread(tmp_path):
     run = runs.make_run(tmp_path)
     assert spreads([run.path]) == []
     spans(run, 0, [1.0, 3.0, 4.0])
     assert spreads([run.path]) == []
 
 
-def test_damaged_lines_cost_themselves(tmp_path):
+def test_damaged_lines_are_skipped(tmp_path):
     run = runs.make_run(tmp_path)
     spans(run, 0, [1.0, 3.0, 4.0, 5.0])
     file = next((run.path / "spans").iterdir())

@@ -34,12 +34,12 @@ class TestEstimate:
             StopCost("rollout/0", 40, 2.0, "write", [(32, 1.6), (128, 6.4), (512, 25.6)])
         ]
 
-    def test_not_for_the_bound_that_it_had(self):
+    def test_no_estimate_for_the_actual_limit(self):
         """There is no estimate for the actual bound, because its cost was measured."""
         (cost,) = stop_costs(processes(32), [engine_entry(write_seconds=2.0, capped_by="engine")])
         assert [bound for bound, _ in cost.estimates] == [128, 512]
 
-    def test_by_the_stop_where_the_writing_is_not_known(self):
+    def test_the_stop_is_used_if_the_write_time_is_unknown(self):
         """Less the time for which the engine recorded on."""
         (cost,) = stop_costs(processes(20), [engine_entry(stop_seconds=12.0, overrun_seconds=10.0)])
         assert (cost.seconds, cost.basis) == (2.0, "stop")
@@ -54,7 +54,7 @@ class TestEstimate:
             {"replica": 7, "write_seconds": 1.0},
         ],
     )
-    def test_none_where_nothing_is_known(self, entry):
+    def test_no_estimate_without_data(self, entry):
         """The stop of a capture that had ended before says nothing of its writing; a trace without forward steps has no rate."""
         assert stop_costs(processes(20), [engine_entry(**entry)]) == []
 

@@ -91,7 +91,7 @@ class TestReport:
         assert [line.split("  ")[1] for line in few] == ["actor rank 0", "actor rank 1", "actor rank 2"]
         assert [line.strip().split(" ")[0] for line in many] == ["mean", "least:", "most:"]
 
-    def test_a_skew_within_the_clocks_error_is_said_to_be_none(self):
+    def test_a_skew_within_the_clock_error_is_marked(self):
         lines = section(text_of(make_report(8, 1, straggler=1)), "stragglers")
         assert ["within the clocks' error" in line for line in lines[2:]] == [False, False, False, True]
         waits = msgspec.structs.replace(
@@ -120,7 +120,7 @@ class TestReport:
         ]
         assert other.split() == ["actor", "-", "2", "100", "ms", "100", "ms", "actor", "rank", "0", "-"]
 
-    def test_the_cost_of_recording_is_what_held_the_training_up(self):
+    def test_the_cost_of_recording_excludes_the_export(self):
         """Armed 100 ms, started 20 ms, waited 30 ms and stalled 50 ms; the export next to training costs none of that."""
         costly = Overhead("rank 0", arm=0.1, start=0.02, wait=0.03, stall=0.05, export=9.0)
         report = Report("r", 1, 0, 4.0, "", None, overhead=[costly, Overhead("rank 1", stall=0.1), Overhead("rollout/0", start=0.1, stop=3.0)])  # fmt: skip
@@ -129,7 +129,7 @@ class TestReport:
             "  the slowest engine took 3.00 s to stop recording (rollout/0)",
         ]
 
-    def test_what_other_bounds_would_have_cost(self):
+    def test_estimates_for_other_limits_are_marked(self):
         """The figures of each engine are marked as an estimate."""
         costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
         lines = section(
@@ -141,7 +141,7 @@ class TestReport:
         assert ["rollout/1", "8", "1.00", "s", "~", "4.00", "s", "~", "16.0", "s"] in rows
         assert ["rollout/0", "32", "1.50", "s", "-", "~", "6.00", "s"] in rows
 
-    def test_times_of_several_clocks_say_of_which_hosts_they_are(self):
+    def test_times_of_several_clocks_name_their_hosts(self):
         roles = [TimeOf("actor", None, 1.0, 0.25, [], "a, b"), TimeOf("actor", None, 2.0, 1.0, [], "c")]
         regions = [TimeOf("actor", "update", 1.0, 0.25, [ProcessTime("rank 0", 1.0)], "c")]
         text = text_of(Report("r", 1, 0, 4.0, "", None, roles=roles, regions=regions))
@@ -195,7 +195,7 @@ class TestReport:
         text = text_of(make_report(3, 1)) + text_of(make_comparison())
         assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
-    def test_names_can_neither_colour_nor_move_the_terminal(self):
+    def test_names_cannot_inject_terminal_sequences(self):
         """Names are printed without their escape sequences and without rich's markup."""
         hostile = "[red]x[/red]\x1b[2J\r\n"
         report = msgspec.structs.replace(
@@ -208,7 +208,7 @@ class TestReport:
         assert "\x1b" not in text
         assert text.count("[red]x[/red]?[2J??") == 4
 
-    def test_what_is_not_known_is_not_there(self):
+    def test_unknown_values_are_left_out(self):
         assert [line for line in text_of(Report("r", 1, 0, 2.5, "by one clock.", None)).splitlines() if line.strip()] == [
             "run r  step 1  2.50 s", "clock: by one clock"
         ]  # fmt: skip
@@ -275,7 +275,7 @@ class TestWords:
 
 
 class TestStore:
-    def test_a_report_comes_back(self, tmp_path):
+    def test_a_report_round_trips(self, tmp_path):
         report = make_report(3, 1)
         write(tmp_path / "step-000012" / "report.json", dump(report))
         assert read(tmp_path / "step-000012" / "report.json", Report) == report

@@ -77,7 +77,7 @@ class TestSynchronising:
     def test_the_last_to_arrive_may_be_the_last_to_leave(self):
         assert waited(waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 30), world=2))) == {"a": 10}
 
-    def test_what_computation_hides_is_no_wait(self):
+    def test_time_hidden_by_computation_is_not_a_wait(self):
         """A call was begun early, and the process computed meanwhile: it waited 3 of 10 ms. It also computed elsewhere."""
         computing = {"a": held((-5, -1), (2, 9), (15, 20))}
         found = waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 2), world=2), computing=computing)
@@ -106,7 +106,7 @@ class TestSynchronising:
         found = waits(*hosts)
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 6}, "b")
 
-    def test_who_came_last_by_clocks_that_tell_it(self):
+    def test_exact_clocks_name_the_last_to_arrive(self):
         """c came 5 ms after b, by clocks that may be 0.4 ms off; its thread went on 10 ms late, so that b's call was the shortest."""
         found = waits(
             peer("a", 0, (0, 97), world=3, error=0.2, host="f"),
@@ -117,15 +117,15 @@ class TestSynchronising:
         assert (phase.straggler, in_ms(phase.for_straggler)) == ("c", {"a": 90})
         assert in_ms(phase.waited) == {"a": 90}
 
-    def test_on_clocks_that_were_never_compared_durations_alone_tell(self):
+    def test_without_clock_comparison_only_durations_count(self):
         found = waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(7000, 2, 1), island="other"))
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 8}, "b")
 
-    def test_ranks_that_come_together_wait_for_nobody(self):
+    def test_ranks_that_arrive_together_do_not_wait(self):
         found = waits(peer("a", 0, (0, 10), world=2), peer("b", 1, (0, 10), world=2))
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
 
-    def test_what_could_not_be_matched_is_no_wait(self):
+    def test_unmatched_calls_are_not_waits(self):
         found = waits(peer("a", 0, (0, 10), (20, 5), world=3), peer("b", 1, (5, 5), world=3))
         assert found.by_phase == {}
         unmatched = found.unmatched[ACTOR]
@@ -177,27 +177,27 @@ class TestRooted:
             )
         )
 
-    def test_a_source_that_comes_late(self):
+    def test_a_late_source_is_waited_for(self):
         """Rank 0 broadcasts at 200 ms."""
         found = self.calls((200, 2), (0, 202), (5, 197))
         phase = found.by_phase[ACTOR]
         assert (in_ms(phase.waited), phase.straggler) == ({"1": 200, "2": 195}, "0")
 
-    def test_a_receiver_that_comes_late(self):
+    def test_a_late_receiver_delays_only_the_source(self):
         """The source meets it at 280 ms; rank 2 had its data after 1 ms and left: it waited for no rank."""
         found = self.calls((0, 282), (280, 2), (0, 1))
         phase = found.by_phase[ACTOR]
         assert (in_ms(phase.waited), phase.straggler) == ({"0": 280}, "1")
 
-    def test_nobody_waits_for_one_that_comes_when_all_have_left(self):
+    def test_a_rank_that_arrives_after_all_left_delays_no_rank(self):
         found = self.calls((0, 1), (0, 1), (50, 1))
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
 
-    def test_a_transfer_is_no_wait(self):
+    def test_a_transfer_is_not_a_wait(self):
         """All calls take 30 ms: the source sends to the others one after the other."""
         assert waited(self.calls((0, 30), (1, 29), (2, 28))) == pytest.approx({"0": 2, "1": 1})
 
-    def test_of_two_that_came_together_none_is_blamed(self):
+    def test_of_two_that_arrived_together_neither_is_named(self):
         """Rank 0 left 2 ms after the last one came: it may have needed the one before, whose transfer took as long."""
         found = self.calls((0, 12), (9, 3), (10, 2), name=DEVICE)
         assert found.by_phase[ACTOR].straggler is None
@@ -217,7 +217,7 @@ class TestRooted:
         assert waited(self.calls((0, 30), (28, 2), (0, 1), name=name)) == {"0": 28}
 
     @pytest.mark.parametrize(("late", "straggler"), [(5, None), (12, None), (20, "b")])
-    def test_within_the_clocks_errors_nobody_is_blamed(self, late, straggler):
+    def test_no_rank_is_named_within_the_clock_error(self, late, straggler):
         """Two hosts of which each may be 3 ms off: it waited for as long as it took longer, and who was the last to enter is only certain where that exceeds 6 ms twice and a transfer.
 
         By 6 ms its own end may be wrong beside the entry that it needed, and by 6 ms the entry of another one beside that end.
@@ -246,7 +246,7 @@ class TestProfiler:
         process = found.by_process["a"]
         assert (process.when.total / MS, process.for_profiler.total / MS) == (10, 30)
 
-    def test_all_of_it(self):
+    def test_the_whole_wait_may_be_the_profilers(self):
         """Without the profiler, b would have been the first one, and a would have been waited for."""
         found = waits(
             peer("a", 0, (10, 35), world=2),
@@ -263,7 +263,7 @@ class TestProfiler:
         )
         assert (waited(found), found.by_process["a"].for_profiler.total) == ({"a": 30}, 0)
 
-    def test_it_is_taken_out_once(self):
+    def test_a_profiler_delay_is_subtracted_once(self):
         """After the first collective both go on together: that b is late again is its own."""
         found = waits(
             peer("a", 0, (10, 35), (100, 20), world=2),
@@ -368,7 +368,7 @@ class TestPhases:
             self.BACKWARD: ("a", {"b": 20}),
         }
 
-    def test_the_straggler_is_the_one_that_cost_most(self):
+    def test_the_straggler_is_the_rank_that_cost_most(self):
         """In one phase b comes 8 ms late and then a 20 ms: what b waits for a is what counts, and not what a waits for b."""
         found = waits(peer("a", 0, (0, 10), (50, 5), world=2), peer("b", 1, (8, 2), (30, 25), world=2))
         phase = found.by_phase[ACTOR]
@@ -386,7 +386,7 @@ class TestPhases:
         assert waited(found, self.FORWARD) == {}
         assert found.by_phase[self.BACKWARD].straggler == "b"
 
-    def test_what_is_not_matched_is_in_its_phase_as_well(self):
+    def test_unmatched_time_is_listed_by_phase(self):
         found = waits(peer("a", 0, (0, 10), (20, 5), world=2), phases={"a": [self.FORWARD, self.BACKWARD]})
         assert {phase: in_ms(each.spent) for phase, each in found.unmatched.items()} == {
             self.FORWARD: {"a": 10},
@@ -400,6 +400,6 @@ def test_a_call_that_had_not_ended_is_unmatched_time():
     assert in_ms(found.unmatched[ACTOR].spent) == {"a": 8, "b": 5}
 
 
-def test_nobody_waits_where_nobody_calls():
+def test_without_calls_there_are_no_waits():
     found = waits()
     assert (found.by_process, found.by_phase, found.unmatched) == ({}, {}, {})

@@ -101,7 +101,7 @@ def compressed_anew(timeline: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["as written", "compressed anew", "not compressed"])
-def test_its_sources(run: Path, form: str) -> None:
+def test_a_json_timeline_has_its_sources(run: Path, form: str) -> None:
     """Each source is what it was: tracks, slices, arguments, marks, values, arrows, findings, place and error; however the file is compressed."""
     timeline = merged(run)
     if form != "as written":
@@ -143,7 +143,9 @@ class TestReport:
         assert of_timeline == of_run
 
     @pytest.mark.parametrize("options", [["--no-cpu-ops"], ["--min-us", "5"], ["--from", "0", "--to", "1"]])
-    def test_slices_left_out(self, run: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_report_refuses_a_filtered_timeline(
+        self, run: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Of a timeline without all slices every figure would be wrong: it is refused, with the reason."""
         timeline = merged(run, *options)
         capsys.readouterr()

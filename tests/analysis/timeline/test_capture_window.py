@@ -63,13 +63,13 @@ class TestForwardSteps:
         assert (made.recorded, made.least, made.most, made.is_known) == (20, 10, 10, True)
         assert "10 of its 20 forward steps started outside the window" in made.source.findings[-1]
 
-    def test_one_that_reaches_over_the_end_stays_whole(self):
+    def test_a_step_across_the_end_is_kept_whole(self):
         """It began in the window."""
         made = cut(engine(0, *STEPS), window(0, 95))
         assert kept(made)[-1] == (90.0, 8.0)
         assert batches(made)[-1] == (98.0, 0.0)
 
-    def test_one_that_reaches_over_the_begin_is_left_out(self):
+    def test_a_step_across_the_begin_is_left_out(self):
         """It belongs to the window before: two windows that meet share no step, and lose none."""
         before, after = (cut(engine(0, *STEPS), window(*edges)) for edges in ((0, 95), (95, 195)))
         assert kept(before) + kept(after) == [(start, length) for start, length, _ in STEPS]
@@ -86,14 +86,14 @@ class TestForwardSteps:
         assert batches(made)[-1] == (98.0, 0.0)
         assert len(kept(made)) == 10
 
-    def test_all_of_it(self):
+    def test_a_capture_within_the_window_is_kept(self):
         """A capture that ends with its window is as it was."""
         whole = engine(0, *STEPS)
         made = cut(whole, window(-1, 300))
         assert kept(made) == [(start, length) for start, length, _ in STEPS]
         assert made.source.findings == []
 
-    def test_none_of_it(self):
+    def test_a_window_without_forward_steps(self):
         """The engine paused while the window was open."""
         made = cut(engine(0, *STEPS), window(300, 400, sent=-1))
         assert (kept(made), made.recorded, made.most) == ([], 20, 0)
@@ -103,7 +103,7 @@ class TestForwardSteps:
         made = cut(engine(0, (0, 8, 4), (10, 8, 0), (20, 8, 4)), window(0, 15))
         assert (len(kept(made)), made.recorded, made.most) == (2, 2, 1)
 
-    def test_each_scheduler_of_a_file_for_itself(self):
+    def test_each_scheduler_is_cut_separately(self):
         """Two data-parallel engines in one trace go steps of their own."""
         steps = [
             ((kind, name), "iteration", "step[DECODE bs=4]", at + shift, 8)
@@ -127,7 +127,7 @@ class TestForwardSteps:
         assert ends == {"a: batch size": 108.0, "b: batch size": 103.0}
         assert made.most == 11 + 10
 
-    def test_it_can_be_cut_again(self):
+    def test_a_cut_capture_can_be_cut_again(self):
         """A timeline in JSON was cut when it was merged, and is read as any other source."""
         once = cut(engine(0, *STEPS), window(0, 95))
         again = cut(once.source, window(0, 95))
@@ -140,7 +140,7 @@ class TestEvents:
         steps = [("iterations", "iteration", "step[DECODE bs=4]", at, length) for at, length, _ in STEPS]
         return source(ENGINE, *steps, *more)
 
-    def test_what_a_thread_does_in_the_last_step_stays(self):
+    def test_work_of_the_last_step_is_kept(self):
         """Also after the window's end; what goes on for longer is cut there."""
         made = cut(
             self.traced(
@@ -201,7 +201,7 @@ class TestClocks:
         clear = cut(engine(0, *STEPS), window(-5, 95, sent=-50, answered=500, unsure=4))
         assert (clear.is_known, clear.most, len(kept(clear))) == (True, 10, 10)
 
-    def test_as_many_but_which_of_them(self):
+    def test_an_ambiguous_selection_of_steps_is_not_cut(self):
         """Every shift has ten steps in the window, and none says which ten."""
         made = cut(engine(0, *STEPS), window(40, 140, sent=-50, answered=500, unsure=30))
         assert (made.is_known, made.least, made.most) == (False, 10, 10)
@@ -222,7 +222,7 @@ class TestClocks:
         assert (whole.is_known, whole.most, len(kept(whole))) == (True, 20, 20)
 
     @pytest.mark.parametrize("moved", [-100_000, 100_000])
-    def test_times_that_cannot_be_right(self, moved):
+    def test_a_capture_outside_its_window_is_not_cut(self, moved):
         """All of it lies where nothing was recorded: nothing is cut by such a clock."""
         made = cut(engine(0, *STEPS), window(moved, moved + 100, answered=moved + 200))
         assert (made.is_known, len(kept(made))) == (False, 20)
@@ -230,7 +230,7 @@ class TestClocks:
 
 
 class TestOf:
-    def test_what_the_manifest_says(self):
+    def test_the_window_comes_from_the_manifest(self):
         """Start and stop were sent and answered by the clock of the driver."""
         entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 10**9)
         assert CaptureWindow.of(entry) == CaptureWindow(T0, T0 + 10**9, T0 - 250_000_000, T0 + 1_500_000_000)
@@ -257,7 +257,7 @@ class TestOf:
         assert CaptureWindow.of(entry).answered is None
 
 
-def test_what_is_no_capture_of_an_engine():
+def test_without_a_window_nothing_is_cut():
     """All of it is meant."""
     made = cut(engine(0, *STEPS), None)
     assert (made.recorded, made.is_known, len(kept(made))) == (20, True, 20)

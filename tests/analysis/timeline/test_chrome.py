@@ -46,7 +46,7 @@ def as_written(value, nested=False):
 class TestSlices:
     @settings(max_examples=60, deadline=None)
     @given(sources())
-    def test_every_slice_is_there_with_all_its_arguments(self, source):
+    def test_every_slice_is_written_with_all_arguments(self, source):
         """Whatever crosses, is empty or begins at once: nothing is lost, moved, cut or rounded."""
         slices = source.slices
         expected = Counter(
@@ -93,7 +93,7 @@ class TestSlices:
         assert event["cat"] == "c\\ "
         assert event["args"] == {"path": "C:\\ ", "k\\ ": ["\\ "], "n": 1}
 
-    def test_no_argument_is_decoded_that_need_not_be(self):
+    def test_arguments_are_not_decoded_needlessly(self):
         """A backslash within a text is no reason to touch it."""
         raw = b'{"re": "\\\\d+", "n": 1.0000000000000000001}'
         data = b"".join(chrome.encode(make_source([(0, 0, 5, "a", "c", raw)]), Place(0, 1)))
@@ -202,7 +202,7 @@ class TestTheRest:
         ("é\n", '"é\\n"'.encode()),
     ],
 )
-def test_text_is_what_every_viewer_reads(value, expected):
+def test_text_is_valid_for_every_viewer(value, expected):
     """UTF-8, finite numbers, no string that ends in a backslash."""
     assert chrome.text(value) == expected
     json.loads(expected)

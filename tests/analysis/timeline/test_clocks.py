@@ -34,7 +34,7 @@ def unmeasured(island):
 
 
 class TestClocks:
-    def test_reference_is_who_compared(self):
+    def test_the_reference_is_the_process_that_compared(self):
         """Offsets are against the process that compared others with itself, wherever the sources are."""
         clocks = Clocks.of(
             [compared("b"), compared("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
@@ -52,7 +52,7 @@ class TestClocks:
         assert clocks.alignment(of("elsewhere")) == unmeasured("of elsewhere")
         assert clocks.alignment(of(None)) == unmeasured("of None")
 
-    def test_by_way_of_another(self):
+    def test_hosts_are_related_through_a_third(self):
         """Offsets and errors add up along the way with the smallest error, in either direction."""
         clocks = Clocks.of(
             [
@@ -136,7 +136,7 @@ class TestClocks:
         st.integers(-(10**12), 10**12),
         st.data(),
     )
-    def test_one_wrong_comparison(self, true, wrong, data):
+    def test_one_wrong_comparison_widens_the_error(self, true, wrong, data):
         """Where hosts were compared around a circle and one comparison is wrong, it is found, and every host is within the error that is stated."""
         count = len(true)
         bad = data.draw(st.integers(0, count - 1))

@@ -64,7 +64,7 @@ class TestRuns:
         path = {"id": "r", "path": run.path, "step folder": run.path / "step-000002"}[how]
         assert labels(find([path], output_dir=tmp_path)) == ["actor rank 0"]
 
-    def test_what_brought_nothing(self, tmp_path):
+    def test_captures_without_a_usable_file_are_reported(self, tmp_path):
         """A capture without a trace, a missing file, one of another kind, a damaged fragment: each
         is reported, and the rest found.
         """
@@ -174,7 +174,7 @@ class TestRuns:
         record(second, step=1, rank=1)
         assert labels(find([second.path, first.path], output_dir=tmp_path)) == ["actor rank 0"]
 
-    def test_a_file_beside_a_run(self, tmp_path):
+    def test_a_trace_from_a_host_of_the_run(self, tmp_path):
         """What was recorded by other means on a host of the run is on that host's clock."""
         run = make_run(tmp_path / "runs")
         clocks = [{"host": "far", "offset_ns": 9, "error_ns": 1, "method": "ping-pong"}]
@@ -188,7 +188,7 @@ class TestRuns:
         assert placed["far.json"] == Alignment("ping-pong", 9, 1)
         assert placed["other.json"].method == "unmeasured"
 
-    def test_one_that_is_named_twice(self, tmp_path):
+    def test_a_run_given_twice_is_read_once(self, tmp_path):
         """By a link too: it is read once, under the name that came first."""
         run = make_run(tmp_path / "runs")
         record(run)
@@ -201,7 +201,7 @@ class TestRuns:
         (tmp_path / "one.json.gz").symlink_to(file)
         assert len(find([file, tmp_path / "one.json.gz"], output_dir=tmp_path).inputs) == 1
 
-    def test_runs_that_are_not_one(self, tmp_path):
+    def test_two_runs_are_refused(self, tmp_path):
         for name in ("r", "s"):
             record(make_run(tmp_path, run_id=name))
         with pytest.raises(ConfigError, match="a timeline covers one run"):
@@ -315,7 +315,7 @@ class TestFiles:
         found = find([tmp_path / "a" / "t.json", tmp_path / "b" / "t.json"], output_dir=tmp_path)
         assert len(set(labels(found))) == 2
 
-    def test_nothing_there(self, tmp_path):
+    def test_a_path_without_traces_is_an_error(self, tmp_path):
         with pytest.raises(ConfigError, match="no run, no step and no trace"):
             find([tmp_path], output_dir=tmp_path / "none")
 
@@ -326,7 +326,7 @@ class TestLoad:
             (tmp_path / f"{name}.json").write_bytes(data)
         return find([tmp_path / f"{name}.json" for name in files], output_dir=tmp_path).inputs
 
-    def test_unmeasured_is_told(self, tmp_path):
+    def test_an_unmeasured_clock_is_reported(self, tmp_path):
         sources = [
             load(each, args=False)
             for each in self.found(tmp_path, a=trace(host="x"), b=trace(host="x"), c=trace(host="y"))
@@ -346,7 +346,7 @@ class TestLoad:
         assert not any(source.findings for source in sources)
         assert len(load(first, args=False).slices) == 0
 
-    def test_another_age(self, tmp_path):
+    def test_events_at_impossible_times_are_omitted(self, tmp_path):
         """A time that a flipped bit put years away is omitted with everything that depends on it,
         and reported; the rest stays.
         """

@@ -85,7 +85,7 @@ class TestSlices:
         assert [track.name for track in source.tracks] == ["main", "thread 9", "PyTorch Profiler"]
         assert {track.kind for track in source.tracks} == {"thread"}
 
-    def test_threads_of_several_processes_are_told_apart(self, load):
+    def test_threads_of_several_processes_are_distinguished(self, load):
         """As in what SGLang merges: the rank before the process is the process's."""
         source = load(
             *(complete(pid=f"[TP0{n}] 7", tid=8) for n in range(2)),
@@ -124,7 +124,7 @@ class TestSlices:
             ("thread", "1", "1"),
         ]
 
-    def test_the_main_thread_is_named_and_stands_above_what_a_profiler_says_of_itself(self, load):
+    def test_the_main_thread_is_named_and_above_the_profilers_rows(self, load):
         source = load(
             complete(pid="Spans", tid="PyTorch Profiler"),
             complete(pid="", tid=""),
@@ -145,7 +145,7 @@ class TestSlices:
         assert source.slices.duration.tolist() == [0]
         assert source.findings == ["1 events end before they start: they are shown without a length"]
 
-    def test_times_that_are_none(self, load):
+    def test_invalid_times_are_ignored(self, load):
         source = load(complete("a"), complete("b", ts="soon"), complete("c", ts=1e300), complete("d"))
         assert [name for _, name, *_ in rows(source)] == ["a", "d"]
         assert source.findings == ["2 times are invalid: such an event is ignored, or has no length"]
@@ -232,7 +232,7 @@ class TestDevices:
         )
         assert [track.name for track in source.tracks] == ["GPU [TP00] 0 stream 7", "[TP01] GPU 0 stream 7"]
 
-    def test_what_else_lies_at_a_stream(self, load):
+    def test_host_events_at_a_streams_numbers_are_not_its_work(self, load):
         """What the host notes at a stream's place is no work of the stream's."""
         source = load(
             complete("k", cat="kernel", pid=0, tid=7), complete("wait", cat="cuda_sync", pid=0, tid=7)
@@ -580,7 +580,7 @@ class TestFlows:
 
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=40))
-    def test_against_the_obvious(self, ends):
+    def test_flows_match_a_naive_implementation(self, ends):
         """Each step or end comes from the latest beginning or step of its id before it."""
         columns = FlowColumns()
         times = np.array([time for time, _, _ in ends], dtype=np.int64)
@@ -642,7 +642,7 @@ EVENTS = st.fixed_dictionaries(
 class TestWhateverComes:
     @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(EVENTS, max_size=25), st.booleans(), ANYTHING)
-    def test_a_source_holds_together(self, load, events, args, base):
+    def test_every_source_is_consistent(self, load, events, args, base):
         """For any content of the file, the columns of the source are consistent, and no length is negative."""
         source = load(*events, args=args, baseTimeNanoseconds=base, base_ns=BASE)
         slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows

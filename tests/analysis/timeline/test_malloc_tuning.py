@@ -22,7 +22,7 @@ print(faults())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told")
-def test_what_is_freed_is_not_given_back():
+def test_freed_memory_is_kept():
     given_back, kept = (
         int(subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True).stdout)
         for how in ("not", "keep")

@@ -104,7 +104,7 @@ def merged(run, tmp_path, **options):
 
 
 class TestMerge:
-    def test_every_source_in_the_order_of_people(self, run, tmp_path):
+    def test_sources_are_in_display_order(self, run, tmp_path):
         """The spans of the driver are first, then those of the ranks, then the captures. Each has the
         content of its file.
         """
@@ -151,7 +151,7 @@ class TestMerge:
         ]
 
     @pytest.mark.parametrize("format_", ["perfetto", "json"])
-    def test_workers_write_what_this_process_writes(self, run, tmp_path, format_):
+    def test_workers_write_the_same_bytes(self, run, tmp_path, format_):
         """Spawned processes, byte for byte."""
         told = []
         here = merged(run, tmp_path, format=format_, workers=1)
@@ -215,13 +215,13 @@ class TestMerge:
             "rollout",
         }
 
-    def test_sources_of_one_name_are_told_apart(self, tmp_path):
+    def test_sources_of_one_name_get_suffixes(self, tmp_path):
         """Two data-parallel engines both wrote rank0."""
         origins = [Origin("engine", f"rollout/{n}/rank0.{n}.json", "rollout", 0, 0, "h") for n in (1, 2)]
         placed = places([Input(origin, ("x",), 1) for origin in origins], {})
         assert [place.suffix for _, place in placed] == [" (rank0.1.json)", " (rank0.2.json)"]
 
-    def test_spans_and_traces_of_one_rank_say_what_they_hold(self):
+    def test_spans_and_traces_of_one_rank_name_their_content(self):
         """A person looks for a rank, not for a file; the content is named only if there are two files of a rank."""
         origins = [Origin("spans", f"spans/rank-{n}.000001.jsonl", rank=n, host="h") for n in (0, 1, 2)]
         origins += [
@@ -238,7 +238,7 @@ class TestMerge:
             "rank 1 · torch (rank-1.trace.json.gz)",
         ]
 
-    def test_the_order_of_roles_is_that_in_which_they_began(self):
+    def test_roles_are_ordered_by_their_start(self):
         """Not that of the alphabet; numbers sort as numbers."""
         origins = [Origin("rank", "x", role, rank) for role in ("ref", "actor") for rank in (10, 2)] + [
             Origin("engine", "x", "rollout", None, replica) for replica in (10, 9)
@@ -255,7 +255,7 @@ class TestMerge:
 
 
 class TestArguments:
-    def test_what_only_tells_events_apart_is_left_out_while_reading(self, tmp_path):
+    def test_the_profilers_own_numbers_are_dropped_while_reading(self, tmp_path):
         """Shapes and all other arguments arrive as they are; operators of equal shapes have equal ones."""
         shaped = '{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4]], "Ev Idx": %d}'
         raws = {
@@ -314,7 +314,7 @@ class TestOutput:
             merge(found.inputs, tmp_path / "taken")
         assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".merge")]
 
-    def test_what_was_there_stays_until_the_new_one_is_whole(self, run, tmp_path, monkeypatch):
+    def test_an_interrupted_merge_keeps_the_old_timeline(self, run, tmp_path, monkeypatch):
         """Interrupted: the old timeline is untouched, and no half one lies beside it."""
         old = tmp_path / "t.pftrace"
         old.write_bytes(b"old")
@@ -333,7 +333,7 @@ class TestOutput:
             "timeline.json.gz",
         ]
 
-    def test_a_half_part_of_a_source_that_failed_is_left_out(self, run, tmp_path, monkeypatch):
+    def test_a_partly_written_source_is_left_out(self, run, tmp_path, monkeypatch):
         """Whatever it had written by then would be the others' damage."""
         write_part = merging.write_part
 
@@ -390,14 +390,14 @@ class TestFilters:
         files = [tmp_path / "x.pt.trace.json.gz", tmp_path / "y.pt.trace.json.gz"]
         assert start_of(find(files, output_dir=tmp_path)) == BASE + 2250
 
-    def test_no_time_at_all(self, tmp_path):
+    def test_from_and_to_need_a_time(self, tmp_path):
         (tmp_path / "x.pt.trace.json").write_bytes(b"")
         with pytest.raises(ConfigError, match="--from and --to"):
             start_of(find([tmp_path / "x.pt.trace.json"], output_dir=tmp_path))
 
 
 class TestSizes:
-    def test_a_compressed_file_counts_as_what_is_in_it(self):
+    def test_compressed_files_count_uncompressed(self):
         inputs = [
             Input(Origin("trace", "a"), ("a.json.gz",), 1000),
             Input(Origin("trace", "b"), ("b.json",), 11_000),
@@ -405,7 +405,7 @@ class TestSizes:
         assert estimate(inputs[:1], "perfetto") == estimate(inputs[1:], "perfetto")
         assert estimate(inputs, "json") == 2200
 
-    def test_what_a_browser_opens(self):
+    def test_a_timeline_too_large_for_a_browser_is_warned_about(self):
         """The warning names what makes it smaller; JSON is too large earlier."""
         assert too_large(1 << 30, "perfetto") is None
         assert "--ranks" in too_large((1 << 30) + 1, "perfetto")
@@ -438,7 +438,7 @@ class TestWorkers:
             9,
         ]
 
-    def test_a_worker_that_dies_takes_only_its_own_task(self):
+    def test_a_dead_worker_fails_only_its_own_task(self):
         """What it took with it is done again."""
         told = []
         results = each_in_worker(

@@ -45,7 +45,7 @@ def slice_times(source):
 
 
 class TestRead:
-    def test_all_of_it(self, database):
+    def test_every_table_is_read(self, database):
         """Host, CANN, device, communication, ranges and marks, as the JSON of the same recording has them."""
         source = read(database)
         assert source.findings == []
@@ -71,16 +71,16 @@ class TestRead:
             "Input Shapes": "2,2;\r\n2,2",
         }
 
-    def test_from_the_operation_to_its_kernel(self, database):
+    def test_arrows_lead_from_operations_to_kernels(self, database):
         flows = read(database).flows
         assert [(int(flows.start[0]) - BEGAN, int(flows.end[0]) - BEGAN)] == [(0, 20_000)]
 
-    def test_whose_it_is(self, database):
+    def test_the_origin_comes_from_stepprofs_metadata(self, database):
         """By what stepprof left in its metadata."""
         origin = read(database).origin
         assert (origin.kind, origin.role, origin.rank, origin.host) == ("rank", "actor", 3, "n1")
 
-    def test_whose_it_is_without_stepprof(self, database):
+    def test_the_origin_comes_from_torch_npus_tables(self, database):
         """By torch_npu's own tables."""
         with sqlite3.connect(database) as connection:
             connection.execute("DELETE FROM META_DATA")
@@ -97,13 +97,13 @@ class TestRead:
         assert row.communication == pytest.approx(19e-6)
         assert "MatMulV2" in {kernel.name for kernel in report.kernels}
 
-    def test_nothing_is_written_beside_it(self, database):
+    def test_reading_writes_no_files(self, database):
         read(database)
         assert [path.name for path in database.parent.iterdir()] == [NAME]
 
 
 class TestFound:
-    def test_beside_the_json(self, database):
+    def test_the_json_is_preferred_to_the_database(self, database):
         """They hold the same: one is read."""
         (database.parent / "trace_view.json").write_text("[]")
         (database.parent / "analysis.db").write_bytes(database.read_bytes())
@@ -135,7 +135,7 @@ class TestFound:
         assert only.origin.label == "actor rank 0"
         assert len(load(only, args=False).slices) == 11
 
-    def test_an_analysis_that_left_neither(self, analysed, tmp_path):
+    def test_an_analysis_without_json_and_database(self, analysed, tmp_path):
         """It is not called one that has not been."""
         run, _ = analysed
         (finding,) = [text for _, text in find([run.path], output_dir=tmp_path).findings if "npu" in text]
@@ -167,7 +167,7 @@ class TestDamaged:
         assert len(source.slices) < 11
         assert source.findings
 
-    def test_a_table_that_is_not_there(self, tmp_path):
+    def test_a_missing_table_is_skipped(self, tmp_path):
         """The tables of a database depend on the recording."""
         file = write_database(tmp_path / NAME)
         with sqlite3.connect(file) as connection:
@@ -178,7 +178,7 @@ class TestDamaged:
         assert source.findings == []
         assert {"aten::mm", "launch", "update"} <= set(slice_times(source))
 
-    def test_a_column_that_is_not_there(self, tmp_path):
+    def test_a_missing_column_skips_its_table(self, tmp_path):
         """It costs its table."""
         file = write_database(
             tmp_path / NAME, schema=re.sub("endGlobalTid INTEGER", "other INTEGER", SCHEMA).replace("message", "text")
@@ -206,7 +206,7 @@ class TestDamaged:
         assert "Notify_Wait" not in slice_times(source)
         assert "\ufffdb" in slice_times(source)
 
-    def test_more_than_is_read(self, database):
+    def test_rows_beyond_the_limit_are_reported(self, database):
         """The memory limit of a source also applies to a database."""
         source = read(database, limits=Limits(memory_bytes=1))
         assert len(source.slices) < len(read(database).slices)

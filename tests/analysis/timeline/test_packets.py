@@ -13,16 +13,16 @@ from stepprof.analysis.timeline.protobuf import bytes_field, double_field, varin
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_a_varint_is_read_as_what_was_written(value):
+def test_varints_round_trip(value):
     assert list(fields(b"\x08" + varint(value))) == [(1, value)]
 
 
-def test_a_negative_number_is_one_of_64_bits():
+def test_negative_numbers_are_encoded_modulo_2_to_the_64():
     assert list(fields(varint_field(1, -1))) == [(1, 2**64 - 1)]
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
-def test_a_column_of_varints_is_read_as_what_was_written(values):
+def test_columns_of_varints_round_trip(values):
     """Padded to the width of the largest."""
     rows = varints(np.array(values))
     assert [next(fields(b"\x08" + row.tobytes())) for row in rows] == [(1, value) for value in values]

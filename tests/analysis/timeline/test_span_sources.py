@@ -54,7 +54,7 @@ def placed(source):
 
 
 class TestSource:
-    def test_bytes_that_are_no_text(self, tmp_path):
+    def test_invalid_utf8_is_replaced_and_reported(self, tmp_path):
         """In names and in attributes, which a timeline copies, they are replaced and counted."""
         file = tmp_path / "rank-0.000001.jsonl"
         lines = [json.dumps(line) for line in (HEADER, span("A"), span("b", attrs={"who": "B"}))]
@@ -169,7 +169,7 @@ class TestSource:
             "e",
         ]
 
-    def test_values_that_are_no_json(self, tmp_path):
+    def test_values_without_json(self, tmp_path):
         """What a program names or measures is kept: half of a surrogate pair becomes U+FFFD, NaN a text; `check` takes it, too."""
         spans = [
             span("caf\udce9", attrs={"loss": float("nan")}),

@@ -88,14 +88,14 @@ def test_on_unix_time(traces):
         assert duration >= 2_000_000
 
 
-def test_what_memory_was_allocated(traces):
+def test_allocations_are_counters(traces):
     source = sources(traces)["cpp.trace.json"]
     track = next(track for track in source.tracks if track.kind == "counter")
     assert track.name == "memory allocated CPU"
     assert source.counters.value.max() > 0
 
 
-def test_arguments_are_as_they_stand(traces):
+def test_arguments_stay_raw_json(traces):
     """Raw JSON of the file, for a later writer."""
     source = sources(traces)["cpp.trace.json.gz"]
     events = [

@@ -68,7 +68,7 @@ def content(place: Capture, artifact: Artifact) -> Any:
 
 
 class TestWithoutCuda:
-    def test_a_cpu_build_says_what_it_lacks(self) -> None:
+    def test_a_cpu_build_reports_the_missing_cuda(self) -> None:
         """And what to use instead; nothing is raised."""
         reason = MemoryBackend().probe()
         assert reason is not None
@@ -295,7 +295,7 @@ class TestOneWindow:
 
 
 class TestOthers:
-    def test_somebody_else_s_history_is_left_alone(self, cuda: Allocator, place: Capture) -> None:
+    def test_another_codes_history_is_left_alone(self, cuda: Allocator, place: Capture) -> None:
         """It is detected before anything is switched, and continues."""
         torch.cuda.memory._record_memory_history(max_entries=5)
         backend = MemoryBackend()
@@ -307,7 +307,9 @@ class TestOthers:
         assert cuda.on
         assert cuda.calls == ["on"]
 
-    def test_one_that_was_switched_off_inside_is_told(self, cuda: Allocator, place: Capture) -> None:
+    def test_a_history_switched_off_inside_the_window_is_reported(
+        self, cuda: Allocator, place: Capture
+    ) -> None:
         """The allocations so far are kept, and the window is partial."""
         cuda.alloc(MIB)
         with pytest.raises(
@@ -316,7 +318,7 @@ class TestOthers:
             recorded(MemoryBackend(), place, lambda: torch.cuda.memory._record_memory_history(None))
         assert len(content(place, caught.value.artifacts[0])["segments"]) == 1
 
-    def test_of_two_backends_one_records(self, cuda: Allocator, place: Capture) -> None:
+    def test_only_one_of_two_memory_backends_records(self, cuda: Allocator, place: Capture) -> None:
         """Policies of two roles have one each; the history is one."""
         first, second = MemoryBackend(), MemoryBackend(MemoryOptions(max_entries=5))
         first.start(place)
@@ -394,18 +396,18 @@ class TestOutOfMemory:
     @pytest.mark.parametrize(
         "config", [{"ranks": "1"}, {"steps": "none"}, {"enabled": False}, {"memory": {}}]
     )
-    def test_nobody_asks(self, cuda: Allocator, session, config: dict[str, Any]) -> None:
+    def test_no_observer_without_on_oom(self, cuda: Allocator, session, config: dict[str, Any]) -> None:
         """Then torch gets no observer."""
         session(**{"memory": {"on_oom": True}, **config})
         assert cuda.observers == []
 
-    def test_on_oom_without_the_backend_is_told(self, cuda: Allocator, session, log) -> None:
+    def test_on_oom_without_the_backend_is_reported(self, cuda: Allocator, session, log) -> None:
         """It would have no effect, which is never intended."""
         session(backend="torch", memory={"on_oom": True})
         assert cuda.observers == []
         assert "memory.on_oom_ignored" in {line["event"] for line in log}
 
-    def test_attached_once_and_asked_nothing_after_the_end(self, cuda: Allocator, session) -> None:
+    def test_the_observer_is_attached_once_and_idle_after_the_end(self, cuda: Allocator, session) -> None:
         """torch cannot take an observer back: one for the process, which is silent between sessions."""
         first = session(memory={"on_oom": True})
         stepprof.shutdown()
@@ -435,7 +437,7 @@ class TestOutOfMemory:
         assert table["segments"][0]["frames"], "who allocated it is known"
         assert not cuda.on, "the run is over"
 
-    def test_a_standing_history_makes_room_for_a_window(self, cuda: Allocator, session) -> None:
+    def test_the_history_outside_windows_pauses_for_a_window(self, cuda: Allocator, session) -> None:
         """The window's own holds what the window did; afterwards the standing one goes on."""
         run = session(memory={"on_oom": True, "on_oom_entries": 50, "max_entries": 9})
         cuda.alloc(MIB)
@@ -447,7 +449,7 @@ class TestOutOfMemory:
         assert [switch["max_entries"] for switch in cuda.switched] == [50, 9, 50]
         assert cuda.calls[-1] == "off"
 
-    def test_one_inside_a_window_is_in_both(self, cuda: Allocator, session) -> None:
+    def test_an_error_inside_a_window_gives_both_snapshots(self, cuda: Allocator, session) -> None:
         """The window's snapshot, and one of the moment; the window has the body's error."""
         run = session(memory={"on_oom": True})
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(2, role="actor"):
@@ -458,7 +460,9 @@ class TestOutOfMemory:
         paths = [artifact["path"] for artifact in window["artifacts"] + moment["artifacts"]]
         assert len(set(paths)) == 4
 
-    def test_what_goes_wrong_is_not_the_user_s(self, cuda: Allocator, session, log, monkeypatch) -> None:
+    def test_a_failed_snapshot_does_not_reach_the_user(
+        self, cuda: Allocator, session, log, monkeypatch
+    ) -> None:
         """The user gets torch's error, the manifest and the log say why there is no snapshot."""
         run = session(memory={"on_oom": True})
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: 1 / 0)
@@ -494,14 +498,14 @@ class TestOptions:
             ({"with_stack": True}, "memory.with_stack = true: unknown key"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, options: dict[str, Any], message: str) -> None:
+    def test_invalid_options_are_refused(self, options: dict[str, Any], message: str) -> None:
         """With the key, the value and the nearest that can."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             stepprof.Config(memory=options)
 
 
 class TestReading:
-    def test_everything_that_reads_a_run_takes_it(
+    def test_every_reader_of_a_run_accepts_it(
         self, cuda: Allocator, session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """A step with a trace and a snapshot, and one with nothing but an out-of-memory: check, show, merge and report."""

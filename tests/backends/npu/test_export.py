@@ -31,7 +31,7 @@ def corrected(folder, **end):
     return json.loads(file.read_text())
 
 
-def test_put_right(tmp_path, now):
+def test_a_wrong_end_time_is_corrected(tmp_path, now):
     """Two seconds after the end."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["plain"] - 2 * 10**9}
     after = corrected(tmp_path, **end)
@@ -39,14 +39,14 @@ def test_put_right(tmp_path, now):
     assert after["config"] == {"é": 1}
 
 
-def test_right_already(tmp_path, now):
+def test_a_right_end_time_stays(tmp_path, now):
     """A torch_npu that names the clock it reads needs no correction."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
     assert corrected(tmp_path, **end)["end_info"] == end
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"end_info": {"collectionTimeEnd": "x"}}', "\xff"])
-def test_not_as_expected(tmp_path, text):
+def test_an_unexpected_file_is_unchanged(tmp_path, text):
     file = tmp_path / "profiler_info.json"
     file.write_bytes(text.encode("latin-1"))
     correct_end(tmp_path)

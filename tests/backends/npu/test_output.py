@@ -53,7 +53,7 @@ class TestOverhear:
             assert heard.errors == []
             assert out.getvalue() == f"loss 0.3\na\nb\n{ERROR}\nno end"
 
-    def test_who_keeps_the_stream(self):
+    def test_code_that_keeps_the_stream_writes_to_the_original(self):
         """Code that keeps the stream beyond the block writes to the stream of the job."""
         with redirect_stdout(io.StringIO()) as out:
             with capture_output() as heard:
@@ -63,7 +63,7 @@ class TestOverhear:
             print(ERROR, file=kept)
             assert (heard.errors, out.getvalue()) == ([], f"{ERROR}\n")
 
-    def test_another_stream_meanwhile(self):
+    def test_a_stream_replaced_meanwhile_is_kept(self):
         """A stream that other code has set in the meantime is not replaced."""
         with redirect_stdout(io.StringIO()):
             other = io.StringIO()

@@ -67,7 +67,7 @@ class TestWhereItIsFound:
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = (), ''"
         assert called(hidden, CUDA_HOME=str(tmp_path / "cuda")) == (["None", "[]"], BOTH)
 
-    def test_nowhere(self, called):
+    def test_no_libcudart_is_found(self, called):
         """The message lists the searched places and the correction."""
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = ('libcudart.so.0',), ''"
         lines, _ = called(hidden, CUDA_HOME="/nowhere")

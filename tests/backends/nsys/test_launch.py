@@ -63,7 +63,7 @@ class TestCount:
         """
         assert count_windows(Config(**{**NSYS, **config}), roles) == windows
 
-    def test_of_a_rank(self):
+    def test_windows_of_a_rank_are_counted(self):
         """One that is not selected has none."""
         config = Config(**NSYS, ranks="0-3", roles={"rollout": {"ranks": "all"}})
         assert [count_windows(config, ("rollout", "actor"), rank) for rank in (3, 4)] == [8, 4]
@@ -82,7 +82,7 @@ class TestCount:
             ({"watch": {"enabled": True}}, ("rollout",), None),
         ],
     )
-    def test_of_an_engine(self, config, roles, windows):
+    def test_windows_of_an_engine_are_counted(self, config, roles, windows):
         """An engine has one range for each window of its roles, for any records of a rank, by the backend
         of the engine.
         """
@@ -90,7 +90,7 @@ class TestCount:
 
 
 class TestCommand:
-    def test_the_nsys_at_hand(self, tools, tmp_path):
+    def test_a_recent_nsys_gets_its_options(self, tools, tmp_path):
         """One that can write each report by itself is started so, and without the environment in its reports."""
         command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
         assert command[:2] == [tools.nsys, "profile"]
@@ -142,7 +142,7 @@ class TestCommand:
         monkeypatch.setattr("stepprof.backends.nsys.launch.HELP_SECONDS", 0.3)
         assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat:4"
 
-    def test_what_cannot_be_counted(self, tools):
+    def test_an_unknown_number_of_windows_repeats_without_limit(self, tools):
         """nsys repeats without a limit."""
         for config, windows in (
             ({**NSYS, "steps": "every 5"}, None),
@@ -203,7 +203,7 @@ class TestCommand:
         """Its command comes back as it is."""
         assert nsys_command(NSYS, rank=1, command=["python", "train.py"]) == ["python", "train.py"]
 
-    def test_the_process_finds_what_was_settled(self, tools, tmp_path, monkeypatch):
+    def test_the_process_finds_the_settings_of_the_command(self, tools, tmp_path, monkeypatch):
         """The command and the process use the same paths."""
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")

@@ -204,7 +204,7 @@ stepprof.shutdown()
         assert found.pushed == {"decorated": 1}
         assert found.started == {"step 2 step": 1}
 
-    def test_beside_another_backend(self, noted, tmp_path):
+    def test_nsys_next_to_another_backend(self, noted, tmp_path):
         """Both get every mark, and both see each of them end: a coroutine's and a window's, too, which the other does not mark."""
         info = tmp_path / "marker-1.0.dist-info"
         info.mkdir()

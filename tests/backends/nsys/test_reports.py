@@ -173,7 +173,7 @@ class TestWholeJob:
             assert "nsys-ui" in text
         assert main(["ls", "--output-dir", str(job.run.parent)]) == 0
 
-    def test_training_never_waits_for_a_report(self, job):
+    def test_training_does_not_wait_for_a_report(self, job):
         """Whatever `export` says: what nsys is still to write is waited for beside the loop."""
         job.config["export"] = "inline"
         windows = job.record(NSYS_STAND_IN="late 0.8")
@@ -259,7 +259,7 @@ class TestWholeJob:
         assert {window["status"] for window in windows} <= {"partial", "complete", "joined"}, windows
         closed(read_log(job.folder / "nvtx-0.jsonl"))
 
-    def test_an_nsys_that_was_told_too_many(self, job):
+    def test_nsys_started_for_too_many_windows(self, job):
         """Then it writes when the process has ended: said at once at the end of the run, which is not held up."""
         began = time.monotonic()
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", windows=9)
@@ -270,7 +270,7 @@ class TestWholeJob:
         )
         assert len(list((job.folder / "runs" / "nsys").glob("*.nsys-rep"))) == 4
 
-    def test_an_nsys_that_was_told_too_few(self, job):
+    def test_nsys_started_for_too_few_windows(self, job):
         """Later windows are reported at once."""
         windows = job.record(windows=3)
         assert job.statuses(windows) == {"complete": 3, "lost": 1}
@@ -375,7 +375,7 @@ def written(place, name="r_{pid}.1.nsys-rep", content=b"report", after=0.0):
 
 class TestReport:
     @pytest.mark.parametrize("after", [0.0, 0.7])
-    def test_it_is_moved(self, place, after):
+    def test_a_report_is_moved_when_it_arrives(self, place, after):
         """When it has come, soon or late."""
         path = written(place, after=after)
         (artifact,) = report(place)()
@@ -388,7 +388,7 @@ class TestReport:
         written(place, "r_{pid}.nsys-rep")
         assert report(place)()
 
-    def test_a_growing_one_is_waited_for(self, place):
+    def test_a_growing_report_is_waited_for(self, place):
         """Its size must have settled."""
         path = written(place, content=b"")
         with path.open("wb", buffering=0) as file:
@@ -412,7 +412,7 @@ class TestReport:
             ("r_{pid}.1.sqlite", b"x", "nsys wrote no report to"),
         ],
     )
-    def test_what_is_not_its_report(self, place, name, content, reason):
+    def test_reports_of_others_are_not_taken(self, place, name, content, reason):
         """A report of another range or process, an empty one and an unfinished one stay in their place, and
         the window is lost.
         """
@@ -423,7 +423,7 @@ class TestReport:
         assert path.read_bytes() == content
 
     @pytest.mark.parametrize("trap", ["pipe", "link"])
-    def test_what_is_no_file(self, place, trap):
+    def test_pipes_and_links_are_not_taken(self, place, trap):
         """Neither a pipe nor the target of a link is moved, because another user may have placed it there."""
         path, private = place / "nsys" / f"r_{os.getpid()}.1.nsys-rep", place / "private"
         private.write_text("mine")
@@ -448,7 +448,7 @@ class TestReport:
             making()
         assert time.monotonic() - began < 3
 
-    def test_the_end_of_the_process_does_not_prolong_it(self, place):
+    def test_the_end_of_the_process_does_not_extend_the_timeout(self, place):
         """A report whose timeout has passed is lost, even if the end of the process takes longer."""
         making = report(place, seconds=0.3)
         making.hurry(time.monotonic() + 60)

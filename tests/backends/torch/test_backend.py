@@ -170,7 +170,7 @@ class TestOneCapture:
         assert (begin["pid"], begin["tid"]) == (op["pid"], op["tid"])
         assert begin["args"]["batch"] == 64
 
-    def test_marks_are_annotations_whatever_their_name(self, place: Capture) -> None:
+    def test_marks_are_annotations_with_any_name(self, place: Capture) -> None:
         """A range keeps its name, and is no op, even where torch would mangle the name or break the file."""
         names = ["update", 'q"uote', "back\\slash", "new\nline", "é漢"]
         backend = TorchBackend()
@@ -188,7 +188,7 @@ class TestOneCapture:
         assert [len(named(trace, name)) for name in names] == [2, 1, 1, 1, 1]
         assert {named(trace, name)[0]["cat"] for name in names} == {"user_annotation"}
 
-    def test_somebody_s_hostile_range_does_not_break_the_file(self, place: Capture) -> None:
+    def test_a_hostile_range_name_does_not_break_the_file(self, place: Capture) -> None:
         """torch does not escape a quotation mark in a range's name; the artifact is valid nevertheless."""
 
         def body() -> None:
@@ -226,7 +226,7 @@ class TestOneCapture:
         assert counts == [5, 2]
         assert named(trace_of(place, last), "aten::add_") == []
 
-    def test_in_a_child(self, place: Capture) -> None:
+    def test_a_forked_child_writes_the_artifact(self, place: Capture) -> None:
         """A forked child writes the same artifact, with busy torch threads in the parent."""
         done = threading.Event()
 
@@ -307,7 +307,7 @@ class TestOptions:
         assert TorchBackend(TorchOptions(profile_memory=True)).thread_bound
         assert not TorchBackend(TorchOptions()).thread_bound
 
-    def test_an_activity_that_is_not_there(self) -> None:
+    def test_an_unavailable_activity_is_named(self) -> None:
         """torch would go on without it, silently; the reason names it and what there is."""
         backend = TorchBackend(TorchOptions(activities=["cpu", "hpu"]))
         assert "hpu cannot be recorded by torch" in str(backend.probe())
@@ -468,7 +468,7 @@ class TestTorchFails:
 
     @pytest.mark.parametrize("step", ["prepare_trace", "start_trace"])
     @pytest.mark.parametrize("error", [RuntimeError("CUPTI"), KeyboardInterrupt()])
-    def test_at_start(
+    def test_torch_fails_at_the_start(
         self, place: Capture, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
     ) -> None:
         """A session that does not come up, or is interrupted, is cancelled."""
@@ -484,7 +484,7 @@ class TestTorchFails:
         (artifact,) = recorded(backend, place, work)
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
-    def test_at_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torch_fails_at_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One that fails is tried again the next time."""
         monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
@@ -515,7 +515,7 @@ class TestTorchFails:
         assert not TorchBackend._is_warm
 
     @pytest.mark.parametrize("by", ["stop", "abort"])
-    def test_at_stop(self, place: Capture, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    def test_torch_fails_at_the_stop(self, place: Capture, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
         """A stop that raises after its work is a failed capture; abort keeps its promise not to raise."""
         backend = TorchBackend()
         stop = torch.profiler._KinetoProfile.stop_trace
@@ -601,7 +601,7 @@ class TestDevices:
         assert not device_in_use()
         listing.assert_called()
 
-    def test_to_start_a_device_is_told(
+    def test_starting_a_device_is_reported_once(
         self, place: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Once, where torch's own preparation does what keeps children that are forked later from using it; not without a driver."""
@@ -619,7 +619,7 @@ class TestDevices:
         assert [line["event"] for line in lines] == ["torch.cuda_started"]
         assert "start such children with spawn" in lines[0]["reason"]
 
-    def test_ranges_beside_a_device(self, place: Capture) -> None:
+    def test_captures_with_a_device_use_slow_ranges(self, place: Capture) -> None:
         """A capture with a device takes the ranges that its lanes show; their names survive as well."""
         backend = TorchBackend()
         backend.start(place)
@@ -634,7 +634,7 @@ class TestDevices:
 
 class TestForeignProfilers:
     @pytest.mark.parametrize("options", ["all", "bound"])
-    def test_before_ours(self, warm: Any, options: str) -> None:
+    def test_a_profiler_started_before_ours(self, warm: Any, options: str) -> None:
         """A profiler that runs or is prepared, in any thread, by either of torch's classes, makes us busy and is not touched."""
         ran = warm.run(
             PRELUDE
@@ -682,7 +682,7 @@ print("end")
         ).check()
         assert ran.stdout == "end\n"
 
-    def test_inside_ours(self, warm: Any) -> None:
+    def test_a_profiler_started_inside_ours(self, warm: Any) -> None:
         """A profiler that starts inside our capture wins: theirs is whole, ours says it failed, and the next one records."""
         ran = warm.run(
             PRELUDE
@@ -727,7 +727,7 @@ print("end")
         ).check()
         assert ran.stdout == "end\n"
 
-    def test_inside_a_bound_one(self, warm: Any) -> None:
+    def test_a_profiler_started_inside_a_bound_capture(self, warm: Any) -> None:
         """The same on the thread of a bound capture. After one on another thread this thread cannot record again, and says so; the process lives."""
         ran = warm.run(
             PRELUDE
@@ -886,12 +886,14 @@ class TestExportMode:
         assert TorchBackend().export_mode() == "fork"
 
     @pytest.mark.parametrize("name", ["cuda", "xpu"])
-    def test_in_place_beside_a_device(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def test_a_process_with_a_device_exports_in_place(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
         """With a context on a device, or without fork, it exports in place."""
         monkeypatch.setattr(getattr(torch, name), "is_initialized", lambda: True)
         assert TorchBackend().export_mode() == "inline"
 
-    def test_in_place_without_fork(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_fork_the_export_is_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A system that cannot fork exports in place."""
         monkeypatch.delattr(os, "fork")
         assert TorchBackend().export_mode() == "inline"

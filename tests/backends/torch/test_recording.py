@@ -247,7 +247,7 @@ has(profiler.function_events and type("P", (), {"events": lambda self: profiler.
 
 class TestForeignProfiler:
     @pytest.mark.parametrize("case", FOREIGN)
-    def test_is_left_alone(self, warm, case):
+    def test_another_profiler_is_left_alone(self, warm, case):
         """Theirs gets what it would have got, nothing crashes, ours says why it has nothing, and the next selected step records."""
         ran = warm.run_twice(
             THEIRS
@@ -321,7 +321,7 @@ LocalCapture.exported_in_child = locked
 
 class TestExports:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
-    def test_where_they_run(self, warm, mode):
+    def test_exports_run_in_a_child_or_in_place(self, warm, mode):
         """In a child the loop goes on beside it; in place it is counted as stall."""
         ran = warm.run(
             """
@@ -420,7 +420,7 @@ for step in (2, 3):
 
 
 class TestWhatIsRecorded:
-    def test_the_artifact_says_what_it_is(self, warm):
+    def test_the_artifact_names_step_role_and_rank(self, warm):
         """Step, role and rank are in its path and in its content."""
         warm.run(
             """
@@ -448,7 +448,7 @@ class TestWhatIsRecorded:
         names = {event.get("name") for event in trace["traceEvents"]}
         assert {"aten::mm", "update_actor"} <= names
 
-    def test_check_finds_what_is_gone(self, warm, capsys):
+    def test_check_finds_missing_and_damaged_artifacts(self, warm, capsys):
         """`stepprof check` passes on the recording, and fails on an artifact that is cut off, missing, or an empty folder."""
         warm.run(
             """

@@ -142,7 +142,7 @@ def assert_stacks_nest(events) -> int:
 
 
 class TestTraces:
-    def test_what_nests_and_what_does_not(self, warm, tmp_path) -> None:
+    def test_only_synchronous_regions_are_on_the_stack(self, warm, tmp_path) -> None:
         """Synchronous regions are annotations of their thread. Coroutines and generators are separate
         intervals with their real length, and no stack is broken.
         """

@@ -62,14 +62,14 @@ def computing():
 
 
 class TestWaiting:
-    def test_for_a_thread_that_computes(self, computing) -> None:
+    def test_the_stop_waits_for_a_computing_thread(self, computing) -> None:
         """Nothing is stopped before it has had a processor for longer than a callback takes, however late it gets one."""
         session = Session(computing)
         stop_all_threads(session, set())
         before, after = session.noted
         assert after - before >= CALLBACK_NS
 
-    def test_not_for_one_that_sleeps(self) -> None:
+    def test_the_stop_does_not_wait_for_a_sleeping_thread(self) -> None:
         """Its op, if it is in one, waits for something: it is not in the callback."""
         done = threading.Event()
         thread = threading.Thread(target=done.wait, daemon=True)
@@ -84,7 +84,7 @@ class TestWaiting:
         done.set()
         thread.join()
 
-    def test_not_for_ever(self, computing, monkeypatch) -> None:
+    def test_the_wait_is_bounded(self, computing, monkeypatch) -> None:
         """Training is not delayed by a thread that gets no CPU, or by a torch that cannot switch the
         recording of ops off.
         """

@@ -44,7 +44,7 @@ def test_a_timeline_in_the_steps_folder(folder, capsys):
     assert lines[-1] == str(output)
 
 
-def test_what_is_left_out(folder, tmp_path, capsys):
+def test_roles_ranks_and_times_are_filtered(folder, tmp_path, capsys):
     """Roles, ranks and a range of time, counted from the begin of the step."""
     out = tmp_path / "t"
     for options, expected in (
@@ -81,7 +81,7 @@ def test_an_archive_is_not_filtered(folder, capsys, options):
     assert f"{options[0]}: cannot be combined with --format archive" in capsys.readouterr().err
 
 
-def test_what_the_profiler_held_up(tmp_path):
+def test_the_profilers_delay_is_in_the_timeline(tmp_path):
     """The delay is in the timeline, next to the recording."""
     run = make_run(tmp_path, "r")
     runs.record(run, data=kineto("a"), stall_seconds=0.012)
@@ -135,14 +135,14 @@ def test_as_json(folder, tmp_path, capsys):
     assert "is not a trace" in reported["findings"][0]["problem"]
 
 
-def test_a_source_that_brings_nothing_is_told(folder, capsys):
+def test_a_source_without_events_is_reported(folder, capsys):
     """The exit status reports it, too."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert main(["merge", str(folder)]) == 1
     assert "ref rank 1 · h: is not a trace" in capsys.readouterr().out
 
 
-def test_several_files_that_are_no_run(tmp_path, capsys):
+def test_several_files_outside_of_a_run(tmp_path, capsys):
     """The timeline is written next to the files."""
     for number in (0, 1):
         (tmp_path / f"rank{number}.pt.trace.json.gz").write_bytes(kineto(f"x{number}"))
@@ -150,7 +150,7 @@ def test_several_files_that_are_no_run(tmp_path, capsys):
     assert names(tmp_path / "timeline.pftrace") == {"x0", "x1"}
 
 
-def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatch):
+def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
     """With what would make it smaller."""
     monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", {"perfetto": 10})
     assert main(["merge", str(folder)]) == 0
@@ -173,7 +173,7 @@ def test_what_a_browser_does_not_open_is_warned_about(folder, capsys, monkeypatc
         (["--step", "7"], "step 7"),
     ],
 )
-def test_what_is_wrong_is_named(folder, capsys, options, message):
+def test_invalid_options_are_named(folder, capsys, options, message):
     """The option, the value, and the nearest that would do."""
     assert main(["merge", str(folder), *options]) == 2
     assert message in capsys.readouterr().err
@@ -213,7 +213,7 @@ class TestPerReplica:
         assert main(["merge", str(run.path), "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["sources"]) == 7
 
-    def test_in_words(self, run, capsys):
+    def test_the_output_counts_the_timelines(self, run, capsys):
         """How many timelines, and where each lies."""
         assert main(["merge", str(run.path), "--per-replica"]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -221,7 +221,7 @@ class TestPerReplica:
         assert "2 timelines will have about" in lines[0]
         assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
 
-    def test_with_a_file_of_ones_own(self, run, tmp_path, capsys):
+    def test_per_replica_refuses_output(self, run, tmp_path, capsys):
         """One name for several files."""
         assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
         assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
@@ -232,7 +232,7 @@ class TestPerReplica:
         assert "no trace of an engine's replica was found" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_trace(tmp_path, capsys):
+def test_a_file_that_is_not_a_trace(tmp_path, capsys):
     """Nothing is written, and the reason is reported."""
     (tmp_path / "README.md").write_text("# words\n")
     assert main(["merge", str(tmp_path / "README.md")]) == 2

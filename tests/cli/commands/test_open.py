@@ -40,7 +40,7 @@ def step(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("no_viewer")
 class TestWithoutAViewer:
-    def test_says_how_to_open_it(self, step, capsys) -> None:
+    def test_without_a_viewer_it_prints_how_to_open_the_file(self, step, capsys) -> None:
         """The file, the extra, and the public viewer; 0."""
         assert main(["open", "--output-dir", str(step.parent.parent)]) == 0
         said = capsys.readouterr().out
@@ -54,7 +54,7 @@ class TestWithoutAViewer:
         assert main(["open", str(step.parent)]) == 0
         assert str(step / "timeline.json.gz") in capsys.readouterr().out
 
-    def test_merges_what_is_not_merged_yet(self, step, capsys) -> None:
+    def test_a_missing_timeline_is_merged_once(self, step, capsys) -> None:
         """The timeline is made where it is missing, and not again."""
         (step / "timeline.pftrace").unlink()
         assert main(["open", str(step.parent)]) == 0

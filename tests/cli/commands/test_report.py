@@ -63,7 +63,7 @@ def report(*arguments):
 
 
 class TestOneStep:
-    def test_it_is_printed_and_written_into_the_steps_folder(self, runs, capsys):
+    def test_the_report_is_printed_and_written_to_the_steps_folder(self, runs, capsys):
         path = make(runs)
         assert report() == 0
         out = capsys.readouterr().out
@@ -87,7 +87,7 @@ class TestOneStep:
         assert (content["run_id"], content["schema_version"]) == ("r", 3)
         assert not list(path.rglob("report.*"))
 
-    def test_files_of_ones_own(self, runs, tmp_path):
+    def test_output_files_can_be_named(self, runs, tmp_path):
         path = make(runs)
         assert report("r", "--html", "out/a.html", "--json", "out/b.json") == 0
         assert read(tmp_path / "out" / "b.json", Report).step == 2
@@ -114,7 +114,7 @@ class TestOneStep:
         assert {source["rank"] for source in content["sources"]} == {0, 1}
         assert "findings" in content
 
-    def test_a_trace_of_somebody_else(self, runs, tmp_path, capsys):
+    def test_a_trace_of_another_tool_is_reported(self, runs, tmp_path, capsys):
         (tmp_path / "plain").mkdir()
         (tmp_path / "plain" / "w.pt.trace.json.gz").write_bytes(TRACE)
         assert report("plain") == 0
@@ -124,7 +124,7 @@ class TestOneStep:
         assert out.startswith("traces of plain  400 ms")
         assert read(tmp_path / "plain" / "report.json", Report).step is None
 
-    def test_a_trace_that_says_which_step_it_is_of(self, runs, tmp_path, capsys):
+    def test_a_trace_states_its_step(self, runs, tmp_path, capsys):
         """As stepprof writes it into the head, wherever the file has been copied to."""
         content = {
             "stepprof": {"run_id": "a-run", "step": 7, "rank": 3},
@@ -134,7 +134,7 @@ class TestOneStep:
         assert report("x.trace.json") == 0
         assert capsys.readouterr().out.startswith("run a-run  step 7  400 ms")
 
-    def test_what_is_no_trace_gets_no_report(self, runs, tmp_path, capsys):
+    def test_a_file_that_is_not_a_trace_gets_no_report(self, runs, tmp_path, capsys):
         (tmp_path / "README.md").write_text("# words")
         assert report("README.md") == 2
         assert "nothing could be read: README.md: is not a trace" in capsys.readouterr().err
@@ -192,13 +192,13 @@ class TestRefusals:
             (("r", "--html", "runs/r/run.json/x.html"), ["cannot be written", "--html"]),
         ],
     )
-    def test_by_name_with_the_nearest_that_works(self, runs, capsys, arguments, said):
+    def test_errors_name_the_nearest_valid_value(self, runs, capsys, arguments, said):
         make(runs, steps=(2, 5))
         assert report(*arguments) == 2
         error = capsys.readouterr().err
         assert [each for each in said if each not in error] == []
 
-    def test_without_what_reads_traces(self, runs, capsys, monkeypatch):
+    def test_without_the_extra_the_message_names_it(self, runs, capsys, monkeypatch):
         """As after `pip install stepprof`: the message names the extra, and no traceback."""
         make(runs)
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "msgspec" else name)
@@ -219,7 +219,7 @@ def test_progress_is_shown_on_a_terminal_alone(capsys, monkeypatch):
 
 
 class TestMarkdown:
-    def test_it_is_printed_and_nothing_is_written(self, runs, capsys):
+    def test_markdown_is_printed_and_no_file_written(self, runs, capsys):
         path = make(runs)
         assert report("--markdown") == 0
         out = capsys.readouterr().out
@@ -240,7 +240,7 @@ class TestMarkdown:
             (("--markdown", "r"), '--markdown "r": must end in .md'),
         ],
     )
-    def test_what_is_refused(self, runs, capsys, options, problem):
+    def test_invalid_options_are_refused(self, runs, capsys, options, problem):
         make(runs)
         assert report(*options) == 2
         assert problem in capsys.readouterr().err
@@ -296,7 +296,7 @@ class TestGate:
             in capsys.readouterr().out
         )
 
-    def test_it_is_in_the_json_and_in_the_page(self, runs, capsys):
+    def test_the_verdict_is_in_the_json_and_the_page(self, runs, capsys):
         self.job(runs, "a", 1.0)
         self.job(runs, "b", 1.2)
         assert report("a", "b", "--fail-on-regression", "12.5%", "--json") == 3
@@ -326,7 +326,7 @@ class TestGate:
             (("a", "--fail-on-regression", "5%"), "needs two runs, or two RUN:STEP"),
         ],
     )
-    def test_what_is_refused(self, runs, capsys, arguments, problem):
+    def test_invalid_options_are_refused(self, runs, capsys, arguments, problem):
         self.job(runs, "a", 1.0)
         self.job(runs, "b", 1.0)
         try:

@@ -75,7 +75,7 @@ class TestRun:
             ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         ],
     )
-    def test_the_end_of_the_job_is_ours(self, tmp_path, code, status) -> None:
+    def test_the_exit_status_of_the_job_is_passed_on(self, tmp_path, code, status) -> None:
         """Its exit status, and the signal that ended it."""
         assert run(tmp_path, "--steps", "2", sys.executable, "-c", code).returncode == status
 
@@ -109,13 +109,13 @@ class TestRun:
             (["--setps", "2", sys.executable], 2, "--steps"),
         ],
     )
-    def test_what_cannot_be_run(self, tmp_path, arguments, status, message) -> None:
+    def test_an_invalid_command_is_refused(self, tmp_path, arguments, status, message) -> None:
         """The message names the problem, and no job is started."""
         done = run(tmp_path, *arguments)
         assert done.returncode == status
         assert message in done.stderr
 
-    def test_a_neighbours_run(self, tmp_path) -> None:
+    def test_a_run_that_another_user_adds_is_harmless(self, tmp_path) -> None:
         """A file that another user puts into the folder of the runs does not change the exit status of the
         job, and cannot move the cursor.
         """

@@ -108,7 +108,7 @@ class TestTable:
             "-",
         ]
 
-    def test_what_is_chosen(self, run, capsys) -> None:
+    def test_spans_are_selected_by_step_role_name_and_rank(self, run, capsys) -> None:
         """By step, role, name and rank."""
         assert {row["longest_step"] for row in rows(capsys, run, "--step", 2) if row["kind"] == "window"} == {
             2
@@ -141,7 +141,7 @@ class TestTable:
             (("--perfetto", "/proc/nowhere/x"), "cannot be written"),
         ],
     )
-    def test_what_is_not_there(self, run, capsys, arguments, message) -> None:
+    def test_a_missing_selection_names_the_nearest(self, run, capsys, arguments, message) -> None:
         """Named with the nearest that is."""
         assert main(["spans", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -166,7 +166,7 @@ class TestPerfetto:
         names = sorted(name for name, _ in self.slices(file))
         assert names == sorted(["actor"] * 9 + ["update"] * 18 + ["log"] * 9)
 
-    def test_only_what_is_meant(self, run, tmp_path, capsys) -> None:
+    def test_the_timeline_has_only_the_selected_spans(self, run, tmp_path, capsys) -> None:
         """Spans are selected by name, step and rank."""
         file = tmp_path / "spans.pftrace"
         reported = json.loads(

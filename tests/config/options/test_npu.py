@@ -50,7 +50,7 @@ def test_in_a_configuration():
         ({"with_stack": 1}, "with_stack", "did you mean true?"),
     ],
 )
-def test_what_is_refused(options, key, meant):
+def test_invalid_combinations_are_refused(options, key, meant):
     with pytest.raises(ConfigError) as caught:
         NpuOptions(**options)
     assert caught.value.key == key
@@ -69,7 +69,7 @@ def test_what_is_refused(options, key, meant):
         {"mstx_domain_include": "mine"},
     ],
 )
-def test_what_is_accepted(options):
+def test_valid_combinations_are_accepted(options):
     assert NpuOptions(**options)
 
 
@@ -90,5 +90,5 @@ class TestEngines:
             {"ranks": "0"},
         ],
     )
-    def test_one_of_them(self, rollout):
+    def test_only_one_of_both_records(self, rollout):
         assert Config(steps="2", backend="npu", roles={"rollout": rollout}).warnings() == ()

@@ -146,6 +146,6 @@ class TestJob:
         assert all("llm" in each["error"] for each in engines if each["role"] == "rollout")
         assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
 
-    def test_it_attaches_in_the_actor(self, run) -> None:
+    def test_the_adapter_attaches_in_the_actor(self, run) -> None:
         """The trainer's class is pickled by the job's process, and its base is patched where it is unpickled."""
         assert read_run(run)["adapters"]["openrlhf"] == {"status": "attached", "version": "0.11.2"}

@@ -132,7 +132,7 @@ class TestJob:
 
 
 class TestOwnProfiler:
-    def test_its_steps(self, job) -> None:
+    def test_steps_of_torchtitans_profiler_are_recorded(self, job) -> None:
         """They are recorded with stepprof, and torchtitan's profiler is off."""
         run, folder, _ = job("own", OWN="1", STEPPROF_FROM="framework")
         assert steps(run) == [2]

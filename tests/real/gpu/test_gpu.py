@@ -97,7 +97,7 @@ class TestTorch:
         assert "update" in {event["name"] for event in of_category(trace, gpu.DEVICE.ranges)}
         assert verify_run(run.path).ok
 
-    def test_threads_that_were_there_and_that_come(self, torch: Any, session: Any) -> None:
+    def test_old_and_new_threads_are_recorded(self, torch: Any, session: Any) -> None:
         """Operations and launches of every thread, however often a capture starts and stops."""
         run = session()
         done = threading.Event()
@@ -129,7 +129,7 @@ class TestTorch:
             assert len(operations) >= 2
 
     @pytest.mark.parametrize("export", ["auto", "inline", "fork"])
-    def test_exports_beside_a_context(self, torch: Any, session: Any, export: str) -> None:
+    def test_exports_in_a_process_with_a_context(self, torch: Any, session: Any, export: str) -> None:
         """In place, and in a child that reads host memory alone: the parent's context lives on, and its results are the same."""
         run = session(export=export)
         torch.manual_seed(0)
@@ -210,7 +210,7 @@ class TestMemory:
         kinds = [artifact["kind"] for artifact in recorded[0]["artifacts"]]
         assert kinds == ["torch-trace", "memory-snapshot", "memory-summary"]
 
-    def test_somebody_else_s_history(self, torch: Any, session: Any) -> None:
+    def test_another_codes_history(self, torch: Any, session: Any) -> None:
         """If another program records a history, it is not changed, and the window is skipped."""
         run = session(backend="memory")
         torch.cuda.memory._record_memory_history(max_entries=10)
@@ -275,7 +275,7 @@ class TestNsys:
             pytest.skip("nsys is not on PATH")
         self.run(tmp_path)
 
-    def test_ranges_beside_a_context(
+    def test_ranges_without_nsys_on_a_device(
         self, torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without nsys: cudaProfilerStart and Stop through torch, which uses the device, and NVTX's ranges, under the stand-in of tests/helpers/nsys."""

@@ -32,7 +32,7 @@ def test_a_missing_torch_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.torch
-def test_the_benchmark_says_so_too() -> None:
+def test_the_benchmark_needs_a_device_too() -> None:
     """Its rows are of a GPU, or there are none; a region's of the memory backend as well."""
     import torch
 
@@ -45,7 +45,7 @@ def test_the_benchmark_says_so_too() -> None:
 
 
 @pytest.mark.torch
-def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason, in the place of its rows."""
     monkeypatch.setitem(benchmark.CASES, "broken", {"backend": "nothing"})
     reported = benchmark._measured("broken", quick=True)
@@ -57,7 +57,7 @@ def test_what_fails_on_a_card_is_told(rehearsed: Allocator, monkeypatch: pytest.
     assert str(reason).startswith("its process died: IndexError")
 
 
-def test_a_trace_without_kernels_is_no_figure(tmp_path: Path) -> None:
+def test_a_trace_without_kernels_gives_no_figure(tmp_path: Path) -> None:
     """One that has some is."""
     trace = tmp_path / "step-000002" / "actor" / "rank-0.trace.json.gz"
     trace.parent.mkdir(parents=True)

@@ -81,7 +81,7 @@ class TestOneProcess:
         )
         assert {"transformers", "trl"} <= set(adapters)
 
-    def test_a_step_without_generation_says_so(self, tmp_path) -> None:
+    def test_a_step_without_generation_is_reported(self, tmp_path) -> None:
         """Samples of step 1 are used again in step 2, so the log and the report refer to step 3.
         Evaluations have a separate role.
         """

@@ -80,7 +80,7 @@ def slices_of(path):
     )
 
 
-def test_its_database_is_read_as_its_trace(npu):
+def test_the_database_gives_the_same_slices_as_the_trace(npu):
     """Both of the same recording, from torch_npu's own analysis: the same slices at the same nanoseconds."""
     options = f'analyse=True, {CPU}, export_type=["text", "db"], with_stack=True, record_shapes=True, gc_detect_threshold=0'
     npu.run(ONE.format(options=options).replace("work()", "work(); import gc; gc.collect()")).check()
@@ -133,7 +133,7 @@ def test_inside_the_job(npu):
     assert is_analysed(npu.folder_of())
 
 
-def test_inside_the_job_in_vain(npu):
+def test_a_failed_analysis_inside_the_job(npu):
     """Without CANN's msprof the device's part cannot be analysed: the capture is whole, and says so."""
     npu.run(ONE.format(options="analyse=True")).check()
     window = npu.window()
@@ -151,7 +151,7 @@ def test_inside_the_job_in_vain(npu):
         ({"LD_LIBRARY_PATH": ""}, [], "libhccl.so"),
     ],
 )
-def test_what_stands_in_the_way(npu, cann, env, arguments, reason):
+def test_obstacles_to_the_analysis_are_reported(npu, cann, env, arguments, reason):
     npu.run(ONE.format(options="")).check()
     done = command(npu, cann, "analyse", str(npu.run_path), *arguments, **env)
     assert done.returncode == 1

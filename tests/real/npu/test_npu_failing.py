@@ -48,7 +48,7 @@ class TestCann:
         assert not npu.left_over()
 
     @pytest.mark.parametrize("call", ["aclprofInit", "aclprofStart"])
-    def test_a_call_fails_without_a_word(self, npu, call):
+    def test_a_call_that_fails_without_a_message(self, npu, call):
         """A call that fails without a message is detected by the missing files."""
         env = {**BOTH, "STEPPROF_ACL_FAIL": f"{call}=507899,1", "STEPPROF_ACL_SILENT": "1"}
         npu.run(TWO, env=env).check()
@@ -71,7 +71,7 @@ class TestCann:
 
 
 class TestFolder:
-    def test_it_cannot_be_made(self, npu):
+    def test_a_folder_that_cannot_be_made(self, npu):
         """torch_npu swallows that, too."""
         npu.run(
             """
@@ -133,7 +133,7 @@ class TestFolder:
 
 
 class TestOthers:
-    def test_torch_beside_npu(self, npu):
+    def test_torch_and_npu_in_two_roles(self, npu):
         """Two roles with different backends record one after the other, and one inside the other."""
         npu.run(
             """
@@ -331,7 +331,7 @@ class TestCalls:
             "torch_npu's start failed: three",
         ]
 
-    def test_what_this_version_has_not(self, npu):
+    def test_options_that_this_version_lacks(self, npu):
         """A level, a metric or an activity without a name: it says which."""
         ran = npu.run(
             """

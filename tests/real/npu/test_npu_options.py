@@ -133,7 +133,7 @@ class TestOthers:
         assert experimental["_msprof_tx"] or experimental.get("_mstx"), number
         assert {"(step 2 actor", "(update"} <= set(npu_ranges(npu))
 
-    def test_what_is_lacking(self, npu, version):
+    def test_missing_options_are_reported(self, npu, version):
         number, load = version
         options = 'sys_io=True, host_sys=["cpu"], level="level1"'
         ran = npu.run(

@@ -116,7 +116,7 @@ class TestWindow:
         one = ["(step 2 actor", "(outer", "(inner", "inner)", "outer)", "step 2 actor)"]
         assert npu.ranges() == [*one, *(text.replace("step 2", "step 3") for text in one)]
 
-    def test_what_may_be_suspended(self, npu):
+    def test_suspendable_regions_are_ranges(self, npu):
         """Coroutines and generators are ranges as well: a number ends each, in whatever order and on whatever thread."""
         npu.run(
             """
@@ -270,7 +270,7 @@ class TestWindow:
 
 
 class TestArmed:
-    def test_a_step_that_never_comes(self, npu):
+    def test_an_armed_step_that_never_begins(self, npu):
         """What was warm is ended like a session: no folder, no thread and no configuration of CANN's is left."""
         ran = npu.run(
             """

@@ -122,7 +122,7 @@ class TestTurns:
         assert windows(npu, 2)["engine"]["status"] == "complete"
         assert [call.name for call in npu.calls() if call.pid == other.pid] == SESSION
 
-    def test_who_is_alone_is_warm_ahead(self, npu):
+    def test_the_only_user_warms_up_ahead(self, npu):
         """With another process on the device a warm-up happens under the lease, so that no process
         waits for one that is only armed.
         """

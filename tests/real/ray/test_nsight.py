@@ -190,7 +190,7 @@ class TestNsight:
         assert [entry["status"] for entry in found.values()] == ["lost", "lost"]
         assert all("nsys wrote no report to" in entry["error"] for entry in found.values()), found
 
-    def test_what_ray_ran(self, recorded):
+    def test_ray_runs_nsys_with_our_options(self, recorded):
         """Its trial run, then each actor, with our options."""
         folder, _, _ = recorded
         calls = [json.loads(line)["options"] for line in (folder / "nsys.jsonl").read_text().splitlines()]

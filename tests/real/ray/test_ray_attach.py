@@ -139,7 +139,7 @@ class TestWindows:
         [entry] = engines(session, 2)
         assert entry["body_error"] == "ZeroDivisionError: no batch"
 
-    def test_one_of_three_is_dead(self, ray_here, make, session):
+    def test_two_of_three_engines_record_if_one_is_dead(self, ray_here, make, session):
         """The two others record, and the body waits for no engine."""
         handles = [make() for _ in range(3)]
         ray_here.get([handle.generate.remote("warm") for handle in handles])
@@ -216,7 +216,7 @@ class TestWindows:
         )
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
-    def test_both_in_one(self, ray_here, make, session):
+    def test_an_actor_that_is_engine_and_rank(self, ray_here, make, session):
         """A colocated actor is an engine and a rank: its engine's trace, and its own session's manifest."""
         handle = make(Colocated)
         ray_here.get(handle.generate.remote("warm"))
@@ -334,7 +334,7 @@ class Driver:
 
 
 class TestFromAnAsyncActor:
-    def test_its_methods(self, ray_here, make, tmp_path):
+    def test_windows_in_coroutines_and_synchronous_methods(self, ray_here, make, tmp_path):
         """From a coroutine of an async actor, and from a synchronous method of it, which runs on its event loop: no deadlock, and the loop goes on."""
         servers = [make(Server, slow=0.5), make(AsyncServer, slow=0.5)]
         ray_here.get([handle.generate.remote("warm") for handle in servers])
@@ -415,7 +415,7 @@ class TestTheDriverLeaves:
         assert own["status"] in ("complete", "partial")
         assert (step / own["artifacts"][0]["path"]).is_file()
 
-    def test_killed(self, leave, tmp_path):
+    def test_a_killed_driver(self, leave, tmp_path):
         """No process is left to stop anything: the manifests, written ahead, say that it was lost."""
         ran = leave("os.kill(os.getpid(), 9)")
         assert ran.returncode == -9
@@ -423,7 +423,7 @@ class TestTheDriverLeaves:
         assert {entry["status"] for entry in found["rollout-engines-rank-0.json"]["engines"]} == {"lost"}
         assert found["rollout-rank-1.json"]["windows"][0]["status"] == "lost"
 
-    def test_ray_goes_first(self, leave, tmp_path):
+    def test_ray_shut_down_before_stepprof(self, leave, tmp_path):
         """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the manifest says so."""
         ran = leave("ray.shutdown(); window.stop(); print(ray.is_initialized())").check()
         assert ran.stdout.split() == ["recording", "False"]

@@ -102,7 +102,7 @@ class TestShutdown:
         assert line["targets"] == "rollout/0"
         assert line["answer_seconds"] == STOP_SECONDS
 
-    def test_it_is_free_when_it_goes_on(self, ray_here, short, start, stopped):
+    def test_a_stopped_process_is_free_after_it_continues(self, ray_here, short, start, stopped):
         """The end of the attachment has been sent: a process that goes on has no session of the run that is over."""
         handle = start(Rank)
         pid = ray_here.get(handle.pid.remote())

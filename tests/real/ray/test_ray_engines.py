@@ -180,7 +180,7 @@ class TestFinding:
             ("engine.starts", "returned no engine that can be recorded"),
         ],
     )
-    def test_nothing_there(self, found, connect, windows, find, message):
+    def test_each_missing_engine_has_its_own_message(self, found, connect, windows, find, message):
         """Each has a message of its own, and is a matter of how it was attached."""
         with pytest.raises(EngineFailure) as caught:
             drive(connect(found, find=find).arm(windows.make(2)))

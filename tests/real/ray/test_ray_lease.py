@@ -122,7 +122,7 @@ class TestRank:
         [entry] = found["rollout-engines-rank-driver.json"]["engines"]
         assert entry["status"] == "complete"
 
-    def test_a_job_that_comes_at_once(self, ray_here, actor, drive_in_process, tmp_path):
+    def test_a_job_that_starts_immediately_after(self, ray_here, actor, drive_in_process, tmp_path):
         """The next job need not wait until the actor has looked."""
         name, handle = actor()
         driver = drive_in_process(name, "rank")

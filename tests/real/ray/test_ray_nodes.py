@@ -42,7 +42,7 @@ def recorded(ray, driver, handle, window, steps=2):
 
 
 class TestEngineFiles:
-    def test_brought(self, cluster, make, connect, windows, tmp_path, monkeypatch):
+    def test_files_of_an_engine_are_fetched(self, cluster, make, connect, windows, tmp_path, monkeypatch):
         """A trace on the other node's disk is brought in pieces, whole, under its place in the run."""
         import ray
 
@@ -89,7 +89,7 @@ class TestEngineFiles:
         assert (window.folder / artifact.path).is_file()
         assert [path for path in shared.rglob("*") if path.is_file()] == []
 
-    def test_killed_before_the_files_are_brought(
+    def test_an_actor_killed_before_its_files_are_fetched(
         self, cluster, make, connect, windows, tmp_path, monkeypatch
     ):
         """The node's agent outlives the actor: the files come all the same."""
@@ -139,7 +139,7 @@ class TestRankFiles:
         drive(driver.stop(window))
         return window
 
-    def test_brought(self, cluster, make, connect, session, windows, tmp_path):
+    def test_files_of_a_rank_are_fetched(self, cluster, make, connect, session, windows, tmp_path):
         """A rank's manifest, trace and spans come from its node after its export, without the stop's waiting for them."""
         handle = make(Rank)
         driver = connect(handle, kind="rank", output_dir=str(tmp_path / "disk"))
@@ -154,7 +154,9 @@ class TestRankFiles:
         assert "update" in spans.read_text()
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
-    def test_killed_before_they_are_brought(self, cluster, make, connect, session, windows, tmp_path):
+    def test_a_rank_killed_before_its_files_are_fetched(
+        self, cluster, make, connect, session, windows, tmp_path
+    ):
         """If the process is killed before its files are fetched, its manifest is fetched and reports them
         as lost.
         """

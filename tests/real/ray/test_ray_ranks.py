@@ -176,7 +176,7 @@ class TestRanks:
             4,
         ]
 
-    def test_it_brackets_itself(self, ray_here, trainers, connect, session, windows):
+    def test_a_window_of_the_actor_joins(self, ray_here, trainers, connect, session, windows):
         """A window of the actor's own, inside the driver's, joins it."""
         (handle,) = trainers()
         driver, window = connect(handle, kind="rank", rank=3), windows.make(2, "actor", stem="")
@@ -211,7 +211,7 @@ class TestRanks:
         assert verify_run(session.path).problems == []
 
     @pytest.mark.parametrize("kind", ["plain", "async"])
-    def test_every_step_is_heard_of(self, ray_here, trainers, session, kind):
+    def test_every_step_is_announced(self, ray_here, trainers, session, kind):
         """Recorded or not, from the first one on: regions have their step and role, the windows their spans, each once."""
         (handle,) = trainers(1, kind)
         attached = stepprof.attach(handle, role=["actor", "ref"], kind="rank")
@@ -252,7 +252,7 @@ class TestRanks:
         (line,) = [line for line in log if line["event"] == "step.recorded"]
         assert (line["step"], line["files"], line["rank"]) == (2, "2 files", "main")
 
-    def test_its_own_session(self, ray_here, trainers, connect, session, windows):
+    def test_the_actors_own_session_is_followed(self, ray_here, trainers, connect, session, windows):
         """A session that the actor has made itself is followed, and not ended with the attachment."""
         (handle,) = trainers()
         config = {"output_dir": str(session.path.parent), "steps": [2]}
@@ -311,7 +311,9 @@ class TestRanks:
             drive(connect(handle, kind="rank").arm(windows.make(2, "actor", stem="")))
 
     @without_torch
-    def test_its_rank(self, ray_here, make, connect, session, windows):
+    def test_the_rank_comes_from_the_variable_or_the_position(
+        self, ray_here, make, connect, session, windows
+    ):
         """$RANK says it where it was not given; else its place among the attached."""
         handle = make()
         ray_here.get(handle.set.remote("RANK", "6"))

@@ -146,7 +146,7 @@ def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
     ]
 
 
-def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
+def test_another_run_under_the_same_path_is_ignored(tmp_path) -> None:
     """Whatever a node has under the path: it must be of the same run, and not only have its id."""
     from stepprof.analysis.timeline.ray_workers import gathered_there, steps_there
     from stepprof.run.same_run import evidence_of
@@ -164,7 +164,7 @@ def test_another_run_of_that_path_is_none_of_this_one(tmp_path) -> None:
     assert steps_there([str(older.path)], [ours]) == []
 
 
-def test_what_fails_costs_its_source_alone(ray_here, run) -> None:
+def test_a_failure_affects_one_source(ray_here, run) -> None:
     """A failure affects one source only. A task that raises, and a task whose process dies, are reported as
     failed. A file that no node has is left to the reader in this process.
     """

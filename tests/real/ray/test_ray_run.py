@@ -92,7 +92,7 @@ class TestRunningCluster:
         assert found["STEPPROF_OUTPUT_DIR"] == str(tmp_path / "stepprof-runs")
         assert found["ray is not patched"]
 
-    def test_what_the_job_sets_stays(self, cluster, tmp_path: Path) -> None:
+    def test_settings_of_the_job_are_kept(self, cluster, tmp_path: Path) -> None:
         """Its variables, its path, and its own hook in the workers."""
         theirs = '{"env_vars": {"THEIRS": "1", "STEPPROF_STEPS": "7", "PYTHONPATH": "their folder"}, "worker_process_setup_hook": hook}'
         done = run(tmp_path, RUNNING.replace("RUNTIME", theirs), cluster.address, "second")
@@ -168,7 +168,7 @@ def bare(cluster, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("bare")
 class TestANodeWithoutStepprof:
-    def test_its_workers_run(self, cluster, tmp_path: Path) -> None:
+    def test_workers_run_without_stepprof(self, cluster, tmp_path: Path) -> None:
         """The variables reach a worker that can do nothing with them; no line is printed."""
         job = RUNNING.replace("RUNTIME", "None")
         done = run(tmp_path, job, cluster.address, "bare")

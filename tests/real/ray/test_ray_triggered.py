@@ -66,7 +66,7 @@ def outcomes(session):
 
 @pytest.mark.parametrize("session", ["null"], indirect=True)
 class TestTriggered:
-    def test_two_at_once_one_past_one_withdrawn(self, ray_here, make, session):
+    def test_concurrent_past_and_withdrawn_requests(self, ray_here, make, session):
         """Requested in the middle of a step: each has its own outcome, and late processes take part."""
         loop = Loop(ray_here, make)
         made = {}
@@ -110,7 +110,7 @@ class TestTriggered:
             assert said[made["actor"].name]["outcome"] == "reached"
             assert said[made["rollout"].name]["outcome"] == "not here"
 
-    def test_one_dies_before_the_step(self, ray_here, make, session):
+    def test_a_rank_that_dies_before_the_step(self, ray_here, make, session):
         """The others record it, and the loop goes on."""
         loop = Loop(ray_here, make)
         made = []

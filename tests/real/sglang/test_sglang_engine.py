@@ -24,7 +24,7 @@ def forward(brought: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
 
 
 class TestWindows:
-    def test_two_steps_come_to_two_folders_without_a_restart(self, host: Host, tmp_path: Path) -> None:
+    def test_two_steps_are_written_to_two_folders_without_a_restart(self, host: Host, tmp_path: Path) -> None:
         """Each step's folder has the forward steps of its own window, and no others."""
         first, second = host.run(sglang_scenarios.two_steps, tmp_path)
         for brought, step, tokens in ((first, 2, 5), (second, 3, 9)):
@@ -61,7 +61,7 @@ class TestWindows:
         brought = host.run(sglang_scenarios.window_with, tmp_path, 0, {})
         assert forward(brought) == {FILE: []}
 
-    def test_stacks_and_shapes_are_recorded_when_asked_for(self, host: Host, tmp_path: Path) -> None:
+    def test_stacks_and_shapes_are_recorded_on_request(self, host: Host, tmp_path: Path) -> None:
         """Both are SGLang's defaults, and ours are neither."""
         brought = host.run(
             sglang_scenarios.window_with, tmp_path, 3, {"with_stack": True, "record_shapes": True}
@@ -71,14 +71,14 @@ class TestWindows:
         assert (trace["stacks"], trace["shapes"]) == (True, True)
 
     @pytest.mark.parametrize("activities", [None, ["cpu"]])
-    def test_activities_that_are_there(
+    def test_available_activities_are_recorded(
         self, host: Host, tmp_path: Path, activities: list[str] | None
     ) -> None:
         """Those that were named, or those that there are."""
         brought = host.run(sglang_scenarios.window_with, tmp_path, 2, {"activities": activities})
         assert forward(brought) == {FILE: forward_steps(2)}
 
-    def test_only_asked_for_workers_are_kept(self, host: Host, tmp_path: Path) -> None:
+    def test_only_selected_workers_are_kept(self, host: Host, tmp_path: Path) -> None:
         """A missing file of a requested rank is reported, and the others' files are removed."""
         message = host.run(sglang_scenarios.other_worker, tmp_path)
         assert "left no trace of the engine's rank 7" in message or "rank 7" in message
@@ -114,14 +114,14 @@ class TestBounds:
             brought = host.run(sglang_scenarios.window_with, tmp_path / str(number), 6, options)
             assert set(brought["traces"]) == {PREFILL, DECODE}
 
-    def test_stage_that_did_not_come(self, host: Host, tmp_path: Path) -> None:
+    def test_a_stage_that_was_not_reached(self, host: Host, tmp_path: Path) -> None:
         """A window with nothing but prefill: the decode steps after it are not recorded."""
         options = {"max_iterations": 2, "by_stage": True}
         brought = host.run(sglang_scenarios.window_with, tmp_path, 1, options)
         assert forward(brought) == {PREFILL: [("EXTEND", 1)]}
         assert brought["left_later"] == ["rank-0.prefill.trace.json.gz"]
 
-    def test_no_stage_came(self, host: Host, tmp_path: Path) -> None:
+    def test_a_window_in_which_no_stage_ran(self, host: Host, tmp_path: Path) -> None:
         """A window without work, by stage: one trace without forward steps."""
         options = {"max_iterations": 2, "by_stage": True}
         brought = host.run(sglang_scenarios.window_with, tmp_path, 0, options)
@@ -145,7 +145,7 @@ class TestState:
         assert brought["users_steps"] == 5
         assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
-    def test_another_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
+    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_kept(
         self, host: Host, tmp_path: Path
     ) -> None:
         """Under its own step, as partial, with its own forward steps; the next window has all of its own."""
@@ -171,13 +171,13 @@ class TestState:
         assert brought["message"].startswith("stop without start")
         assert "not in progress" in brought["raw"]
 
-    def test_somebody_else_stops_it(self, host: Host, tmp_path: Path) -> None:
+    def test_a_stop_by_another_client_keeps_the_recording(self, host: Host, tmp_path: Path) -> None:
         """The recording until then is kept, as partial."""
         brought = host.run(sglang_scenarios.stopped_by_another, tmp_path)
         assert forward(brought) == {FILE: forward_steps(3)}
         assert brought["partial"] == "another client stopped it before the window ended"
 
-    def test_what_somebody_else_left_armed_is_cleared(self, host: Host, tmp_path: Path) -> None:
+    def test_an_armed_request_of_another_client_is_cleared(self, host: Host, tmp_path: Path) -> None:
         """SGLang keeps an armed request if its step was not reached. After a window of stepprof it is
         cleared.
         """
@@ -230,7 +230,7 @@ class TestLoops:
         assert forward(brought)[FILE].count(("DECODE", 2)) >= 3
         assert brought["ticks_while_stopping"] >= 5
 
-    def test_loop_that_stands_still_under_way(self, host: Host, tmp_path: Path) -> None:
+    def test_a_loop_that_stops_before_the_answer(self, host: Host, tmp_path: Path) -> None:
         """A start and a stop that are sent while another thread generates are answered although its loop stops running before."""
         brought = host.run(sglang_scenarios.loop_stops_and_runs, tmp_path)
         assert brought["failed"] == []

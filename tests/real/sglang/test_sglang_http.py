@@ -95,7 +95,7 @@ def failure(work: Any) -> EngineFailure:
 
 
 class TestServer:
-    def test_two_steps_come_to_two_folders(
+    def test_two_steps_are_written_to_two_folders(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
         """As with an engine of this process."""
@@ -181,7 +181,7 @@ class TestServer:
 
 
 class TestAnswers:
-    def test_is_down(self, tmp_path: Path) -> None:
+    def test_a_server_that_is_down(self, tmp_path: Path) -> None:
         """Nothing listens: reported at the arm."""
         with serving({}) as gone:
             pass
@@ -357,7 +357,7 @@ class TestEndOfTheJob:
         (artifact,) = entry["artifacts"]
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
 
-    def test_a_job_that_ends_beside_a_stopped_engine(
+    def test_a_job_that_ends_while_its_engine_is_stopped(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
         """The exit of the interpreter takes at most the timeout of a stop, and one log line names the
@@ -433,7 +433,7 @@ class TestRecorded:
         assert Trace.read(tmp_path / "run" / "step-000002" / artifact["path"]).forward == STEPS
         assert (dead["status"], dead["health"]) == ("failed", "unreachable")
 
-    def test_a_stop_that_is_held_back_leaves_the_steps_that_follow_out(
+    def test_a_delayed_stop_excludes_later_steps(
         self, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The trace has them, the entry says so, and the report is of the window alone."""

@@ -79,14 +79,14 @@ class TestSessions:
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert Trace.named(tmp_path, entry["artifacts"][0], 3).forward == forward_steps(3)
 
-    def test_a_step_that_never_comes(
+    def test_an_armed_step_that_never_begins(
         self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The engine was armed for the step, and no file of it is left."""
         assert host.run(sglang_recorded.armed_in_vain, tmp_path)
         check_only_step(tmp_path / "run", capsys)
 
-    def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(self, host: Host, tmp_path: Path) -> None:
+    def test_a_stop_whose_answer_is_lost_still_lists_its_files(self, host: Host, tmp_path: Path) -> None:
         """The entry names the trace that SGLang has left; at the end of the run the trace is in the manifest."""
         entry, left = host.run(sglang_recorded.answer_of_the_stop_is_lost, tmp_path)
         if entry["status"] != "partial":  # on a busy machine, a later stop may come before it is looked
@@ -144,7 +144,7 @@ class TestSessions:
         assert [bound for bound, _ in cost["estimates"]] == [128, 512]
         assert cost["estimates"][0][1] == pytest.approx(4 * cost["seconds"])
 
-    def test_stop_that_takes_too_long_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
+    def test_a_stop_beyond_the_timeout_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
         """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
         brought = host.run(sglang_recorded.stop_that_takes_too_long, tmp_path)
         (entry,) = read_entries(tmp_path)
@@ -254,7 +254,7 @@ class TestTwoReplicasInOneEngine:
             assert (trace.has_stacks, trace.has_shapes) == (bool(options), bool(options))
             assert trace.forward == forward_steps(4)  # of two prompts, each has one
 
-    def test_what_sglang_makes_of_an_unwritable_folder(self, pair: Host, tmp_path: Path) -> None:
+    def test_sglang_dies_if_its_folder_is_not_writable(self, pair: Host, tmp_path: Path) -> None:
         """SGLang kills the process that holds the engine; this is why stepprof refuses such a folder. This
         test must be the last one.
         """

@@ -31,7 +31,7 @@ def cells() -> list[dict[str, Any]]:
     return found
 
 
-def test_it_has_no_outputs(cells: list[dict[str, Any]]) -> None:
+def test_the_notebook_has_no_outputs(cells: list[dict[str, Any]]) -> None:
     """The notebook contains no outputs, and every cell has its own id."""
     for cell in cells:
         if cell["cell_type"] == "code":
@@ -40,7 +40,7 @@ def test_it_has_no_outputs(cells: list[dict[str, Any]]) -> None:
     assert NOTEBOOK.stat().st_size < 20_000
 
 
-def test_its_answers() -> None:
+def test_the_notebook_answers_are_right() -> None:
     """Step 5 has four times the samples: it is the longest, and most of its time is matrix products."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(NOTEBOOK)],

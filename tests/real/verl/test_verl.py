@@ -50,7 +50,7 @@ def spans(run, step, **wanted):
 
 
 class TestRecordedJob:
-    def test_all_that_took_part_is_there(self, run) -> None:
+    def test_every_participant_is_recorded(self, run) -> None:
         """Both ranks and both engines are in the one step that was asked for, complete."""
         assert steps(run) == [2]
         manifest = read_step(run, 2)
@@ -124,7 +124,7 @@ class TestRecordedJob:
             ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm", "verl.requests", "verl.answers"), "attached"
         )  # fmt: skip
 
-    def test_one_line_says_what_was_recorded(self, recorded) -> None:
+    def test_one_log_line_names_the_recorded_step(self, recorded) -> None:
         """verl logs from level WARNING on; the line is seen all the same."""
         assert recorded.output.count("step 2 is recorded: 4 files") == 1
 

@@ -35,7 +35,7 @@ def marks(seen):
 
 
 class TestRequest:
-    def test_is_measured_where_the_outputs_arrive(self, seen, marks) -> None:
+    def test_times_are_measured_when_outputs_arrive(self, seen, marks) -> None:
         """verl keeps no statistics of vLLM unless it is asked to."""
         assert seen["attached"] == [True, True]
         measured = marks["measured"]
@@ -43,7 +43,7 @@ class TestRequest:
         assert PAUSE * 0.9 < measured["first_token_seconds"] < PAUSE + 2
         assert 3 * PAUSE * 0.9 < measured["decode_seconds"] < 3 * PAUSE + 2
 
-    def test_is_stated_by_vllm_if_verl_keeps_its_statistics(self, marks) -> None:
+    def test_times_come_from_vllms_statistics_if_kept(self, marks) -> None:
         """`disable_log_stats=False`."""
         assert marks["stated"] == {
             "generated_tokens": 4,
@@ -51,14 +51,14 @@ class TestRequest:
             "decode_seconds": 2.0,
         }
 
-    def test_a_request_that_is_not_all_of_a_sample(self, seen, marks) -> None:
+    def test_requests_that_are_only_part_of_a_sample_have_no_times(self, seen, marks) -> None:
         """A teacher scores a text, and a server that prefills leaves the rest to another one."""
         assert "scored" not in marks
         assert seen["scored"] == seen["prefilled"] == FIELDS
 
 
 class TestJob:
-    def test_gets_the_same(self, seen) -> None:
+    def test_the_job_gets_the_same_replies(self, seen) -> None:
         """verl's reply has its own fields alone; on the way no field is changed."""
         assert seen["measured"] == seen["plain"]
         assert seen["sent"] == sorted([*FIELDS, ATTRIBUTE])
@@ -76,7 +76,7 @@ class TestJob:
         assert seen["cancelled"]
         assert len(seen["aborted"]) == 1
 
-    def test_an_error_of_stepprof_stays_here(self, seen, marks) -> None:
+    def test_an_error_of_stepprof_does_not_reach_verl(self, seen, marks) -> None:
         """The job gets its tokens."""
         assert seen["failed"] == seen["plain"]
         assert "failed" not in marks

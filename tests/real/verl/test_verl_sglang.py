@@ -39,7 +39,7 @@ def run(recorded):
     return found
 
 
-def test_all_that_took_part_is_there(run) -> None:
+def test_every_participant_is_recorded(run) -> None:
     """Both ranks and both servers are in the one step that was asked for, complete, and nothing that the manifest names is missing."""
     assert steps(run) == [2]
     manifest = read_step(run, 2)

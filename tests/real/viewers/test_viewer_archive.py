@@ -26,7 +26,7 @@ def archive(tmp_path: Path) -> Path:
     return made.path / "step-000002" / "timeline.zip"
 
 
-def test_its_version_is_known() -> None:
+def test_the_version_of_the_viewer_is_known() -> None:
     """Where a newer one is packaged, the other test here has to open the archive in it."""
     version = viewer_version(viewer_folder())
     assert ENGINE.name.startswith(f"v{version}.")

@@ -104,7 +104,9 @@ BELOW = "Math.max(...[...document.querySelectorAll(%r)].map(each => each.getBoun
 class TestFirstScreen:
     @pytest.mark.parametrize("width", [1280, 400])
     @pytest.mark.parametrize("report", [make_report(64, 4), regions_only()], ids=["roles", "regions"])
-    def test_it_holds_the_answer(self, page: Chromium, tmp_path: Path, width: int, report: Report) -> None:
+    def test_the_first_screen_has_the_first_finding(
+        self, page: Chromium, tmp_path: Path, width: int, report: Report
+    ) -> None:
         """The sentence, the bar of the step, and the first finding with why, try and gain, above 800 pixels."""
         show(page, tmp_path, report, width)
         for what in ("h1", ".step-bar", "#findings > li:first-child .reason"):
@@ -118,7 +120,7 @@ class TestFirstScreen:
 class TestNarrow:
     @pytest.mark.parametrize("width", [360, 400, 600, 1280])
     @pytest.mark.parametrize("content", [make_report(2), make_report(64, 4), worst(), regions_only(), make_comparison()], ids=["2 ranks", "64 ranks", "long names", "regions", "comparison"])  # fmt: skip
-    def test_nothing_collides_and_nothing_scrolls_sideways(
+    def test_the_narrow_page_has_no_overlap_and_no_sideways_scrolling(
         self, page: Chromium, tmp_path: Path, width: int, content: Report | Comparison
     ) -> None:
         """Also with the description of the job open. Only tables and the timeline have more than fits."""
@@ -129,7 +131,7 @@ class TestNarrow:
         assert page.evaluate(OVERLAPS) == []
         assert page.evaluate(CUT) == []
 
-    def test_ranks_are_told_apart(self, page: Chromium, tmp_path: Path) -> None:
+    def test_labels_of_ranks_are_distinct(self, page: Chromium, tmp_path: Path) -> None:
         """No two labels of a chart are the same, however little room they have."""
         show(page, tmp_path, make_report(12, 2), 400)
         labels = page.evaluate(
@@ -141,7 +143,7 @@ class TestNarrow:
         assert len(set(short)) == 4
         assert all(len(each) <= 9 for each in short)
 
-    def test_tables_begin_with_what_tells_their_rows_apart(self, page: Chromium, tmp_path: Path) -> None:
+    def test_tables_show_their_row_names_without_scrolling(self, page: Chromium, tmp_path: Path) -> None:
         """Of the region tree and of the path, the names and the first figure are visible without scrolling; regions break after slashes."""
         report = make_report(4)
         show(page, tmp_path, report, 400)
@@ -195,7 +197,7 @@ class TestPlaces:
         ids = page.evaluate("[...document.querySelectorAll('section.part')].map(e => `#${e.id}`)")
         assert {href for each in links for href in each} <= set(ids)
 
-    def test_brackets_that_do_not_meet_share_a_line(self, page: Chromium, tmp_path: Path) -> None:
+    def test_brackets_that_do_not_overlap_share_a_line(self, page: Chromium, tmp_path: Path) -> None:
         """Whatever the order of their findings: 3 stretches after each other need one line, and one over them all a second."""
         report = regions_only()
         stretches = [(3.0, 3.2), (0.2, 0.4), (1.5, 2.5), (0.1, 3.9)]
@@ -260,7 +262,7 @@ class TestParts:
 
 
 class TestJob:
-    def test_what_is_known_of_the_job(self, page: Chromium, tmp_path: Path) -> None:
+    def test_the_job_line_shows_the_known_facts(self, page: Chromium, tmp_path: Path) -> None:
         """In one line; the command and the rest behind a click."""
         report = make_report(4)
         show(page, tmp_path, report, 1280)
@@ -293,7 +295,7 @@ class TestPaper:
         page.evaluate(SETTLED)
 
     @pytest.mark.parametrize("content", [make_report(40, 1), worst(), regions_only()], ids=["40 ranks", "long names", "regions"])  # fmt: skip
-    def test_nothing_is_cut(self, page: Chromium, tmp_path: Path, content: Report) -> None:
+    def test_the_printed_page_is_complete(self, page: Chromium, tmp_path: Path, content: Report) -> None:
         """Everything fits within the width of the paper, no box hides a part of its content, and all
         sections that are folded on the screen are open.
         """
@@ -338,7 +340,7 @@ class TestPaper:
             shades = page.evaluate(f"({grey})({names})")
             assert min(abs(a - b) for a, b in pairwise(shades)) > 60, names
 
-    def test_the_screen_is_as_before_after_it(self, page: Chromium, tmp_path: Path) -> None:
+    def test_printing_does_not_change_the_screen(self, page: Chromium, tmp_path: Path) -> None:
         """After printing a PDF of several pages, the theme, the folded sections and the charts are the same
         as before on the screen.
         """

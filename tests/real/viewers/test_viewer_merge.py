@@ -221,7 +221,7 @@ def test_names_and_arguments(tmp_path: Path, format_: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("format_", FORMATS)
-def test_what_was_recorded_by_torch(tmp_path: Path, format_: str) -> None:
+def test_a_real_torch_session_is_merged_completely(tmp_path: Path, format_: str) -> None:
     """Two captures of a real session, merged by the command: as many slices per source as the files hold complete events, and its marks at their exact times."""
     import torch
 

@@ -54,7 +54,7 @@ def test_a_step_is_merged_and_shown(tmp_path: Path) -> None:
     assert shown.index("actor rank 0") < shown.index("actor rank 1")
 
 
-def test_the_viewer_shows_the_slices_and_asks_nobody_else(tmp_path: Path) -> None:
+def test_the_viewer_shows_the_slices_and_contacts_no_other_server(tmp_path: Path) -> None:
     """A trace of 1,000 slices is in the viewer's own trace processor, drawn on the page; every address it got an answer from is ours."""
     events = [
         {"ph": "X", "name": f"slice {number}", "pid": 1, "tid": 1, "ts": number * 10, "dur": 5}

@@ -161,7 +161,7 @@ class TestPage:
             painted.append(page.wait_for(PAINT, 20))
         assert 0 < min(painted) < 1000
 
-    def test_what_lies_under_the_pointer_is_told(self, page: Chromium, tmp_path: Path) -> None:
+    def test_the_tooltip_describes_what_is_under_the_pointer(self, page: Chromium, tmp_path: Path) -> None:
         """A bar with its name, seconds, role and process; on a name, its host; away from it, nothing."""
         bars = [Bar(0.0, 4.0, "actor", "actor", 0), Bar(0.0, 4.0, "update_actor", "actor", 1)]
         report = Report("r", 1, 0, 4.0, "one clock", 0, gantt=[GanttRow("rank 0", "node-7", "rank", bars)])
@@ -175,7 +175,7 @@ class TestPage:
         move(page, "h1", 5, 5)
         assert tip(page) == ""
 
-    def test_it_is_worked_by_keyboard_wheel_and_pointer(self, page: Chromium, tmp_path: Path) -> None:
+    def test_keyboard_wheel_and_pointer_zoom_and_move(self, page: Chromium, tmp_path: Path) -> None:
         """Each way of zooming and moving changes the picture, and going back to the whole step restores it."""
         show(page, tmp_path, make_report(8, 1))
         page.evaluate("document.querySelector('.gantt').focus({preventScroll: true})")
@@ -218,7 +218,7 @@ class TestPage:
         frame(page)
         assert page.evaluate(height) > 30 * 60
 
-    def test_it_says_what_the_terminal_and_the_json_say(self, page: Chromium, tmp_path: Path) -> None:
+    def test_the_page_has_the_sentences_of_terminal_and_json(self, page: Chromium, tmp_path: Path) -> None:
         """Each sentence and each cause has one source; the page only begins a sentence with a capital."""
         report = make_report()
         show(page, tmp_path, report)
@@ -235,7 +235,7 @@ class TestPage:
             assert heading in str(legend)
             assert heading in text.getvalue()
 
-    def test_what_another_bound_would_have_cost(self, page: Chromium, tmp_path: Path) -> None:
+    def test_the_page_shows_estimates_for_other_limits(self, page: Chromium, tmp_path: Path) -> None:
         """A column for each, marked as an estimate."""
         show(page, tmp_path, make_report(4, 2))
         text = str(page.evaluate("document.getElementById('cost').textContent"))
@@ -243,9 +243,7 @@ class TestPage:
         assert "≈ 6.00 s" in text
 
     @pytest.mark.parametrize("width", [360, 419, 733, 1360, 2200])
-    def test_any_width_is_drawn_and_none_scrolls_sideways(
-        self, page: Chromium, tmp_path: Path, width: int
-    ) -> None:
+    def test_no_width_scrolls_sideways(self, page: Chromium, tmp_path: Path, width: int) -> None:
         page.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
         )
@@ -254,7 +252,7 @@ class TestPage:
         assert colours(page) > 10
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
-    def test_both_schemes_and_the_switch(self, page: Chromium, tmp_path: Path) -> None:
+    def test_light_and_dark_scheme_and_the_switch(self, page: Chromium, tmp_path: Path) -> None:
         """The page follows the colour scheme of the system, and the switch overrides it. The canvas is
         drawn again.
         """
@@ -372,7 +370,7 @@ class TestPage:
         page.evaluate(f"{row}.querySelector('button').click()")
         assert page.evaluate(names).count("aten::mm") == 1
 
-    def test_it_prints_whole(self, page: Chromium, tmp_path: Path) -> None:
+    def test_the_page_prints_completely(self, page: Chromium, tmp_path: Path) -> None:
         """As a PDF of several pages, on white, with all that the screen folds away."""
         scheme(page, "dark")
         show(page, tmp_path, make_report(40, 1))
@@ -405,7 +403,7 @@ class TestOtherTraces:
 
 
 class TestHostile:
-    def test_names_are_text_wherever_they_come_up(self, page: Chromium, tmp_path: Path) -> None:
+    def test_hostile_names_are_shown_as_text(self, page: Chromium, tmp_path: Path) -> None:
         """A script that would give itself away by the title, in every text of a report: finding, role, region, process, host, file, sample, cause, operator, finding."""
         show(page, tmp_path, hostile_report())
         move(page, ".gantt canvas", 700, 70)
@@ -419,13 +417,13 @@ class TestHostile:
         assert page.evaluate("document.querySelectorAll('img, iframe, main script, .tip script').length") == 0
         assert HOSTILE in page.evaluate("document.querySelector('.heads').textContent")
 
-    def test_so_they_are_in_a_comparison(self, page: Chromium, tmp_path: Path) -> None:
+    def test_hostile_names_are_shown_as_text_in_a_comparison(self, page: Chromium, tmp_path: Path) -> None:
         changes = [Change(HOSTILE, topic, 1.0, 2.0, 0.1, True) for topic in ("step", "op", HOSTILE)]
         show(page, tmp_path, Comparison(HOSTILE, HOSTILE, SCHEMA_VERSION, [Finding(HOSTILE, HOSTILE, 1.0)], changes, [Problem(HOSTILE, HOSTILE)]))  # fmt: skip
         assert page.evaluate("document.title") == f"{HOSTILE} against {HOSTILE} · stepprof"
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
-    def test_a_script_that_got_in_would_not_run(self, browser: Chromium, tmp_path: Path) -> None:
+    def test_an_injected_script_does_not_run(self, browser: Chromium, tmp_path: Path) -> None:
         """The content policy: after a script and a picture were injected, the page does not run the script
         and does not request the picture.
         """

@@ -24,7 +24,7 @@ from stepprof.remote.vllm import engine_args
         ({"backend": "nsys", "max_iterations": 3, "with_stack": True}, "cuda"),
     ],
 )
-def test_vllm_takes_it(
+def test_vllm_accepts_the_profiler_configuration(
     options: dict[str, Any], profiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And means the same by it, on a machine with CUDA."""
@@ -36,7 +36,7 @@ def test_vllm_takes_it(
     assert bool(config.torch_profiler_dir) == (profiler == "torch")
 
 
-def test_a_profiler_that_this_machine_cannot_have(tmp_path: Path) -> None:
+def test_a_profiler_that_this_machine_does_not_support(tmp_path: Path) -> None:
     """vLLM would end its workers over it: refused before an engine is built."""
     with pytest.raises(ConfigError, match=r'options\.backend = "nsys": this vLLM runs on cpu') as caught:
         engine_args(tmp_path, {"backend": "nsys"})

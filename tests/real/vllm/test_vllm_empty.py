@@ -46,7 +46,7 @@ def test_a_forward_step_without_a_request_is_not_counted(live: Live, run: Any, t
     assert row.iterations == len(trace.forward) == 7
 
 
-def test_a_step_that_never_comes_leaves_nothing(
+def test_an_armed_step_that_never_begins_leaves_no_files(
     live: Live, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engine was armed for it at the end of the step before."""

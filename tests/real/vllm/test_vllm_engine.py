@@ -48,7 +48,7 @@ async def _raising() -> None:
 
 
 class TestEngine:
-    def test_is_recognised_without_being_asked(self, live: Live) -> None:
+    def test_an_engine_is_recognised_by_its_type(self, live: Live) -> None:
         """The engine's type is known by its name; nothing else is."""
         kind = VllmKind()
         assert kind.recognises(live.engine)
@@ -56,14 +56,14 @@ class TestEngine:
         assert not kind.recognises(type(live.engine))
         assert not kind.recognises(object())
 
-    def test_says_where_it_lives(self, live: Live, driver: VllmDriver) -> None:
+    def test_the_driver_knows_the_engines_loop_and_worker(self, live: Live, driver: VllmDriver) -> None:
         """The driver knows the loop of the engine, its one worker, and that this worker is another process."""
         assert driver.loop is live.loop
         assert driver.workers == 1
         assert not driver.inside
         assert driver.key == f"object:{id(live.engine)}"
 
-    def test_two_steps_come_to_two_folders_without_a_restart(
+    def test_two_steps_are_written_to_two_folders_without_a_restart(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Each step's folder has the forward steps of its own window, and no others."""
@@ -86,7 +86,9 @@ class TestEngine:
             assert [path.name for path in window.output.iterdir()] == ["rank-0.trace.json.gz"]
         assert before == [process.pid for process in live.processes()]
 
-    def test_leaves_nothing_beside_its_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
+    def test_no_folders_are_left_next_to_the_link(
+        self, live: Live, driver: VllmDriver, tmp_path: Path
+    ) -> None:
         """Between windows the link leads to the idle folder, and the folders of the windows are removed."""
         record(driver, make_window(tmp_path), lambda: live.generate(2))
         link = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir)
@@ -111,7 +113,7 @@ class TestEngine:
         assert only_trace(window, stopped).forward == []
         assert stopped.partial is None
 
-    def test_a_sleeping_engine_is_recorded_and_told_of(
+    def test_a_sleeping_engine_is_recorded_and_reported(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """It may wake up in the window, so it is started; where it does not, the outcome says why there is nothing."""
@@ -142,7 +144,7 @@ class TestBounds:
         assert len(only_trace(window, stopped).forward) == 4
         assert stopped.capped_by is None
 
-    def test_a_bound_that_is_not_reached_ends_nothing(
+    def test_a_limit_that_is_not_reached_has_no_effect(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A window shorter than the bound is whole."""
@@ -164,7 +166,7 @@ class TestBounds:
         assert only_trace(window, stopped).forward == [(0, 1)] * 2
         assert stopped.capped_by == "engine"
 
-    def test_a_delay_longer_than_the_window_leaves_nothing_and_says_so(
+    def test_a_delay_longer_than_the_window_is_reported(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """No file is no failure here: the capture never began."""
@@ -175,7 +177,7 @@ class TestBounds:
 
 
 class TestOrder:
-    def test_a_second_start_by_somebody_else_is_refused_and_left_alone(
+    def test_a_capture_of_another_client_is_refused_and_left_alone(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A capture that the user began is the user's: busy, and the user's own stop still returns the file."""
@@ -214,7 +216,7 @@ class TestOrder:
             on_remote(driver.start(make_window(tmp_path)))
         assert not live.engine._profile_session_active
 
-    def test_another_living_driver_is_left_alone_and_a_gone_ones_capture_is_kept(
+    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_kept(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """While the first driver takes part the second one gets `busy`. When it has ended, its
@@ -241,7 +243,7 @@ class TestOrder:
         folder = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
         assert not list(folder.glob("step-2.*"))
 
-    def test_a_stop_that_failed_is_made_up_for(
+    def test_a_failed_stop_is_sent_again(
         self, live: Live, driver: VllmDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The next window's start ends the capture first, and the trace is in the manifest of the step that it belongs to."""
@@ -259,7 +261,7 @@ class TestOrder:
         assert entry["status"] == "partial"
         assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 4
 
-    def test_what_is_still_open_when_it_is_detached_is_kept(
+    def test_an_open_capture_is_kept_at_the_detach(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """A close ends it within its time, and another driver may start."""
@@ -370,9 +372,7 @@ class TestOrder:
 
 
 class TestSelection:
-    def test_a_worker_that_nobody_asked_for_leaves_no_file(
-        self, live: Live, driver: VllmDriver, tmp_path: Path
-    ) -> None:
+    def test_unselected_workers_leave_no_file(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
         """The engine records all its workers; only the selected ones are kept."""
         window = make_window(tmp_path, workers=frozenset({1}))
         stopped = record(driver, window, lambda: live.generate(2))
@@ -380,7 +380,7 @@ class TestSelection:
         assert stopped.partial is None
         assert not list(window.output.iterdir())
 
-    def test_what_was_asked_for_and_cannot_be_is_told_once(
+    def test_impossible_options_are_reported_once(
         self, live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Stacks and shapes belong to the engine's construction: it records without, and says so."""
@@ -410,7 +410,7 @@ class TestFolders:
             on_remote(other.arm(make_window(tmp_path)))
         assert caught.value.health == "unconfigured"
 
-    def test_an_engine_that_left_no_file_is_a_failure_in_words(
+    def test_an_engine_without_a_file_is_a_described_failure(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """Its workers suppress torch's exception when the folder is missing: a call that returned is no proof."""

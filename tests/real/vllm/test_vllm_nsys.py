@@ -67,7 +67,7 @@ sys.exit(subprocess.run(sys.argv[2:]).returncode)
 """
 
 
-def test_its_reports_are_brought(run_vllm: Callable[..., Ran], model: str, tmp_path: Path) -> None:
+def test_reports_are_moved_to_the_step(run_vllm: Callable[..., Ran], model: str, tmp_path: Path) -> None:
     """Two windows, two ranges, two reports, each in its step's folder; the engine ends its capture by itself before the window does."""
     tools = build(tmp_path)
     plugin = tmp_path / "plugin"

@@ -247,7 +247,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_set_up_by_hand_is_recorded_and_its_death_is_told(run_vllm: Run) -> None:
+def test_a_hand_built_engine_is_recorded_and_its_death_reported(run_vllm: Run) -> None:
     """A plain folder: the new files are taken, those of others stay. A worker is killed while it records: dead, and training goes on."""
     assert "training goes on" in run_vllm(HEAD + BY_HAND).check().stdout
 
@@ -259,7 +259,7 @@ def test_a_synchronous_engine_and_the_death_of_its_core(run_vllm: Run) -> None:
     assert "training goes on" in run_vllm(HEAD + SYNCHRONOUS).check().stdout
 
 
-def test_the_files_of_two_data_parallel_engines_are_told_apart(run_vllm: Run) -> None:
+def test_files_of_two_data_parallel_engines_are_distinguished(run_vllm: Run) -> None:
     """vLLM gives both files the same name. Each is assigned to its engine by the process that wrote it."""
     assert "told apart" in run_vllm(HEAD + DATA_PARALLEL).check().stdout
 

@@ -80,7 +80,7 @@ def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
     assert not (tmp_path / "run" / "step-000001").exists()
 
 
-def test_a_synchronous_block_beside_the_engines_loop(
+def test_a_synchronous_block_on_another_thread_than_the_engines_loop(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A trainer's thread waits in ``with`` while the engine's loop, on another thread, answers."""
@@ -171,7 +171,7 @@ def test_a_cancelled_coroutine_leaves_no_capture(
     assert len(Trace.named(tmp_path, entry["artifacts"][0], 3).forward) == 4
 
 
-def test_a_stop_that_takes_too_long_still_brings_its_files(
+def test_a_stop_beyond_the_timeout_still_brings_its_files(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The body does not wait past the bound; the late answer is in the manifest in the end."""
@@ -224,7 +224,7 @@ def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
     assert Trace.named(tmp_path, entry["artifacts"][0]).forward[:2] == [(3, 0), (0, 1)]
 
 
-def test_a_stop_whose_answer_is_lost_leaves_no_file_unnamed(
+def test_a_stop_whose_answer_is_lost_still_lists_its_files(
     live: Live,
     recording: Callable[..., Any],
     tmp_path: Path,
@@ -276,7 +276,7 @@ def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp
         assert len(Trace.named(tmp_path, entry["artifacts"][0], step).forward) == 2
 
 
-def test_a_stop_that_comes_late_leaves_the_steps_that_follow_out(
+def test_a_late_stop_excludes_later_steps(
     live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engine's event loop is busy when the window ends, and its core goes on: the trace has that, the entry says so, and the report is of the window alone."""

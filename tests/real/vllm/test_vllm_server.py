@@ -76,7 +76,7 @@ def driver(server: Serving) -> Iterator[VllmDriver]:
     on_remote(made.abort())
 
 
-def test_two_steps_come_to_two_folders_without_a_restart(
+def test_two_steps_are_written_to_two_folders_without_a_restart(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """Each folder has the forward steps of its window, and no others."""
@@ -92,7 +92,7 @@ def test_two_steps_come_to_two_folders_without_a_restart(
     assert (clock.host, clock.offset_ns) == (socket.gethostname(), 0)
 
 
-def test_its_folder_is_asked_for_in_development_mode(
+def test_a_server_in_development_mode_reports_its_folder(
     server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
     """On this host, a server that reports its settings needs no trace_dir."""
@@ -121,7 +121,7 @@ def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> 
         assert trace.forward == [(3, 0), *[(0, 1)] * (step + 1)]
 
 
-def test_its_metrics_are_read_next_to_the_start_and_the_stop(
+def test_metrics_are_read_at_start_and_stop(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """The manifest has what the server counted in the window: one prompt of 3 tokens, 5 generated ones. No call waits for a count, so one that
@@ -153,7 +153,7 @@ def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: P
     assert stopped.capped_by == "engine"
 
 
-def test_a_second_start_is_somebody_elses_and_left_alone(
+def test_a_capture_of_another_client_is_refused_and_left_alone(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
     """409: busy, with the remedy if no client records."""
@@ -196,9 +196,7 @@ def test_stop_without_start_is_refused_without_a_request(
         on_remote(driver.stop(make_window(tmp_path)))
 
 
-def test_a_server_never_configured_says_how_to_start_it(
-    servers: tuple[Serving, Serving], tmp_path: Path
-) -> None:
+def test_an_unconfigured_server_gets_instructions(servers: tuple[Serving, Serving], tmp_path: Path) -> None:
     """404: the route is not there. The message has the arguments that bring it."""
     bare = VllmDriver.of_server(Client(servers[1].url))
     with pytest.raises(EngineFailure, match=r"has no route /start_profile \(404\)") as caught:
@@ -295,7 +293,7 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
     assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
 
 
-def test_a_job_that_ends_beside_a_stopped_engine(server: Serving, traces: Path, tmp_path: Path) -> None:
+def test_a_job_that_ends_while_its_engine_is_stopped(server: Serving, traces: Path, tmp_path: Path) -> None:
     """The exit of the interpreter takes at most the timeout of a stop, and one log line names the reason of
     the wait. The next driver keeps the recorded files under the run that has ended.
     """

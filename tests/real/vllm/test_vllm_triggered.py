@@ -97,7 +97,7 @@ def test_the_next_step_from_a_shell(loop: Loop, tmp_path: Path) -> None:
     assert status["requests"][answer["request"]["name"]]["outcome"] == "reached"
 
 
-def test_one_that_is_withdrawn_reaches_no_engine(loop: Loop) -> None:
+def test_a_withdrawn_request_reaches_no_engine(loop: Loop) -> None:
     """By its name, from a shell: nothing is recorded of its step, and the loop goes on."""
     loop.once()
     request = stepprof.trigger(step=300, role="rollout", ranks="all")
@@ -109,7 +109,7 @@ def test_one_that_is_withdrawn_reaches_no_engine(loop: Loop) -> None:
     assert steps(loop.path) == []
 
 
-def test_two_at_once_and_one_for_the_past(loop: Loop) -> None:
+def test_two_requests_at_once_and_one_for_a_past_step(loop: Loop) -> None:
     """For one step, of the engine's role and of another: one trace of the engine meets both; a past
     request is reported, and not recorded.
     """

@@ -219,7 +219,7 @@ class TestEngineArgs:
         assert folders == [str(tmp_path / f"engine-{n}" / "current") for n in (1, 2, 3)]
         assert all(Path(folder).is_dir() and Path(folder).is_symlink() for folder in folders)
 
-    def test_on_the_command_line_they_are_one_argument(self, tmp_path: Path) -> None:
+    def test_serve_args_are_one_argument(self, tmp_path: Path) -> None:
         """JSON, as the server's parser takes it."""
         import json
 

@@ -146,7 +146,9 @@ class TestTrigger:
         assert request.step % 10 == 0
         assert job.recorded(request.step) == {0, 1}
 
-    def test_for_a_role_that_other_ranks_have(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_request_for_a_role_of_other_ranks_is_not_missed(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """They have not missed it: `show` names no rank."""
         for rank, role in ((0, "actor"), (1, "rollout")):
             job.start(rank, role=role)
@@ -159,7 +161,9 @@ class TestTrigger:
         assert main(["show", str(job.run), "--step", str(request.step)]) == 0
         assert "missed" not in capsys.readouterr().out
 
-    def test_what_was_recorded_before_a_restart(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_resumed_job_has_not_missed_earlier_steps(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """A job that is resumed further on has missed nothing of what the one before it recorded."""
         job.start(0)
         job.wait_for(0)
@@ -176,7 +180,7 @@ class TestTrigger:
         assert main(["show", str(job.run), "--step", str(request.step)]) == 0
         assert "missed" not in capsys.readouterr().out
 
-    def test_a_job_that_was_killed_and_goes_on_elsewhere(
+    def test_a_killed_job_that_resumes_on_another_host(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The final status files of its killed processes, on a host that no longer exists, neither block a
@@ -204,7 +208,7 @@ class TestTrigger:
         assert stepprof.trigger(job.run, step=4900).step == 4900
         job.end()
 
-    def test_two_at_once_one_withdrawn_and_one_for_the_past(self, job: Job) -> None:
+    def test_two_requests_one_withdrawn_one_for_a_past_step(self, job: Job) -> None:
         """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
         job.start(0, 0.05)
         job.wait_for(0)
@@ -228,7 +232,7 @@ class TestTrigger:
         assert job.recorded(begun) == set()
         assert f"event=request.missed request={past.name}" in printed
 
-    def test_what_some_ranks_missed_is_told_of_the_step(
+    def test_show_lists_the_ranks_that_missed_a_request(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The outcome of a request lists the ranks that had already passed the step, and the recordings of
@@ -248,7 +252,7 @@ class TestTrigger:
         assert main(["show", str(job.run), "--step", str(step)]) == 0
         assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
 
-    def test_a_rank_that_comes_late_and_one_that_dies(self, job: Job) -> None:
+    def test_a_late_rank_and_a_dead_rank(self, job: Job) -> None:
         """The late one finds the request when it begins; the dead one is reported as crashed, and blocks nothing."""
         for rank in (0, 1):
             job.start(rank, 0.05)
@@ -266,7 +270,7 @@ class TestTrigger:
         job.end()
         assert job.recorded(request.step) == {0, 2}
 
-    def test_of_another_user_damaged_and_hostile(self, job: Job) -> None:
+    def test_foreign_damaged_and_hostile_requests_are_refused(self, job: Job) -> None:
         """Requests of another user, damaged ones and hostile ones are refused with a reason. Valid requests
         are carried out.
         """
@@ -316,7 +320,7 @@ class TestSecurity:
 
 
 class TestRunDirectoryGoes:
-    def test_it_becomes_unwritable_and_comes_back(self, job: Job) -> None:
+    def test_a_run_directory_that_becomes_unwritable_and_writable_again(self, job: Job) -> None:
         """One line is logged, and the job is not affected."""
         job.start(0, 0.02)
         job.wait_for(0)
@@ -331,7 +335,7 @@ class TestRunDirectoryGoes:
 
 
 class TestStatus:
-    def test_of_a_run_that_is_over(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_status_of_an_ended_run(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
         """Ended processes are reported so, and no request is possible."""
         job.start(0)
         job.wait_for(0)
@@ -379,7 +383,7 @@ class TestStatus:
             (["--withdraw", "x"], "no such request"),
         ],
     )
-    def test_what_cannot_be_is_refused_where_it_is_made(
+    def test_impossible_requests_are_refused_before_they_are_written(
         self,
         written: Path,
         tmp_path: Path,
@@ -395,7 +399,7 @@ class TestStatus:
 
     @pytest.mark.parametrize(("command", "option"), [("trigger", "--wait"), ("status", "--watch")])
     @pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
-    def test_seconds_that_are_none(
+    def test_invalid_seconds_are_refused(
         self, command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Refused before anything is done."""
@@ -404,7 +408,7 @@ class TestStatus:
         assert f"argument {option}" in capsys.readouterr().err
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
-    def test_another_user_is_refused_where_it_asks(
+    def test_another_users_request_is_refused_before_it_is_written(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The command of another user is refused before it makes a folder, because the owner of the job
@@ -444,7 +448,7 @@ class TestStatus:
         assert "4 damaged, 2 live, 1 stale" in printed
         assert "\x1b" not in printed
 
-    def test_of_a_run_that_tells_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_run_without_status_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """An older run, or one that has just begun."""
         (tmp_path / "job").mkdir()
         (tmp_path / "job" / "run.json").write_text("{}")
@@ -461,7 +465,7 @@ class TestPython:
         with pytest.raises(ConfigError, match="name the run"):
             stepprof.trigger()
 
-    def test_in_the_job_itself(self, tmp_path: Path) -> None:
+    def test_a_request_from_the_job_itself(self, tmp_path: Path) -> None:
         """One rank requests a recording of all ranks."""
         session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
         try:
@@ -480,7 +484,7 @@ class TestPython:
         (status,) = read_statuses(session.path)
         assert status["requests"][request.name]["outcome"] == "reached"
 
-    def test_a_step_that_has_begun_beside_an_earlier_one(self, tmp_path: Path) -> None:
+    def test_a_step_that_has_begun_while_an_earlier_one_runs(self, tmp_path: Path) -> None:
         """One step ahead: the rollout of 6 is under way, or over, though the window that was entered last is of 5."""
         session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
         path = session.path
@@ -503,7 +507,7 @@ class TestPython:
             "this rank was at step 6 when it saw the request",
         )
 
-    def test_a_folder_that_is_none(self, tmp_path: Path) -> None:
+    def test_a_missing_run_folder_is_refused(self, tmp_path: Path) -> None:
         """Said before anything is written."""
         with pytest.raises(ConfigError, match="no such folder"):
             ask(tmp_path / "nowhere", 3, count=1, role=None)
@@ -520,19 +524,19 @@ RANK = {
 
 
 class TestReachableStep:
-    def test_nobody_will_have_begun_it(self) -> None:
+    def test_no_rank_has_begun_the_step_by_then(self) -> None:
         """The most advanced rank decides, by its possible progress since its last status."""
         behind = {**RANK, "step": 2}
         assert reachable_step([RANK, behind]) == 15
         assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
 
-    def test_a_step_that_takes_long_is_no_reason_to_wait(self) -> None:
+    def test_a_long_step_that_just_began_is_not_skipped(self) -> None:
         """A step that had just begun at the last status has not ended meanwhile."""
         begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
         assert reachable_step([begun]) == 11
         assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
 
-    def test_of_a_rank_that_hangs_no_more_steps_are_expected(self) -> None:
+    def test_a_hanging_rank_is_not_extrapolated(self) -> None:
         """No further steps are expected of a rank that hangs, or of a rank whose clock is an hour behind."""
         assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
 
@@ -553,7 +557,7 @@ class TestReachableStep:
         assert reachable_step([]) == 1
 
 
-class TestWhatWasTold:
+class TestReadStatuses:
     def write_status(
         self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any
     ) -> Path:
@@ -576,7 +580,7 @@ class TestWhatWasTold:
     def conditions(self, run: Path) -> list[str]:
         return [status["condition"] for status in read_statuses(run)]
 
-    def test_by_a_clock_that_is_an_hour_wrong(self, tmp_path: Path) -> None:
+    def test_a_clock_that_is_an_hour_wrong_does_not_make_a_status_stale(self, tmp_path: Path) -> None:
         """The age of the file is taken from the file system. So the status is neither stale nor from the
         future.
         """
@@ -586,7 +590,7 @@ class TestWhatWasTold:
         assert self.conditions(tmp_path) == ["live", "live"]
         assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
 
-    def test_of_a_job_that_was_started_anew(self, tmp_path: Path) -> None:
+    def test_statuses_of_a_restarted_job_are_replaced(self, tmp_path: Path) -> None:
         """The old status counts as replaced if another process has the rank, or if the whole job was
         started again with fewer ranks.
         """
@@ -606,7 +610,7 @@ class TestWhatWasTold:
             costs.append(instructions_of(read_statuses, tmp_path))
         assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
-    def test_a_rank_that_comes_late_replaces_nobody(self, tmp_path: Path) -> None:
+    def test_a_late_rank_replaces_no_other(self, tmp_path: Path) -> None:
         """One that hangs stays stale, whichever process comes later."""
         self.write_status(tmp_path, 0, started=500.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)

@@ -68,11 +68,11 @@ def session(tmp_path: Path) -> Session:
 
 
 class TestTaking:
-    def test_nothing_is_asked_for(self, session: Session) -> None:
+    def test_a_run_without_requests(self, session: Session) -> None:
         """Most runs have no such folder."""
         assert session.look() == {}
 
-    def test_no_more_than_one_look_a_second(self, session: Session, tmp_path: Path) -> None:
+    def test_the_folder_is_checked_at_most_once_a_second(self, session: Session, tmp_path: Path) -> None:
         """Rounds of the background thread come more often while something is recorded."""
         session.control.look()
         place_request(tmp_path, Request.make(7))
@@ -134,7 +134,7 @@ class TestTaking:
         session.control._read_at = (session.control._read_at[0], session.control._read_at[1] - 10)
         assert session.look() == {request.name: "accepted"}
 
-    def test_a_name_that_is_shown_before_its_file(self, session: Session, tmp_path: Path) -> None:
+    def test_a_name_listed_before_its_file_exists(self, session: Session, tmp_path: Path) -> None:
         """The request is not refused. It is read again in a later round."""
         request = Request.make(7)
         place_request(tmp_path, request)
@@ -145,7 +145,7 @@ class TestTaking:
             assert [session.look() for _ in range(3)] == [{}, {}, {request.name: "accepted"}]
         assert session.control._unread == {}
 
-    def test_a_file_that_is_never_there(self, session: Session, tmp_path: Path) -> None:
+    def test_a_listed_file_that_never_appears_is_refused(self, session: Session, tmp_path: Path) -> None:
         """Refused after a while, and looked for no more."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +154,7 @@ class TestTaking:
         assert found[-3:] == [{}, {path.stem: "refused"}, {path.stem: "refused"}]
         assert session.look() == {path.stem: "refused"}
 
-    def test_one_that_is_gone_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
+    def test_a_request_deleted_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
         """A user has deleted the file before it was read: there is no request."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
@@ -164,7 +164,7 @@ class TestTaking:
         assert session.look() == {}
         assert session.control._unread == {}
 
-    def test_its_step_begins_while_it_is_taken(self, tmp_path: Path) -> None:
+    def test_a_step_that_begins_while_the_request_is_accepted(self, tmp_path: Path) -> None:
         """What is left of a step that has begun is not recorded: the rest of the request is."""
         session = Session(tmp_path)
         steps = iter([6, 7, 7])
@@ -198,7 +198,7 @@ class TestOutcomes:
         assert session.look() == {request.name: "missed"}
         assert session.control.outcomes()[request.name]["missed"] == "5"
 
-    def test_for_other_ranks(self, tmp_path: Path) -> None:
+    def test_a_request_for_other_ranks(self, tmp_path: Path) -> None:
         """A request for other ranks is neither missed nor reached in this rank."""
         session = Session(tmp_path, rank=2)
         session.enter(5)
@@ -210,7 +210,7 @@ class TestOutcomes:
             session.enter(step)
         assert session.look() == {past.name: "not here", coming.name: "not here"}
 
-    def test_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
+    def test_a_request_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
         """A trainer does not miss a request for the role `rollout` of another process, neither at its next
         step nor at its end.
         """
@@ -249,7 +249,7 @@ class TestOutcomes:
         seen = session.control.outcomes()[request.name]
         assert (seen["outcome"], seen["reason"]) == ("missed", "the session ended before these steps")
 
-    def test_what_is_long_past_is_forgotten(self, session: Session, tmp_path: Path) -> None:
+    def test_old_requests_are_forgotten(self, session: Session, tmp_path: Path) -> None:
         """The selector does not carry every request of a long run."""
         place_request(tmp_path, Request.make(7))
         session.look()
@@ -287,7 +287,7 @@ class TestRefusing:
         assert len(refused) == 2
         assert all("made by user 12345" in reason for reason in refused)
 
-    def test_what_cannot_stand_with_the_configuration(self, tmp_path: Path) -> None:
+    def test_a_request_that_conflicts_with_the_configuration(self, tmp_path: Path) -> None:
         """With the reason, and nothing of it holds."""
         session = Session(tmp_path, join_steps=True)
         place_request(tmp_path, request := Request.make(7, capture_per="region", regions=["a"]))
@@ -301,13 +301,13 @@ class TestRefusing:
         assert session.look() == {}
         assert "files" in str(session.control._failed)
 
-    def test_a_folder_that_is_none(self, session: Session, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_the_folder(self, session: Session, tmp_path: Path) -> None:
         """One line is logged, for any kind of file in its place."""
         (tmp_path / "requests").write_text("")
         assert session.look() == session.look() == {}
         assert "Not a directory" in str(session.control._failed)
 
-    def test_a_run_that_cannot_be_asked(self, tmp_path: Path) -> None:
+    def test_an_unreadable_requests_folder(self, tmp_path: Path) -> None:
         """The folder's own parent is a file."""
         (tmp_path / "file").write_text("")
         session = Session(tmp_path / "file")
@@ -316,7 +316,7 @@ class TestRefusing:
 
 
 class TestManyFilesOfOthers:
-    def test_one_line_with_their_number(self, session: Session, tmp_path: Path) -> None:
+    def test_many_refused_files_share_one_line(self, session: Session, tmp_path: Path) -> None:
         """The first ones have a line each; of 2,000 more, one line says how many they are, and further ones are counted at the end."""
         place_request(tmp_path, Request.make(7))
         for number in range(2000):

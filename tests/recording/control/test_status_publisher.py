@@ -48,7 +48,9 @@ def published(tmp_path: Path) -> WatchedPublisher:
 
 
 class TestWhen:
-    def test_a_state_at_once_a_step_later_and_a_sign_of_life(self, published: WatchedPublisher) -> None:
+    def test_states_are_published_at_once_steps_later_and_heartbeats(
+        self, published: WatchedPublisher
+    ) -> None:
         """At most one version a second."""
         published.condition["state"] = "recording"
         published.publisher.publish()
@@ -61,7 +63,7 @@ class TestWhen:
         assert published.after(3.0)["rank-0.json"]["published_unix_ns"] == before
         assert published.after(2.1)["rank-0.json"]["published_unix_ns"] > before
 
-    def test_among_many_ranks_a_step_waits_for_the_beat(self, tmp_path: Path) -> None:
+    def test_in_large_jobs_steps_wait_for_the_heartbeat(self, tmp_path: Path) -> None:
         """A shared file system has other things to do."""
         published = WatchedPublisher(tmp_path, world_size=1000)
         published.publisher.publish()
@@ -69,7 +71,7 @@ class TestWhen:
         assert published.after(3.0)["rank-0.json"]["step"] == 1
         assert published.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
 
-    def test_the_last_word(self, published: WatchedPublisher) -> None:
+    def test_the_final_state_is_published(self, published: WatchedPublisher) -> None:
         """A session that ends normally publishes this."""
         published.publisher.close()
         assert published.read()["rank-0.json"]["condition"] == "ended"
@@ -104,7 +106,7 @@ class TestName:
         assert json.loads(path.read_text())["writer"]["pid"] == 1
 
     @pytest.mark.parametrize("damaged", ["", "[]", '{"writer": 3}', "[" * 100_000])
-    def test_a_file_that_is_not_ours_to_replace(self, tmp_path: Path, damaged: str) -> None:
+    def test_a_file_of_another_process_is_not_replaced(self, tmp_path: Path, damaged: str) -> None:
         """Whatever it is, it stays."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)
@@ -133,7 +135,7 @@ class TestName:
 
 
 class TestFailing:
-    def test_told_once_and_tried_again(self, published: WatchedPublisher, tmp_path: Path) -> None:
+    def test_a_failure_is_logged_once_and_retried(self, published: WatchedPublisher, tmp_path: Path) -> None:
         """The run directory goes, and comes back."""
         moved = tmp_path.with_name(f"{tmp_path.name}-moved")
         tmp_path.rename(moved)
@@ -155,7 +157,7 @@ class TestPace:
         scope.number, scope.role = step, role
         return (role or "step", "window", round(start * 1e9), round(end * 1e9), 1, None, scope, None, False)
 
-    def test_of_windows(self) -> None:
+    def test_the_pace_of_windows(self) -> None:
         """A step lasts from its first window to its last; the time between steps counts for the pace."""
         pace = Pace()
         assert (pace.seconds, pace.shortest) == (None, None)
@@ -166,7 +168,7 @@ class TestPace:
         pace.see([self.window(3, 5.0, 5.5)])
         assert (pace.seconds, pace.shortest, pace.roles) == (1.0, 2.0, {"actor", "rollout"})
 
-    def test_a_window_around_late_ones(self) -> None:
+    def test_the_pace_of_a_window_around_later_ones(self) -> None:
         """The whole step ends last; what ended first in it is not when it began."""
         pace = Pace()
         for step in range(1, 4):
@@ -178,7 +180,7 @@ class TestPace:
             )
         assert pace.shortest == 60.0
 
-    def test_of_steps_that_overlap(self) -> None:
+    def test_the_pace_of_overlapping_steps(self) -> None:
         """The rollout of the next step runs while the policy learns from the last one: the pace is that of the loop."""
         pace = Pace()
         for step in range(1, 9):
@@ -191,7 +193,7 @@ class TestPace:
             )
         assert (pace.newest, pace.shortest, pace.stride, pace.seconds) == (9, 10.0, 1, 19.0)
 
-    def test_of_steps_far_apart(self) -> None:
+    def test_the_pace_of_steps_far_apart(self) -> None:
         """Numbered by tens; a window that was open for very long is no step back, a checkpoint is one."""
         pace = Pace()
         pace.see([self.window(10 * number, number, number + 0.5) for number in range(1, 20)])

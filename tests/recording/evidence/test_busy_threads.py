@@ -62,7 +62,7 @@ class TestBusyThreads:
         assert ids() - before == waiting
         limit.release()
 
-    def test_at_most_so_many(self, threads) -> None:
+    def test_the_number_of_threads_is_limited(self, threads) -> None:
         threads.busy(20)
         assert len(ids(most=5)) == 5
 

@@ -51,7 +51,7 @@ class Waiting:
         ("iterate", "filter().__next__"),
     ],
 )
-def test_what_a_thread_waits_in(method, name) -> None:
+def test_the_called_function_is_named(method, name) -> None:
     """As the source writes it."""
     waiting = Waiting()
     thread = threading.Thread(target=getattr(waiting, method))

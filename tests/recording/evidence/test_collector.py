@@ -163,7 +163,7 @@ with ThreadPoolExecutor(4) as pool, profile_step(2):
         assert seconds(tasks) == pytest.approx(0.3, abs=0.15)
         assert {each.task for each in found.stretches if each.thread == main} == {None}
 
-    def test_what_a_busy_thread_refers_to_ends_on_its_own_thread(self, evidence) -> None:
+    def test_objects_of_a_busy_thread_are_freed_on_that_thread(self, evidence) -> None:
         """The sampler holds no frame of such a thread while another thread runs, and no thread itself."""
         evidence("""
 seen = set()
@@ -266,7 +266,7 @@ with profile_step(2):
         }
         assert asleep == {"rollout": pytest.approx(0.3, abs=0.15), "actor": pytest.approx(0.3, abs=0.15)}
 
-    def test_objects_of_the_job_end_on_their_own_thread(self, evidence, tmp_path) -> None:
+    def test_objects_of_the_job_are_freed_on_their_own_thread(self, evidence, tmp_path) -> None:
         """The sampler holds no frame while another thread runs: it never ends the life of a local variable."""
         evidence("""
 seen = set()
@@ -324,7 +324,7 @@ with profile_step(2):
         assert len(found.collections) < 300
         assert sum(each.seconds for each in found.collections) <= seconds(found.collections) + 1e-6
 
-    def test_nothing_wakes_afterwards(self, evidence) -> None:
+    def test_the_sampler_sleeps_after_the_window(self, evidence) -> None:
         """Outside of a recorded window nothing is watched and the sampler does not wake; at the end it is gone."""
         evidence(
             AWAKE

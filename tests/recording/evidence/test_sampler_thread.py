@@ -53,7 +53,7 @@ class TestSamplerThread:
         sampler.end(earlier)
         assert called.wait(30)
 
-    def test_one_that_fails(self, sampler, log) -> None:
+    def test_a_failed_sampler_does_not_stop_the_next(self, sampler, log) -> None:
         """It is logged, and the next one is called."""
         called = threading.Event()
 

@@ -45,14 +45,14 @@ class TestHeldTasks:
     @pytest.mark.parametrize(
         "kind", [lambda: asyncio.Semaphore(1), lambda: asyncio.BoundedSemaphore(1), asyncio.Lock]
     )
-    def test_one_has_passed(self, kind) -> None:
+    def test_one_coroutine_past_the_lock(self, kind) -> None:
         async def main():
             limit = kind()
             return [call(limit) for _ in range(8)]
 
         assert seen(main) == ("call", 7, 1, 1)
 
-    def test_three_have_passed(self) -> None:
+    def test_three_coroutines_past_the_lock(self) -> None:
         """Of coroutines that are called by others, the innermost function is named."""
 
         async def main():
@@ -84,7 +84,7 @@ class TestHeldTasks:
     def test_without_an_event_loop(self) -> None:
         assert held_tasks() is None
 
-    def test_objects_of_the_job_end_on_their_own_thread(self) -> None:
+    def test_objects_of_the_job_are_freed_on_their_own_thread(self) -> None:
         """It keeps no coroutine while another thread runs: it never ends the life of a local variable."""
         idents = set()
 

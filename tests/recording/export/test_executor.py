@@ -58,7 +58,7 @@ class TestModes:
         assert result.seconds >= 0
 
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
-    def test_tells_a_failure_with_what_exists_nevertheless(self, mode: str) -> None:
+    def test_a_failure_keeps_the_existing_artifacts(self, mode: str) -> None:
         """An exception of the job is its error; the artifacts that it carries are kept; what is left over is removed."""
         removed: list[str] = []
 
@@ -134,7 +134,7 @@ class TestQueue:
         assert {result.error for result in results} == {None}
         assert max(result.artifacts[0].events or 0 for result in results) <= executor.CHILDREN
 
-    def test_what_a_job_holds_is_dropped_when_it_has_ended(self) -> None:
+    def test_memory_of_a_job_is_freed_when_its_child_has_ended(self) -> None:
         """The captured events are freed after the child, not before and not never."""
 
         class Job:
@@ -190,7 +190,7 @@ class TestBadEnds:
             (lambda: sys.exit(0), "exited with status 71"),
         ],
     )
-    def test_says_how_the_child_ended(self, end: Callable[[], None], message: str) -> None:
+    def test_the_error_says_how_the_child_ended(self, end: Callable[[], None], message: str) -> None:
         """A child that dies is an error that names its signal or status; nothing hangs."""
 
         def job() -> tuple[Artifact, ...]:
@@ -207,7 +207,7 @@ class TestBadEnds:
         monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
         assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
 
-    def test_somebody_else_reaps_the_child(self) -> None:
+    def test_another_code_reaps_the_child(self) -> None:
         """A program that ignores SIGCHLD takes our exit status; the report is enough."""
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
@@ -237,7 +237,7 @@ class TestBadEnds:
             os.close(read)
 
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
-    def test_no_fork_to_be_had(self, mocker: MockerFixture, failure: Exception) -> None:
+    def test_fork_fails(self, mocker: MockerFixture, failure: Exception) -> None:
         """If the system refuses a fork, the export runs in place, and the result says so."""
         mocker.patch.object(os, "fork", side_effect=failure)
         result = outcome(lambda: (artifact(),))
@@ -250,7 +250,7 @@ class TestBadEnds:
         assert "cannot fork" in str(outcome(lambda: (artifact(),)).note)
 
     @pytest.mark.parametrize("mode", ["fork", "thread"])
-    def test_no_thread_to_be_had(self, mocker: MockerFixture, mode: str) -> None:
+    def test_thread_start_fails(self, mocker: MockerFixture, mode: str) -> None:
         """Where no thread can be started (the interpreter is ending) the export happens in place."""
         mocker.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
         result = outcome(lambda: (artifact(),), mode)

@@ -156,7 +156,7 @@ class TestCommand:
         assert (entry["status"], entry["exit_status"], entry["error"]) == ("complete", 0, None)
         assert verify_run(job.run).ok
 
-    def test_one_that_hangs_is_killed_with_its_children(self, job: Job) -> None:
+    def test_a_hanging_command_is_killed_with_its_children(self, job: Job) -> None:
         """At its time limit; the job has its result, also in strict mode."""
         command = ["sh", "-c", "sleep 600 & echo $! >> children; echo waiting; wait"]
         config = {"on_complete": command, "on_complete_timeout_seconds": 0.3, "strict": True}
@@ -170,7 +170,7 @@ class TestCommand:
         assert len(children) == 2
         assert not any(_lives(int(child)) for child in children)
 
-    def test_at_the_end_it_gets_what_is_left_of_the_time(self, job: Job) -> None:
+    def test_at_shutdown_the_command_gets_the_remaining_time(self, job: Job) -> None:
         """A shutdown waits no longer than its timeout."""
         config = {"on_complete": ["sleep", "600"], "on_complete_when": "run"}
         job.go(config=config, timeout=1.0)
@@ -186,7 +186,7 @@ class TestCommand:
             (["sh", "-c", "kill -9 $$"], "it ended with signal 9"),
         ],
     )
-    def test_one_that_fails(self, job: Job, command: list[str], error: str) -> None:
+    def test_a_failed_command_is_reported(self, job: Job, command: list[str], error: str) -> None:
         """A failure is in the manifest, the log and the status. The exit status of the job is unchanged."""
         manifests = job.go(config={"on_complete": command, "strict": True}, status=7)
         for manifest in manifests.values():
@@ -199,7 +199,7 @@ class TestCommand:
         if "oh no" in command[-1]:
             assert manifests[2]["completions"][0]["output"] == "oh no\n"
 
-    def test_one_that_prints_without_end(self, job: Job) -> None:
+    def test_a_command_that_prints_without_end(self, job: Job) -> None:
         """The end of it is kept, and the job pays next to nothing for the rest."""
         config = {"on_complete": ["yes", "x" * 50], "on_complete_timeout_seconds": 1.0, "steps": "2"}
         job.start(config=config)
@@ -242,7 +242,7 @@ class TestCommand:
         job.end(steps=1)
         assert [line.split()[0] for line in job.ran] == ["2"]
 
-    def test_one_that_was_running_when_the_job_was_killed(self, job: Job) -> None:
+    def test_a_command_that_ran_when_the_job_was_killed_is_lost(self, job: Job) -> None:
         """It is not run twice, and the manifest says that it was lost."""
         config = {"on_complete": ["sh", "-c", "echo $STEPPROF_STEP >> ran; sleep 3"], "steps": "2"}
         job.start(config=config, dies_after=3, dies_in=1.8)
@@ -257,7 +257,7 @@ class TestCommand:
 
 class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
-    def test_it_becomes_unwritable_while_the_job_runs(self, job: Job, strict: bool) -> None:
+    def test_a_run_directory_that_becomes_unwritable(self, job: Job, strict: bool) -> None:
         """A file replaces its folder: no user can write below it, not even root. The log says so, and the job ends as usual."""
         gone = """
 import shutil
@@ -307,7 +307,7 @@ class TestUpload:
         assert not list(copy.rglob(".*"))
 
     @pytest.mark.parametrize("word", ["refuse", "lose", "half", "die"])
-    def test_what_fails_twice_is_tried_again(self, job: Job, word: str) -> None:
+    def test_a_failed_upload_is_retried(self, job: Job, word: str) -> None:
         """An upload is repeated until the stored object equals the file: with a store that refuses, a store
         that silently keeps nothing or half of a file, and a client that crashes.
         """
@@ -322,7 +322,9 @@ class TestUpload:
         else:
             assert "the store's client crashed" in job.printed[0]
 
-    def test_what_fails_for_good(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_permanent_failure_is_in_the_manifest(
+        self, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """After as many tries as there are, at the end of the run once more; the reason is in the manifest, and the file stays."""
         job.env |= {"FLAKY": "refuse=1000", "FLAKY_ON": "step-000004/actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up"}, timeout=60.0)
@@ -340,7 +342,7 @@ class TestUpload:
         main(["ls", str(job.run)])
         assert "1 (1 not uploaded)" in capsys.readouterr().out
 
-    def test_one_that_hangs(self, job: Job) -> None:
+    def test_a_hanging_upload_is_killed(self, job: Job) -> None:
         """Its program is killed at the time limit; the next file goes up by a new one. The job waits for nothing in its loop."""
         job.env |= {"FLAKY": "hang=1", "FLAKY_ON": "step-000002/actor"}
         config = {"upload": f"flaky://{job.folder}/up", "upload_timeout_seconds": 1.5}
@@ -348,7 +350,7 @@ class TestUpload:
         assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
         assert "the upload timed out" in job.printed[0]
 
-    def test_a_shutdown_waits_no_longer_than_it_may(self, job: Job) -> None:
+    def test_a_shutdown_waits_at_most_its_timeout(self, job: Job) -> None:
         """Files that are not uploaded then are reported."""
         job.env |= {"FLAKY": "hang=1000", "FLAKY_ON": "actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up", "strict": True}, timeout=1.5)
@@ -370,7 +372,7 @@ class TestUpload:
         assert entry["error"] == "another file has this name already, with 15 bytes"
         assert manifests[4]["uploads"][0]["status"] == "uploaded"
 
-    def test_where_the_job_runs_there_may_be_modules_of_any_name(self, job: Job) -> None:
+    def test_modules_in_the_working_directory_do_not_shadow_the_program(self, job: Job) -> None:
         """Those of its working directory are none of the job's own, and none of the program's that uploads."""
         (job.folder / "scripts").mkdir()
         (job.folder / "loop.py").rename(job.folder / "scripts" / "train.py")
@@ -379,7 +381,7 @@ class TestUpload:
         manifests = job.go(script="scripts/train.py", config={"upload": f"file://{job.folder}/up"})
         assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
 
-    def test_the_program_that_is_needed_is_not_there(self, job: Job) -> None:
+    def test_a_missing_package_is_warned_about(self, job: Job) -> None:
         """One warning when the session begins, and the reason in each manifest."""
         (job.folder / "packages" / "sitecustomize.py").write_text(
             "import importlib.util as u\nfind = u.find_spec\n"

@@ -95,7 +95,7 @@ class TestConfiguration:
             Config(upload=url)
         assert "hunter2" not in str(caught.value)
 
-    def test_what_passes(self) -> None:
+    def test_valid_settings_are_accepted(self) -> None:
         """And reads back from the run."""
         config = Config(
             on_complete="notify 'a b'", upload="abfs://box@account.host/x/", keep_steps=3, keep_bytes="1GiB"
@@ -131,14 +131,14 @@ class TestConfiguration:
         assert not set(_OF_THE_DRIVER) & set(spans_only(config))
         assert {key for key in _OF_THE_DRIVER if key not in config} == set()
 
-    def test_facts_are_no_configuration(self) -> None:
+    def test_variables_with_facts_set_no_keys(self) -> None:
         """A program that the command starts may use stepprof itself."""
         environ = {**dict.fromkeys(FACTS, "x"), "STEPPROF_RUN_ID": "r"}
         assert list(overrides(environ)) == []
         with pytest.raises(ConfigError, match="STEPPROF_STEPS"):
             list(overrides({"STEPPROF_STEP": "2"}))
 
-    def test_nothing_is_loaded_unless_asked_for(self, run_script) -> None:
+    def test_nothing_is_loaded_unless_configured(self, run_script) -> None:
         """A session without it imports none of it and starts no thread."""
         ran = run_script(
             """
@@ -152,7 +152,7 @@ class TestConfiguration:
         ).check()
         assert ran.stdout.strip() == "['MainThread', 'stepprof'] []"
 
-    def test_what_is_not_installed(self, monkeypatch) -> None:
+    def test_a_missing_package_is_named(self, monkeypatch) -> None:
         """The message names the package to install, for fsspec and for the package of a scheme."""
         monkeypatch.setitem(known_implementations, "s3", {"class": "no_such.Class"})
         assert missing("s3://b") == "s3://b needs no_such, which is not installed: pip install no_such"
@@ -170,13 +170,13 @@ class TestChildProcess:
     def run(self, *argv, seconds=20.0, stop=None):
         return run_bounded(argv, os.environ, seconds, stop or threading.Event(), "stopped")
 
-    def test_its_end_and_what_it_said(self) -> None:
+    def test_exit_status_and_output(self) -> None:
         """Exit status and output, also of one that closes its output long before it ends."""
         ended = self.run("sh", "-c", "echo a; echo b >&2; exit 5")
         assert (ended.status, ended.killed, ended.output) == (5, None, "a\nb\n")
         assert self.run("sh", "-c", "echo a; exec >&- 2>&-; sleep 0.2; exit 6").status == 6
 
-    def test_what_it_leaves_behind_ends_with_it(self, tmp_path) -> None:
+    def test_left_over_children_are_ended(self, tmp_path) -> None:
         """A child that holds its output open does not hold us."""
         began = time.monotonic()
         ended = self.run("sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid")
@@ -210,7 +210,7 @@ class TestChildProcess:
         ).check()
         assert ran.stdout.strip() == "None None it did not end within 0.2 s"
 
-    def test_nothing_of_the_job_is_open_in_it(self, tmp_path) -> None:
+    def test_the_program_inherits_no_descriptors(self, tmp_path) -> None:
         """The child has no open files, pipes or sockets of the job, inheritable or not. It has its own
         session and process group.
         """
@@ -225,7 +225,7 @@ class TestChildProcess:
 
 
 class TestWhole:
-    def test_by_what_the_fragments_say(self, tmp_path, monkeypatch) -> None:
+    def test_completeness_follows_from_the_fragments(self, tmp_path, monkeypatch) -> None:
         """Entries of living processes are pending; for dead processes, lost is final."""
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
@@ -270,7 +270,7 @@ class TestWhole:
         step = read_step_for(run.path, 2, peers, uploads=True)
         assert (step.pending, step.not_uploaded) == (False, 1)
 
-    def test_ranks_that_have_not_got_so_far(self, tmp_path, monkeypatch) -> None:
+    def test_ranks_that_have_not_reached_the_step_are_awaited(self, tmp_path, monkeypatch) -> None:
         """The step waits for ranks that are alive and have not reached it. A rank of another host counts as
         ended after one minute without a status.
         """
@@ -292,7 +292,7 @@ class TestWhole:
         monkeypatch.setattr(completeness, "SILENT_SECONDS", 0.0)
         assert not peers.here(2)
 
-    def test_ranks_of_a_job_that_was_started_anew(self, tmp_path) -> None:
+    def test_ranks_of_an_earlier_job_are_not_awaited(self, tmp_path) -> None:
         """Those of the previous job, on a host that has gone, are not awaited for a minute."""
         run = runs.make_run(tmp_path)
         elsewhere = {**writer_identity(), "host": "another"}
@@ -349,7 +349,7 @@ HEADER = {"schema_version": 1, "run_id": "r", "writer": {}}
 
 
 class TestPruning:
-    def test_which_go(self) -> None:
+    def test_the_oldest_steps_are_chosen(self) -> None:
         """Oldest first; the latest stays whatever the budget, and those without artifacts count for nothing."""
         steps = [Step(n, artifacts={"a": n}) for n in (5, 6, 7)] + [Step(8)]
         assert [step.number for step, _ in choose(steps, 1, None)] == [5, 6]
@@ -402,7 +402,7 @@ class TestPruning:
             assert bool(entry.kept) == (link == "actor")
         assert [file.read_text() for file in precious] == ["precious"] * 2
 
-    def test_nothing_goes_without_a_note(self, tmp_path) -> None:
+    def test_deletions_are_noted_first(self, tmp_path) -> None:
         """If the note of a deletion cannot be written, nothing is deleted."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
@@ -412,7 +412,7 @@ class TestPruning:
             prune(run.path, Step(2, artifacts={"actor/rank-0.trace.json.gz": 5}), "x", HEADER)
         assert file.exists()
 
-    def test_what_cannot_be_deleted_is_told(self, tmp_path, mocker) -> None:
+    def test_files_that_cannot_be_deleted_are_reported(self, tmp_path, mocker) -> None:
         """By name, with the reason."""
         run = runs.make_run(tmp_path)
         runs.record(run)
@@ -435,7 +435,7 @@ class TestLeader:
     def leader(self, run, uploader=None, **config) -> Leader:
         return Leader(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
 
-    def test_one_keeps(self, tmp_path) -> None:
+    def test_only_one_process_is_the_leader(self, tmp_path) -> None:
         """A second process waits, and follows when the first has ended, died, or become silent."""
         run = runs.make_run(tmp_path)
         first, second, third = (self.leader(run, keep_steps=1) for _ in range(3))
@@ -450,7 +450,7 @@ class TestLeader:
         third.look(final=False)
         assert third._claim.name == "leader.3.json"
 
-    def test_who_only_looks_changes_nothing(self, tmp_path) -> None:
+    def test_other_processes_only_read(self, tmp_path) -> None:
         """Thousands of processes look in one folder every few seconds: where another one keeps, none writes, links or removes anything."""
         run = runs.make_run(tmp_path)
         self.leader(run, keep_steps=1).look(final=False)
@@ -462,7 +462,7 @@ class TestLeader:
         assert second._claim is None
         assert (run.path / "after").stat().st_mtime_ns == 0
 
-    def test_one_of_another_host(self, tmp_path, monkeypatch) -> None:
+    def test_a_participant_on_another_host(self, tmp_path, monkeypatch) -> None:
         """Only its signs of life show whether it is alive; so for a file that cannot be read."""
         run = runs.make_run(tmp_path)
         first = self.leader(run, keep_steps=1)
@@ -486,7 +486,7 @@ class TestLeader:
         assert third._claim.name == "leader.3.json"
 
     @pytest.mark.parametrize("year", [1980, 2100])
-    def test_the_end_of_a_run_is_told_by_no_clock(self, tmp_path, year) -> None:
+    def test_the_end_of_a_run_does_not_depend_on_clocks(self, tmp_path, year) -> None:
         """Once for each job in a run, whatever the clock of the file system says."""
         run = runs.make_run(tmp_path)
         command = ["sh", "-c", f"echo x >> {tmp_path}/ran"]
@@ -504,7 +504,7 @@ class TestLeader:
         (run.path / "after").symlink_to("after")
         assert self.leader(run, on_complete=["true"]).completer is not None
 
-    def test_what_others_tell_is_read_only_where_it_matters(self, tmp_path) -> None:
+    def test_statuses_are_read_only_while_needed(self, tmp_path) -> None:
         """Of a thousand ranks that is a tenth of a second of the interpreter: while a step is open, and at the end."""
         run = runs.make_run(tmp_path)
         TestWhole().status(run, rank=1, step=1)
@@ -515,7 +515,7 @@ class TestLeader:
         leader.look(final=False)
         assert len(leader._peers._statuses) == 1
 
-    def test_a_rank_that_stands_still_is_not_waited_for_for_ever(self, tmp_path, monkeypatch) -> None:
+    def test_a_rank_that_stays_in_a_step_is_awaited_ten_minutes(self, tmp_path, monkeypatch) -> None:
         """After ten minutes the step is taken as it is."""
         run = runs.make_run(tmp_path)
         runs.record(run)
@@ -629,7 +629,7 @@ class TestUploader:
         uploader.close(20, [])
         assert (uploader.failures, fragment.uploads[0].status, uploader.pending) == (0, "uploaded", 0)
 
-    def test_the_reason_of_a_store_gives_no_key_away(self, tmp_path) -> None:
+    def test_keys_in_a_stores_message_are_masked(self, tmp_path) -> None:
         """The reason goes into the manifest: keys that it repeats are masked, also where the text is long, and it is one line."""
         key, file = "sk-canary-5f2e9", tmp_path / "a"
         hide(key)
@@ -656,7 +656,7 @@ class TestTarget:
         yield files
         files.store.clear()
 
-    def test_there_already(self, file, memory) -> None:
+    def test_an_existing_identical_file_counts_as_uploaded(self, file, memory) -> None:
         """The same file is as good as uploaded, another one stays, an earlier version of ours is replaced."""
         target = Target("memory://bucket", 1, 0.0)
         assert target.upload(file, "d/a")["verified"] == "size"
@@ -687,7 +687,7 @@ class TestTarget:
         monkeypatch.undo()
         assert not memory.exists("/bucket/d/other")
 
-    def test_a_store_that_is_down_is_not_waited_for_at_every_file(self, file, memory, monkeypatch) -> None:
+    def test_a_store_that_is_down_delays_only_one_file(self, file, memory, monkeypatch) -> None:
         """After one that failed as often as it may, each has one try until one succeeds."""
         put = memory.put_file
         monkeypatch.setattr(memory, "put_file", lambda *_: (_ for _ in ()).throw(OSError("down")))
@@ -722,7 +722,7 @@ class TestTarget:
 
 
 class TestDoctor:
-    def test_whether_it_can_be_uploaded(self, tmp_path) -> None:
+    def test_doctor_tests_the_upload(self, tmp_path) -> None:
         """The check writes a file only on request, and removes it afterwards."""
         from stepprof.doctor.upload import upload_findings
 
@@ -736,7 +736,7 @@ class TestDoctor:
 
 
 class TestReading:
-    def test_what_is_damaged(self) -> None:
+    def test_damaged_entries_are_corrected_and_reported(self) -> None:
         """Every key has a type that every table can show, and corrections are reported."""
         entry = {"path": 3, "url": [], "bytes": "x", "status": "uploaded", "more": 1}
         known, problems = read_after("uploads", entry, None)

@@ -38,7 +38,7 @@ class TestHistory:
         seed=st.integers(0, 10**6),
         scale=st.floats(0.001, 1000),
     )
-    def test_noise_alone_tells_nothing(self, kind, seed, scale) -> None:
+    def test_noise_alone_causes_no_alert(self, kind, seed, scale) -> None:
         """Steps that vary by a half, skewed, of two kinds, or not at all: none of a thousand is unusual, at any scale."""
         watched = history()
         assert [value for value in noise(kind, seed, 1000) if watched.add(value * scale) is not None] == []
@@ -49,7 +49,7 @@ class TestHistory:
         seed=st.integers(0, 10**6),
         place=st.integers(30, 900),
     )
-    def test_a_slow_step_is_told(self, kind, seed, place) -> None:
+    def test_a_slow_step_causes_an_alert(self, kind, seed, place) -> None:
         """Ten times the usual, wherever it comes once there is a history; and it alone."""
         watched = history()
         values = noise(kind, seed, 1000)
@@ -57,7 +57,7 @@ class TestHistory:
         found = [number for number, value in enumerate(values) if watched.add(value) is not None]
         assert found == [place]
 
-    def test_what_was_usual_goes_with_it(self) -> None:
+    def test_an_alert_states_median_and_deviation(self) -> None:
         """The median and the deviation, not moved by the value itself."""
         watched = history(min_steps=4)
         for value in (1.0, 1.1, 0.9, 1.0):
@@ -73,7 +73,7 @@ class TestHistory:
         assert [watched.add(value) for value in (60.0, 60.0, 60.0, 1.0, 1.0, 1.0)] == [None] * 6
         assert watched.add(5.0) is not None
 
-    def test_what_nobody_would_miss_is_not_told(self) -> None:
+    def test_small_delays_cause_no_alert(self) -> None:
         """Ten times a millisecond is less than min_seconds above the median."""
         watched = history(min_steps=4, min_seconds=0.05)
         assert [watched.add(value) for value in (0.001, 0.001, 0.001, 0.001, 0.01)] == [None] * 5
@@ -90,13 +90,13 @@ class TestHistory:
 
 
 class TestFloor:
-    def test_what_comes_and_goes_is_not_told(self) -> None:
+    def test_temporary_memory_causes_no_alert(self) -> None:
         """The lowest reading counts."""
         floor = Floor(100 * MIB, steps=10, skip_first=0)
         readings = [500 * MIB, 3000 * MIB, 900 * MIB, 5000 * MIB, 501 * MIB] * 40
         assert [floor.add(reading, number) for number, reading in enumerate(readings)] == [None] * 200
 
-    def test_what_stays_is_told_once_per_growth(self) -> None:
+    def test_a_leak_causes_one_alert_per_growth(self) -> None:
         """A leak of 10 MiB a step, by each 100 MiB, and by how much each time."""
         floor = Floor(100 * MIB, steps=10, skip_first=5)
         reported = [floor.add((500 + 10 * number) * MIB, number) for number in range(100)]
@@ -104,7 +104,7 @@ class TestFloor:
         assert len(found) == 8
         assert all(100 * MIB <= unusual.excess <= 110 * MIB for unusual in found)
 
-    def test_few_readings_say_nothing(self) -> None:
+    def test_few_readings_cause_no_alert(self) -> None:
         """Steps that pass within one reading: the floor waits for more of them."""
         floor = Floor(MIB, steps=10, skip_first=0)
         assert [floor.add(number * 100 * MIB, 1000 * number) for number in (0, 1)] == [None, None]

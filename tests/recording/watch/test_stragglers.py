@@ -39,7 +39,7 @@ class TestLags:
         ],
         ids=["two", "ended", "not begun", "a driver", "no seconds", "fast steps"],
     )
-    def test_nobody(self, statuses) -> None:
+    def test_no_rank_lags(self, statuses) -> None:
         """Too few ranks, not running, or less behind than the age of the status."""
         assert lags(statuses, 60) == []
 
@@ -77,7 +77,7 @@ class TestFinder:
             finder.look()
         return logs
 
-    def test_told_once_and_recorded_by_itself(self, finder, tmp_path) -> None:
+    def test_a_straggler_is_logged_once_and_recorded(self, finder, tmp_path) -> None:
         """A straggler is logged once, and a capture is requested."""
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
@@ -112,7 +112,7 @@ class TestFinder:
         (line,) = self.look(finder)
         assert 100 < int(line["capture"].removeprefix("step ")) < 300
 
-    def test_one_process_looks(self, finder, tmp_path) -> None:
+    def test_only_one_process_looks_for_stragglers(self, finder, tmp_path) -> None:
         """Rank 0 or the driver."""
         self.publish(tmp_path / "run", r0=50, r1=50, r2=50, r3=40)
         self.rank = 1
@@ -128,7 +128,7 @@ class TestFinder:
         (line,) = self.look(finder)
         assert line["capture"].startswith("none: ")
 
-    def test_only_telling(self, tmp_path) -> None:
+    def test_without_captures_stragglers_are_only_logged(self, tmp_path) -> None:
         """Without any captures."""
         loop = Loop(tmp_path / "run", max_captures=0)
         assert loop.captures.record_elsewhere("rank lags", {"step": 1}, 3, 3) == "none: max_captures = 0"

@@ -99,7 +99,7 @@ class TestLoop:
         assert 1 <= len(steps(run)) <= 2
         assert "max_captures = 2 of this run are used up" in ran.stderr
 
-    def test_memory_that_stays_is_told(self, run_script, tmp_path) -> None:
+    def test_growing_memory_causes_alerts(self, run_script, tmp_path) -> None:
         """A loop that keeps 4 MiB of each step: reported at each 64 MiB."""
         ran = run_script(
             """
@@ -190,7 +190,7 @@ def loop(tmp_path):
 
 
 class TestWatcher:
-    def test_the_narrowest_is_told(self, loop) -> None:
+    def test_the_innermost_slow_interval_is_reported(self, loop) -> None:
         """Of a region, its window and the whole step that are all slow: the region, in one line."""
         watched = loop()
         for step in range(1, 12):
@@ -226,7 +226,7 @@ class TestWatcher:
         (line,) = watched.look()
         assert (line["region"], line["seconds"]) == ("mini", 1.2)
 
-    def test_afterwards_it_rests(self, loop) -> None:
+    def test_after_an_alert_there_is_a_pause(self, loop) -> None:
         """For a window of steps nothing more is reported; then again."""
         watched = loop()
         watched.steps(1, 10)
@@ -239,7 +239,7 @@ class TestWatcher:
         watched.window(41, 5.0)
         assert [line["step"] for line in watched.look() if line["event"] == "watch.alert"] == [41]
 
-    def test_recorded_steps_are_no_part(self, loop) -> None:
+    def test_recorded_steps_are_not_in_the_history(self, loop) -> None:
         """The baseline leaves out recorded steps, and the step after each one, because its export may still
         run.
         """
@@ -252,14 +252,14 @@ class TestWatcher:
         watched.window(13, 9.0)
         assert len(watched.look()) == 1
 
-    def test_what_failed_is_no_part(self, loop) -> None:
+    def test_failed_windows_are_not_in_the_history(self, loop) -> None:
         """An exception in the body makes a window short or long for its own reasons."""
         watched = loop()
         watched.steps(1, 10)
         watched.window(11, 9.0, error=True)
         assert watched.look() == []
 
-    def test_only_what_is_asked_for(self, loop) -> None:
+    def test_only_configured_roles_and_regions_are_watched(self, loop) -> None:
         """Other roles and regions have no history."""
         watched = loop(roles=["actor"], regions=["update"])
         for step in range(1, 12):
@@ -350,7 +350,7 @@ class TestBudget:
         assert self.slow(again, 70) == "none: max_captures = 2 of this run are used up"
         assert self.slow(loop(max_captures=0), 70) == "none: max_captures = 0"
 
-    def test_one_at_a_time(self, loop) -> None:
+    def test_only_one_capture_at_a_time(self, loop) -> None:
         """A requested capture has priority."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
@@ -378,7 +378,7 @@ class TestBudget:
         assert self.slow(watched, 10) == "step 12"
         assert watched.selector.policy_at(12, None).max_bytes == 2 * 2**30
 
-    def test_a_step_that_had_begun_is_asked_for_again(self, loop) -> None:
+    def test_a_request_for_a_step_that_had_begun_is_repeated(self, loop) -> None:
         """Some times, for the same part of the budget; then it is reported."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
@@ -392,7 +392,7 @@ class TestBudget:
         assert claim["capture_step"] == 21
         assert watched.selector.requests == ()
 
-    def test_asking_again_may_fail(self, loop) -> None:
+    def test_a_repeated_request_may_fail(self, loop) -> None:
         """Told, and the next slow step may ask."""
         watched = loop()
         self.slow(watched, 10)
@@ -404,7 +404,7 @@ class TestBudget:
         assert [line["event"] for line in logs] == ["window.not_recorded"]
         assert self.slow(watched, 40) == "step 42"
 
-    def test_what_cannot_record_takes_nothing(self, loop) -> None:
+    def test_an_unavailable_backend_uses_no_budget(self, loop) -> None:
         """A backend that is not there, a role that is left out."""
         watched = loop()
         watched.probe = "no torch"
@@ -437,7 +437,7 @@ class TestBudget:
 
 
 class TestReaders:
-    def test_one_that_fails_is_asked_no_more(self) -> None:
+    def test_a_failed_reader_is_removed(self) -> None:
         """And harms no other."""
 
         class Bad:

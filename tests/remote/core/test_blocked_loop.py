@@ -165,7 +165,7 @@ class TestElsewhere:
         gate.set()
         assert (await settled(session))[0].status in ("failed", "partial")
 
-    async def test_sessions_elsewhere_hear_of_the_step_before_the_body(self, recording, engine):
+    async def test_sessions_elsewhere_know_the_step_before_the_body(self, recording, engine):
         """What is sent to them in the body carries its step."""
         one = engine(cls=Listener, kind="spans")
         recording()

@@ -87,8 +87,8 @@ def settled(session, step=2, count=1):
         time.sleep(0.01)
 
 
-class TestTurn:
-    def test_from_start_to_stop(self, recording, engine, leases):
+class TestLeases:
+    def test_a_lease_is_held_from_start_to_stop(self, recording, engine, leases):
         """A process that finds it taken learns the holder; after the stop it is free."""
         session = recording()
         stepprof.attach(engine(), role="rollout")
@@ -99,7 +99,7 @@ class TestTurn:
         assert entry.status == "complete"
         assert [taken_by(leases, number) for number in (4, 5)] == [None, None]
 
-    def test_who_is_only_armed_keeps_nothing(self, recording, engine, leases):
+    def test_an_engine_marks_its_devices_as_shared(self, recording, engine, leases):
         """Once an engine has been armed, a trainer sees that the device is shared, and holds its lease no longer than its windows."""
         recording()
         stepprof.attach(engine(), role="rollout")
@@ -120,7 +120,7 @@ class TestTurn:
         assert [entry.status for entry in settled(session, count=2)] == ["complete", "complete"]
         assert taken_by(leases, 4) is None
 
-    def test_somebody_else_records(self, recording, engine, leases, holder):
+    def test_a_device_leased_by_another_process_skips_the_engine(self, recording, engine, leases, holder):
         """No start is sent to the engine, and the entry names the holder of the lease. The next window
         records.
         """
@@ -138,7 +138,7 @@ class TestTurn:
             pass
         assert [entry.status for entry in settled(session, 3)] == ["complete"]
 
-    def test_it_waits(self, recording, engine, holder):
+    def test_the_start_waits_for_the_lease(self, recording, engine, holder):
         session = recording(wait=10)
         stepprof.attach(engine(), role="rollout")
         threading.Timer(0.3, holder.stdin.close).start()
@@ -155,7 +155,7 @@ class TestTurn:
         assert [entry.status for entry in settled(session)] == ["failed"]
         assert taken_by(leases, 4) is None
 
-    def test_leases_that_cannot_be(self, recording, engine, leases):
+    def test_a_lease_folder_that_cannot_be_used(self, recording, engine, leases):
         leases.write_text("")
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
@@ -165,7 +165,7 @@ class TestTurn:
         assert entry.status == "skipped"
         assert "lease_dir" in entry.error
 
-    def test_nobody_is_asked(self, recording, engine, leases, holder):
+    def test_without_devices_no_lease_is_taken(self, recording, engine, leases, holder):
         """Without devices, for any backend."""
         session = recording(devices=[])
         stepprof.attach(engine(), role="rollout")
@@ -182,7 +182,7 @@ class TestTurn:
         ({"devices": [0.5]}, "an integer"),
     ],
 )
-def test_what_is_refused(engine, meant):
+def test_invalid_devices_are_refused(engine, meant):
     with pytest.raises(ConfigError) as caught:
         Config(steps="2", roles={"rollout": {"engine": engine}})
     assert meant in str(caught.value)

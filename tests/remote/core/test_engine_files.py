@@ -62,7 +62,7 @@ class TestAdopt:
         assert list(window.output.iterdir()) == []
 
     @pytest.mark.parametrize("content", [KEY, '{"token": "hunter2 hunter2"', '{"traceEvents": [' + KEY])
-    def test_no_message_shows_what_is_in_a_file(self, tmp_path, window, content) -> None:
+    def test_no_message_shows_the_content_of_a_file(self, tmp_path, window, content) -> None:
         """The reason says what is wrong, without a byte of it: it goes into the manifest."""
         said = failure(adopt, written(tmp_path, content, "a.json"), window, "rank-0")
         assert not any(part in said for part in ("BEGIN", "OPENSSH", "b3Bl", "hunter2"))
@@ -106,11 +106,11 @@ class TestAdopt:
 
 
 class TestWriters:
-    def test_of_the_own_user(self) -> None:
+    def test_files_of_the_own_user(self) -> None:
         """An engine of the driver's user, or of root, may have files of both."""
         assert writers(os.geteuid()) == {os.geteuid(), 0}
 
-    def test_of_another_user(self) -> None:
+    def test_files_of_another_user(self) -> None:
         """Only that user's: a hard link to a file of the driver's user is none of the engine's."""
         assert writers(os.geteuid() + 4321) == {os.geteuid() + 4321}
 
@@ -138,7 +138,7 @@ class TestUserOfServer:
         assert user_of_server(port, tables=(tmp_path / "none", tmp_path / "tcp")) is None
 
     @needs_root
-    def test_of_another_user(self) -> None:
+    def test_a_server_of_another_user(self) -> None:
         """Who listens, not who asks."""
         with server_of_other_user({}) as port:
             assert user_of_server(port) == OTHER_UID
@@ -205,12 +205,12 @@ def check_refuses(folder: Path, user: int | None = OTHER_UID) -> bool:
 
 
 class TestNamedFolder:
-    def test_of_a_user_that_is_not_known(self, tmp_path) -> None:
+    def test_a_folder_of_an_unknown_user(self, tmp_path) -> None:
         """Only what was prepared for an engine is taken."""
         assert check_refuses(tmp_path, None)
         assert not check_refuses(lay_out(tmp_path / "traces"), None)
 
-    def test_of_the_own_user(self, tmp_path) -> None:
+    def test_a_folder_of_the_own_user(self, tmp_path) -> None:
         """Is taken as it is, also where it does not exist yet."""
         assert not check_refuses(tmp_path / "new", os.geteuid())
 

@@ -63,7 +63,7 @@ def entry(session, step=2):
 
 
 class TestAwaiting:
-    def test_it_comes(self, recording, engine):
+    def test_a_report_that_arrives(self, recording, engine):
         """Pending until then, and lost should the process end before; the next window has the engine; then it is complete."""
         first = Promise()
         one, session = engine(later=first), recording()
@@ -84,7 +84,7 @@ class TestAwaiting:
         assert entry(session).error is None
         assert until(lambda: stepprof.state().pending_exports == ())
 
-    def test_status_tells_of_it(self, recording, engine):
+    def test_status_shows_pending_reports(self, recording, engine):
         """`stepprof status` shows the reports that the driver waits for, and no longer shows them
         afterwards.
         """
@@ -111,7 +111,7 @@ class TestAwaiting:
             (Stopped([Artifact("a", "nsys", 3)], partial="half"), "partial", "half"),
         ],
     )
-    def test_what_came_of_it(self, recording, engine, outcome, status, reason):
+    def test_the_entry_has_the_result_of_a_late_report(self, recording, engine, outcome, status, reason):
         """Told with its reason; the engine is well, and so is a window that joined."""
         promise = Promise(outcome)
         session = recording()

@@ -52,7 +52,7 @@ class TestWatch:
         """Look more often than in a job."""
         monkeypatch.setattr(lease, "LOOK_SECONDS", 0.02)
 
-    def test_it_ends_with_its_process(self, child):
+    def test_the_watch_ends_with_its_process(self, child):
         """The callback is called once. The thread ends when no process is left to watch."""
         watch, ended = Watch(), threading.Event()
         watch.add("a", Lease(writer_identity(child.pid)), lambda: False, ended.set)

@@ -49,7 +49,7 @@ def within(seconds, test):
 
 
 class TestMany:
-    def test_one_that_hangs_and_one_that_is_dead_cost_the_others_nothing(self, recording, engine):
+    def test_hung_and_dead_engines_do_not_delay_the_others(self, recording, engine):
         """The body waits once for the timeout. Later windows, and windows of another role, do not wait
         again.
         """
@@ -87,7 +87,7 @@ class TestMany:
             assert {line["target"] for line in own} == {f"judge/{replica}"}
             assert {line["step"] for line in own} == {2}
 
-    def test_what_was_armed_at_the_end_leaves_no_folder(self, recording, engine):
+    def test_an_engine_armed_at_the_end_leaves_no_folder(self, recording, engine):
         """The step after the last one never came: nothing on disk says that it did."""
         session = recording()
         stepprof.attach([engine() for _ in range(3)])
@@ -98,7 +98,7 @@ class TestMany:
         assert list((session.path / "step-000003").glob("rollout/*")) == []
         assert set(stepprof.state().engines.values()) == {"idle"}
 
-    def test_one_detached_while_it_is_being_armed_leaves_no_folder(self, recording, engine, mocker):
+    def test_an_engine_detached_while_being_armed_leaves_no_folder(self, recording, engine, mocker):
         """Its folder is made on a slow disk meanwhile, and another engine's arming never ends."""
         make, slow = RunDir.engine_folder, threading.Event()
 
@@ -161,7 +161,7 @@ class TestGate:
         assert await passed(gates, 0)
         assert await passed([])
 
-    async def test_who_gives_up_leaves_nothing_behind(self):
+    async def test_a_waiter_that_times_out_is_forgotten(self):
         """A gate that stays closed does not gather those who have stopped waiting for it."""
         gate = Gate()
         for _ in range(3):
@@ -169,7 +169,7 @@ class TestGate:
         assert gate._then == []
 
 
-async def test_an_answer_that_cannot_come_does_not_hold_up_the_others():
+async def test_an_impossible_answer_does_not_delay_the_others():
     """A node's agent that has released an actor answers so, for each call."""
     calls = [(name, name, ("stop",), False) for name in ("gone", "away")]
     answers = [answer async for batch in NodeAgent().call(calls) for answer in batch]

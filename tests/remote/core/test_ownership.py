@@ -74,7 +74,7 @@ class Finishing:
 
 
 class TestSlots:
-    def test_one_at_a_time(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
+    def test_only_one_driver_holds_a_slot(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
         """The second driver finds the slot taken, and can neither remove nor replace the first one."""
         assert slot.read() is None
         assert slot.take(held(window, "1"))
@@ -109,7 +109,7 @@ class TestSlots:
         release()
         assert [path.name for path in tmp_path.glob("slot*")] == ["slot.json"]
 
-    def test_what_another_process_reads(self, tmp_path: Path, window: EngineWindow) -> None:
+    def test_another_process_reads_the_same_holder(self, tmp_path: Path, window: EngineWindow) -> None:
         """The other process reads the same window and owner. The driver object itself is not included."""
         slot = FileSlot(tmp_path / "slot.json")
         reported = held(window, state={"folder": "step-2.rollout-0.1"}, driver=Finishing(Stopped()))
@@ -151,7 +151,7 @@ class TestSlots:
             FileSlot(tmp_path / "file" / "slot.json").take(held(window))
         assert caught.value.health == "unconfigured"
 
-    def test_the_age_of_a_word(self, tmp_path: Path, window: EngineWindow) -> None:
+    def test_the_age_of_a_heartbeat(self, tmp_path: Path, window: EngineWindow) -> None:
         """The age is measured by the clock of the file system. A heartbeat resets it."""
         slot = FileSlot(tmp_path / "slot.json")
         assert slot.take(held(window))
@@ -181,7 +181,7 @@ class TestLiving:
             ({}, ELSEWHERE, HOUR, True),
         ],
     )
-    def test_who_counts_as_gone(
+    def test_dead_and_silent_holders_count_as_gone(
         self,
         window: EngineWindow,
         holder: Mapping[str, object],
@@ -260,7 +260,9 @@ class TestHold:
         (entry,) = entries(window)
         assert (entry["status"], "no trace" in entry["error"]) == ("lost", True)
 
-    def test_taken_for_dead(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
+    def test_a_holder_considered_dead_by_another_driver(
+        self, slot: FileSlot | MemorySlot, window: EngineWindow
+    ) -> None:
         """A driver that comes back finds another one: it sends nothing, and says what that one kept for it."""
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window))
@@ -346,7 +348,7 @@ class TestHold:
         assert "never retrieved" not in caplog.text
         owner_slots._in_memory.clear()
 
-    def test_a_holder_says_that_it_lives(
+    def test_a_holder_sends_heartbeats(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Again and again, as long as it holds the engine."""
@@ -361,7 +363,7 @@ class TestHold:
         assert slot.silent_seconds() < 60
         on_remote(hold.give())
 
-    def test_one_that_retires_says_so_no_longer(
+    def test_a_retired_holder_sends_no_heartbeats(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its stop failed, and it was detached: the next driver must not take it for alive."""
@@ -425,7 +427,7 @@ def fragment(window: EngineWindow) -> Fragment:
 
 
 class TestKeeping:
-    def test_of_this_process(self, window: EngineWindow, fragment: Fragment) -> None:
+    def test_an_entry_of_this_process(self, window: EngineWindow, fragment: Fragment) -> None:
         """The entry in memory changes with the file: what is written next does not undo it."""
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", fragment.origin.writer)
         assert fragment.engines[0].status == "partial"
@@ -434,7 +436,7 @@ class TestKeeping:
         assert (entry["status"], entry["error"], len(entry["artifacts"])) == ("partial", "why", 1)
         assert entry["end_unix_ns"] is not None
 
-    def test_of_another_process(self, window: EngineWindow, fragment: Fragment) -> None:
+    def test_an_entry_of_another_process(self, window: EngineWindow, fragment: Fragment) -> None:
         """Only its own fragment is corrected."""
         gone = ended_writer()
         assert fragment.claim is not None
@@ -446,7 +448,7 @@ class TestKeeping:
         assert json.loads(theirs.read_text())["engines"][0]["error"] == "why; half"
         assert json.loads(path.read_text()) == content
 
-    def test_what_is_known_better(self, window: EngineWindow, fragment: Fragment) -> None:
+    def test_better_information_is_kept(self, window: EngineWindow, fragment: Fragment) -> None:
         """A failed entry keeps its reason where no file came; files are added to those that are there."""
         fragment.engines[0].update(status="failed", error="the stop failed")
         keep(window, Stopped(), "why", fragment.origin.writer)
@@ -463,14 +465,14 @@ class TestKeeping:
         content = json.loads(path.read_text())
         assert (content["writer"]["pid"], content["engines"][0]["status"]) == (gone["pid"], "partial")
 
-    def test_where_it_cannot(self, window: EngineWindow, log: Any) -> None:
+    def test_a_fragment_that_cannot_be_changed(self, window: EngineWindow, log: Any) -> None:
         """One line names the files."""
         (window.folder / "manifest").write_text("in the way")
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", ended_writer())
         (line,) = [line for line in log if line["event"] == "manifest.not_written"]
         assert line["files"] == ["a"]
 
-    def test_what_is_there(self, window: EngineWindow) -> None:
+    def test_existing_files_are_listed(self, window: EngineWindow) -> None:
         """Artifacts under their own names, not what an engine calls its files; all of them where a stop has failed."""
         for name in (
             "rank-0.trace.json.gz",
@@ -517,7 +519,7 @@ class TestCovering:
         assert (found is None) is (words is None)
         assert words is None or words in str(found)
 
-    def test_one_that_begins_later_on_purpose(self) -> None:
+    def test_a_capture_with_a_delay_is_not_short(self) -> None:
         """After a delay of so many forward steps."""
         artifact = Artifact("a", "trace", 1, ended_ns=21 * self.SECOND, began_ns=15 * self.SECOND)
         assert shortfall([artifact], None, 20 * self.SECOND, self.HERE) is None

@@ -47,7 +47,7 @@ class TestServed:
 
 
 class TestReading:
-    def test_what_is_not_there_in_time_is_left_out(self):
+    def test_late_metrics_are_left_out(self):
         async def slow():
             await asyncio.sleep(0.05)
             return Sample({"requests": 1})
@@ -61,7 +61,7 @@ class TestReading:
 
         assert asyncio.run(work()) == Sample({"requests": 1})
 
-    def test_a_failure_is_no_failure_of_the_capture(self):
+    def test_failed_metrics_do_not_fail_the_capture(self):
         async def broken():
             raise RuntimeError("no metrics")
 
@@ -86,13 +86,13 @@ class TestBetween:
             "max_sequences": 8,
         }
 
-    def test_an_engine_that_was_started_anew_has_none(self):
+    def test_a_restarted_engine_has_no_difference(self):
         assert between(Sample({"requests": 5}), Sample({"requests": 2})) is None
 
     @pytest.mark.parametrize(
         ("before", "after"), [(0.0, math.inf), (math.inf, math.inf), (0.0, math.nan), (-1e308, 1e308)]
     )
-    def test_no_finite_number_is_left_out(self, before, after):
+    def test_values_that_are_not_finite_are_left_out(self, before, after):
         """`1e999` is a number of Prometheus, and none of JSON, which a manifest is."""
         more = between(
             Sample({"requests": before, "preemptions": 1}), Sample({"requests": after, "preemptions": 2})

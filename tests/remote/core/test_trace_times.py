@@ -49,7 +49,7 @@ class TestWriting:
         """From the end of the recording to the file's time, where both are of one clock."""
         assert write_seconds([trace(10 * SECOND, written)], clock) == seconds
 
-    def test_the_slowest_of_several(self):
+    def test_the_slowest_write_counts(self):
         """The stop waits for all workers."""
         both = [trace(SECOND, 2 * SECOND), trace(2 * SECOND, 5 * SECOND), trace(None, None)]
         assert write_seconds(both, HERE) == 3.0

@@ -68,7 +68,7 @@ class TestWindow:
         assert entry.start_unix_ns < entry.end_unix_ns
         assert shown({"rollout/0": "armed"})
 
-    def test_a_driver_knows_how_long_it_is_waited_for(self, recording, engine):
+    def test_a_driver_knows_its_timeouts(self, recording, engine):
         """The role's own bounds come with the window."""
         one, session = engine(), recording(rollout={"engine_start_timeout_seconds": 3})
         stepprof.attach(one, role="rollout")
@@ -102,7 +102,7 @@ class TestWindow:
         assert [settled(session, step)[0].status for step in (2, 3)] == ["complete", "complete"]
         assert [window.folder.name for window in one.windows] == ["step-000002", "step-000003"]
 
-    def test_a_version_that_is_known_when_the_window_comes_is_in_the_trace(self, recording, engine):
+    def test_a_version_known_at_the_window_is_in_the_trace(self, recording, engine):
         """The engine was armed before it was known."""
         one, session = engine(), recording()
         stepprof.attach(one)
@@ -116,7 +116,7 @@ class TestWindow:
             "replica-0"
         ]
 
-    def test_an_arming_that_is_overtaken_shares_its_folder(self, recording, engine):
+    def test_an_overtaken_arming_shares_its_folder(self, recording, engine):
         """The next window is entered at once, while the engine is being armed for it."""
         one, session = engine(delays={"arm": 0.1}), recording()
         stepprof.attach(one)
@@ -184,7 +184,7 @@ class TestWindow:
         assert one.asked("stop") == 1
         assert [entry.status for entry in settled(session, count=2)] == ["complete", "joined"]
 
-    def test_windows_that_come_in_at_once_are_one_capture(self, recording, engine):
+    def test_windows_that_enter_at_once_share_a_capture(self, recording, engine):
         """The second waits until the first one's start is answered, and joins it."""
         gate, both = threading.Event(), threading.Barrier(3)
         one, session = engine(hold={"start": gate}), recording()
@@ -266,7 +266,7 @@ class TestTrouble:
         late = next(entry for entry in entries if entry.name == "slow")
         assert (late.status, slow.asked("stop"), len(late.artifacts)) == ("partial", 1, 1)
 
-    def test_what_a_late_start_recorded_is_of_the_window_from_when_that_began(self, recording, engine):
+    def test_a_late_start_covers_the_window_from_its_begin(self, recording, engine):
         """The answer came late, not the capture: what lies between the body's begin and end is kept by its times."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
@@ -302,7 +302,7 @@ class TestTrouble:
             pass
         assert settled(session, 4)[0].status == "complete"
 
-    def test_a_stop_that_takes_longer_than_the_bound_still_brings_its_files(self, recording, engine):
+    def test_a_stop_beyond_the_timeout_still_brings_its_files(self, recording, engine):
         """Until then the manifest says that they are missing; windows meanwhile are skipped for this engine alone."""
         gate = threading.Event()
         slow, good = engine(name="slow", hold={"stop": gate}), engine(name="good")
@@ -330,7 +330,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         "failure", [dead(), EngineFailure("not set up", "unconfigured"), ValueError("odd")]
     )
-    def test_a_failing_verb_is_told_and_the_others_record(self, recording, engine, verb, failure):
+    def test_a_failed_call_is_reported_and_the_others_record(self, recording, engine, verb, failure):
         """With the engine's health and the driver's own words; nothing reaches the body."""
         bad, good = engine(name="bad", failing={verb: failure}), engine(name="good")
         session = recording()
@@ -374,7 +374,7 @@ class TestTrouble:
         told_of = [line["event"] for line in log if line.get("name") == "mine"]
         assert told_of == ["engine.unhealthy", "engine.healthy"]
 
-    def test_many_that_fall_ill_together_are_one_line(self, recording, engine, log):
+    def test_many_engines_failing_together_share_a_log_line(self, recording, engine, log):
         """A thousand engines behind a dead switch do not fill the log."""
         session = recording()
         stepprof.attach([engine(failing={"arm": dead()}) for _ in range(20)])
@@ -417,7 +417,7 @@ class TestTrouble:
             pass
         assert settled(session)[0].status == "complete"
 
-    def test_a_compensating_stop_that_fails_is_told(self, recording, engine, log):
+    def test_a_failed_compensating_stop_is_reported(self, recording, engine, log):
         """The failed stop is reported in addition to the failure of the start, which is in the manifest."""
         lost = EngineFailure("connection reset", "unreachable", owes_stop=True)
         one = engine(failing={"start": lost, "abort": OSError("still reset")})
@@ -428,7 +428,7 @@ class TestTrouble:
         assert "connection reset" in settled(session)[0].error
         assert any(line["event"] == "engine.cleanup_failed" for line in log)
 
-    def test_why_an_engine_has_not_answered_is_told_where_its_driver_knows(self, recording, engine):
+    def test_a_driver_may_explain_a_missing_answer(self, recording, engine):
         """Say, an actor that is inside a method."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
@@ -471,7 +471,7 @@ class TestTrouble:
             [entry] = read_entries(session)
             assert entry.status == "lost"
 
-    def test_a_folder_that_cannot_be_made_is_told(self, recording, engine, log):
+    def test_a_folder_that_cannot_be_made_is_reported(self, recording, engine, log):
         """The body runs, the engine is untouched."""
         one, session = engine(), recording()
         stepprof.attach(one)
@@ -481,7 +481,7 @@ class TestTrouble:
         assert one.asked("start") == 0
         assert any(line["event"] == "engine.not_recorded" for line in log)
 
-    def test_shutdown_stops_what_records(self, recording, engine):
+    def test_shutdown_stops_running_captures(self, recording, engine):
         """The run ends inside the window: what there is, is partial."""
         one, session = engine(), recording()
         stepprof.attach(one)
@@ -525,7 +525,7 @@ class TestTrouble:
         stepprof.shutdown()
         assert [entry.status for entry in read_entries(session)] == ["partial"]
 
-    def test_shutdown_waits_no_longer_than_it_is_told(self, recording, engine):
+    def test_shutdown_waits_at_most_its_timeout(self, recording, engine):
         """A stop that hangs does not keep the job from ending."""
         one, session = engine(hold={"stop": threading.Event()}), recording()
         stepprof.attach(one)
@@ -549,7 +549,7 @@ class TestTrouble:
         assert entry.stop_seconds > 0.1
         assert len(entry.artifacts) == 1
 
-    def test_a_stop_that_is_unanswered_when_the_run_has_ended_is_told(self, recording, engine):
+    def test_an_unanswered_stop_at_the_end_is_reported(self, recording, engine):
         """The window had closed, and when is known; that the stop was answered is not claimed."""
         session = recording(engine_stop_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"stop": threading.Event()}))
@@ -625,7 +625,7 @@ class TestStarts:
                 pass
         assert settled(session, 4)[-1].status == "complete"
 
-    def test_a_stop_that_finds_the_engine_dead_says_why_the_start_failed(self, recording, engine):
+    def test_a_stop_that_finds_the_engine_dead_explains_the_failed_start(self, recording, engine):
         """A killed worker fails the start first, and the engine learns a little later why."""
         failure = EngineFailure("the call failed", owes_stop=True)
         one = engine(failing={"start": failure, "abort": dead("a worker was killed")})
@@ -703,7 +703,7 @@ class TestAsync:
             assert seen == [loop]
         assert settled(session)[0].status == "complete"
 
-    async def test_a_coroutine_cancelled_while_it_comes_in_stops_what_started(self, recording, engine):
+    async def test_a_coroutine_cancelled_at_the_entry_stops_its_engines(self, recording, engine):
         """It gets no exit; the compensating stop is sent all the same."""
         slow, quick = engine(name="slow", delays={"start": 0.5}), engine(name="quick")
         session = recording()
@@ -727,7 +727,7 @@ class TestAsync:
         assert [entry.status for entry in entries] == ["partial", "partial"]
         assert "cancelled" in entries[0].error
 
-    async def test_a_window_after_one_that_was_given_up_has_the_engine_to_itself(self, recording, engine):
+    async def test_a_window_after_a_cancelled_one_gets_the_engine(self, recording, engine):
         """The window does not join a capture that is about to be stopped, and is not skipped because of it."""
         gate = threading.Event()
         one, session = engine(hold={"start": gate}), recording()
@@ -758,7 +758,7 @@ class TestAsync:
         await window.astop()
         assert settled(session)[0].status == "complete"
 
-    async def test_a_thread_beside_a_loop_waits_on_its_own(self, recording, engine):
+    async def test_a_thread_waits_without_blocking_the_loop(self, recording, engine):
         """The engine lives on the loop; the block is in a thread: the loop stays free to answer."""
         one = engine(loop=asyncio.get_running_loop())
         session = recording()
@@ -775,7 +775,7 @@ class TestAsync:
 class TestAttach:
     """Who takes part."""
 
-    def test_nobody_knows_such_a_target(self, recording):
+    def test_an_unknown_target_is_refused(self, recording):
         """The message lists the possible targets."""
         recording()
         with pytest.raises(ConfigError, match="not a known kind of engine"):
@@ -815,7 +815,7 @@ class TestAttach:
         assert [one.asked("start") for one in engines] == [0, 1]
         assert engines[1].windows[0].workers == {1, 2}
 
-    def test_ranks_that_are_said(self, recording, engine):
+    def test_given_ranks_map_to_the_engines_of_a_list(self, recording, engine):
         """`ranks` says which global ranks each one of a list spans."""
         engines = [engine(), engine()]
         recording(rollout={"ranks": "10"})
@@ -846,7 +846,7 @@ class TestAttach:
             ("second", 1),
         ]
 
-    def test_a_callable_that_raises_is_told(self, recording):
+    def test_a_callable_that_raises_is_reported(self, recording):
         """In the manifest; the body goes on."""
         session = recording()
 
@@ -925,7 +925,7 @@ class TestAttach:
             pass
         assert settled(session)[0].status == "complete"
 
-    def test_listeners_are_told_of_every_step(self, recording, engine):
+    def test_listeners_get_every_step(self, recording, engine):
         """Also of those that are not selected: of each entry and each exit, with all that is open."""
         one = engine(cls=Listener, kind="spans")
         recording()
@@ -939,7 +939,7 @@ class TestAttach:
             time.sleep(0.01)
         assert one.calls[-4:] == [((7, "reward"),), (), ((8, "reward"),), ()]
 
-    def test_what_an_attachment_says_of_itself(self, recording, engine):
+    def test_an_attachment_describes_its_engines(self, recording, engine):
         """Its role, its engines, their states."""
         recording()
         attached = stepprof.attach([engine(name="a"), engine(name="b")])
@@ -978,7 +978,7 @@ class TestAttach:
             (1, "failed", "unreachable"),
         ]
 
-    def test_an_option_that_nobody_knows(self):
+    def test_an_unknown_option_is_refused(self):
         """Refused with the nearest option."""
         check_options({"api_key": "k"}, ["api_key"], "a server")
         with pytest.raises(ConfigError, match="did you mean api_key"):
@@ -999,7 +999,7 @@ class TestAttach:
             pass
         assert [entry.name for entry in settled(session, count=2)] == ["one", "two"]
 
-    def test_a_callable_that_hangs_is_told(self, recording):
+    def test_a_callable_that_hangs_is_reported(self, recording):
         """The body is not delayed past the bound."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.2)
@@ -1012,7 +1012,7 @@ class TestAttach:
         assert "the engines could not be listed within 0.2 s" in entry.error
         gate.set()
 
-    def test_engines_that_are_gone_are_let_go(self, recording, engine):
+    def test_removed_engines_are_released(self, recording, engine):
         """The callable does not name them any longer."""
         first, second = engine(name="first"), engine(name="second")
         now = [first, second]
@@ -1030,7 +1030,7 @@ class TestAttach:
             pass
         assert {e.name: e.replica for e in settled(session, 5, 2)} == {"second": 1, "third": 0}
 
-    def test_listeners_are_told_of_the_windows_of_their_role(self, recording, engine):
+    def test_listeners_get_the_windows_of_their_role(self, recording, engine):
         """If two steps overlap in different roles, each window is announced to the listeners of its role. A
         window of the whole step is announced to all listeners.
         """
@@ -1048,7 +1048,7 @@ class TestAttach:
 class TestShared:
     """An engine that several processes attach is driven by one of them."""
 
-    def test_the_second_process_finds_it_taken(self, start, engine, run_script, tmp_path):
+    def test_a_second_process_does_not_drive_the_engine(self, start, engine, run_script, tmp_path):
         """The claim is in the run directory; the manifest of the other says who has it."""
         script = """
             import sys

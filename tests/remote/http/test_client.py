@@ -59,7 +59,7 @@ class TestAddress:
             "node",
         ],
     )
-    def test_what_is_none(self, url):
+    def test_invalid_addresses_are_refused(self, url):
         """An invalid address is refused when it is attached."""
         with pytest.raises(ConfigError):
             Address.parse(url)
@@ -82,7 +82,7 @@ class TestAddress:
 
 
 class TestRequest:
-    async def test_an_answer_is_an_answer_whatever_it_says(self):
+    async def test_every_status_is_returned(self):
         """Statuses are for the one who asked to judge."""
         with serving({"/a": {"x": [1]}, "/b": (500, "it\n failed")}) as server:
             client = Client(server.url + "/")
@@ -147,7 +147,7 @@ class TestKeys:
                 assert "s3cret" not in str(failure)
                 assert failure.health == "unconfigured"
 
-    async def test_what_a_server_repeats_is_not_shown(self):
+    async def test_keys_repeated_by_a_server_are_masked(self):
         """A server that quotes the key it was given does not bring it into a log."""
         with serving({"/a": (500, "no such key: s3cret, pa55")}) as server:
             client = Client(server.url.replace("//", "//me:pa55@"), "s3cret")
@@ -158,7 +158,7 @@ class TestKeys:
             assert "pa55" not in reply.text
 
     @pytest.mark.parametrize("key", ["", "  ", "a\nb", "schlüssel", 7])
-    def test_what_no_header_can_carry(self, key):
+    def test_keys_that_fit_no_header_are_refused(self, key):
         """Refused at attach, and not shown."""
         with pytest.raises(ConfigError, match="api_key") as refused:
             Client("http://node", key)
@@ -225,7 +225,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("method", "health", "owes"), [("POST", "unknown", True), ("GET", "unreachable", False)]
     )
-    async def test_an_answer_that_does_not_come(self, method, health, owes):
+    async def test_no_answer_to_a_request(self, method, health, owes):
         """A start that was sent and not answered may have begun: a stop must follow. A question needs none."""
         done = threading.Event()
         with serving({"/start_profile": lambda _: done.wait(5) and {}}) as server:
@@ -289,7 +289,7 @@ class TestFailures:
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
         assert all(reply.ok for reply in replies)
 
-    async def test_no_more_than_so_many_at_once(self, monkeypatch):
+    async def test_concurrent_requests_are_limited(self, monkeypatch):
         """A thousand servers do not need a thousand threads and sockets. All of them receive the request."""
         monkeypatch.setattr("stepprof.remote.http.client.AT_ONCE", 5)
         there, most, counting = [], [], threading.Lock()
@@ -428,7 +428,7 @@ class TestDeadline:
         assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
 
     @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
-    async def test_a_length_that_is_none(self, length):
+    async def test_an_invalid_content_length(self, length):
         """An invalid length does not raise another error. If the body is too long, it is reported as
         missing; otherwise it ends with the connection.
         """
@@ -473,7 +473,7 @@ class TestKeysInAnswers:
     @pytest.mark.parametrize(
         "form", [KEY, quote(KEY, safe=""), base64.b64encode(b"me:" + KEY.encode()).decode()]
     )
-    async def test_where_a_server_may_put_it(self, form):
+    async def test_keys_are_masked_anywhere_in_an_answer(self, form):
         """In its status line, a header, the path and the query of a redirect, the size of a chunk, the body, and where that is cut."""
         line = form.encode()
         answers = [
@@ -521,7 +521,7 @@ class TestTls:
             assert (await client.request("GET", "/a")).ok
             assert client.name == server.url
 
-    async def test_one_that_is_not_trusted(self):
+    async def test_an_untrusted_certificate(self):
         """The message says how to trust it; no key was sent."""
         with serving({"/a": {}}, tls=self.context()) as server:
             with pytest.raises(EngineFailure, match="ca_file=") as failure:
@@ -534,7 +534,7 @@ class TestTls:
         with serving({}) as server, pytest.raises(EngineFailure, match="did you mean http://"):
             await Client(server.url.replace("http:", "https:")).request("GET", "/a")
 
-    async def test_a_file_that_is_none(self, tmp_path):
+    async def test_an_invalid_ca_file(self, tmp_path):
         """A wrong ca_file is named."""
         with pytest.raises(EngineFailure, match="nowhere"):
             await Client("https://127.0.0.1:1", ca_file=str(tmp_path / "nowhere.pem")).request("GET", "/a")

@@ -121,14 +121,14 @@ class TestIdentify:
             (router(), "sglang-router"),
         ],
     )
-    async def test_each_says_what_it_is(self, routes, kind):
+    async def test_each_kind_of_server_is_identified(self, routes, kind):
         """By routes that ask nothing of the engine but information."""
         with serving(routes) as server:
             assert await identify(Client(server.url)) == kind
             assert {asked.method for asked in server.asked} == {"GET"}
 
     @pytest.mark.parametrize("routes", [{}, {"/version": "ok"}, {"/version": {"version": 3}, "/workers": []}])
-    async def test_something_else(self, routes):
+    async def test_another_server_is_refused(self, routes):
         """An unknown kind of server: the message names the requests, the answers, and the option that
         states the kind.
         """
@@ -143,7 +143,7 @@ class TestIdentify:
         with serving(VLLM) as server, pytest.raises(EngineFailure, match=rf"{server.url}, without /v1"):
             await identify(Client(f"{server.url}/v1/"))
 
-    async def test_one_that_wants_a_key(self):
+    async def test_a_server_that_requires_a_key(self):
         """Without it nothing is known."""
         with (
             serving({"/version": (401, {"error": "Unauthorized"})}) as server,
@@ -151,7 +151,7 @@ class TestIdentify:
         ):
             await identify(Client(server.url))
 
-    async def test_one_that_hangs(self, monkeypatch):
+    async def test_a_server_that_hangs(self, monkeypatch):
         """It is unreachable, after a bound."""
         monkeypatch.setattr(http, "PROBE_SECONDS", 0.2)
         slow = {"/version": lambda _: time.sleep(0.6) or {}}
@@ -213,7 +213,7 @@ class TestKind:
             HttpKind().connect("http://a", apikey="s3cret")
         assert "s3cret" not in str(refused.value)
 
-    def test_nothing_is_asked_until_a_window_comes(self, recorders):
+    def test_no_request_before_the_first_window(self, recorders):
         """A server that is not up yet can be attached."""
         driver = HttpKind().connect("http://me:s3cret@127.0.0.1:1", api_key="k", name="first")
         assert (driver.kind, driver.name, driver.inside, driver.loop) == ("http", "first", False, None)
@@ -222,7 +222,7 @@ class TestKind:
 
 
 class TestServer:
-    async def test_its_kind_speaks_to_it(self, recorders, window):
+    async def test_the_driver_of_its_kind_is_used(self, recorders, window):
         """Identified at the first arm, once; then the driver of its kind has the word."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with serving(routes) as server:
@@ -367,7 +367,7 @@ class TestServer:
                 await asyncio.sleep(2.5)
                 assert await driver.expand() == [driver]
 
-    async def test_a_server_that_is_no_router(self, recorders):
+    async def test_a_server_that_is_not_a_router(self, recorders):
         """It represents itself, also when it is down, as the same kind as before."""
         with serving(VLLM) as server:
             driver = HttpKind().connect(server.url)
@@ -403,7 +403,7 @@ class TestClock:
         )
 
     @pytest.mark.parametrize("ahead", [-7.25, 0.0, 3.6, 86_400.5])
-    async def test_elsewhere(self, ahead):
+    async def test_a_clock_on_another_host(self, ahead):
         """The truth is within the bounds, and they become narrower."""
         with self.served(ahead) as server:
             client = Client(server.url)
@@ -445,7 +445,7 @@ class TestClock:
                 client.same_host = False
                 assert await clock(client) is None
 
-    async def test_a_server_that_is_gone(self):
+    async def test_without_an_answer_there_is_no_offset(self):
         """If the clock cannot be read, no offset is stated."""
         with serving({}) as server:
             client = Client(server.url)
@@ -558,7 +558,7 @@ class TestSession:
             stepprof.shutdown()
         assert not [line for line in log if line["event"] == "engine.not_closed"]
 
-    def test_a_server_that_nobody_knows(self, recorded):
+    def test_a_server_of_unknown_kind(self, recorded):
         """No start is sent, and the manifest explains how to state its kind."""
         with serving({}) as server:
             [entry] = recorded(server.url).entries

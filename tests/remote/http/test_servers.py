@@ -191,7 +191,7 @@ class TestServers:
         ],
     )
     @pytest.mark.parametrize("server", [SglangLike], indirect=True)
-    def test_a_description_that_is_none(self, server, recorded, described):
+    def test_an_invalid_description(self, server, recorded, described):
         """SGLang is not started where it does not list the arguments of its start."""
         server.routes["/openapi.json"] = described
         done = recorded(server)
@@ -230,7 +230,7 @@ class TestServers:
         assert done.entry.status == "complete"
         assert len(done.entry.artifacts) == 1
 
-    def test_one_that_hangs_from_the_first_request_on(self, server, recorded):
+    def test_a_server_that_hangs_from_the_first_request(self, server, recorded):
         """Training waits no longer than the bound, and nothing was sent that would begin anything."""
         for path in list(server.routes):
             server.routes[path] = lambda _: time.sleep(4) or 200

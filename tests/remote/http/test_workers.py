@@ -33,12 +33,12 @@ class TestHosts:
             (["127.0.0.1"], "localhost", True),
         ],
     )
-    def test_what_is_admitted(self, given, host, admitted):
+    def test_admitted_hosts(self, given, host, admitted):
         """Names, patterns of them, addresses and networks."""
         assert Hosts.parse(given).admits(host) is admitted
 
     @pytest.mark.parametrize("given", [[], "", None, 7, ["http://a"], ["a/b"], ["a b"], [3], {"a": 1}])
-    def test_what_is_none(self, given):
+    def test_invalid_host_options_are_refused(self, given):
         """An invalid address is refused when it is attached."""
         with pytest.raises(ConfigError, match="workers"):
             Hosts.parse(given)
@@ -92,7 +92,7 @@ class TestNeighbourhood:
             own = sock.getsockname()[0]
         assert near("127.0.0.1", "127.0.0.1").admits(own)
 
-    async def test_where_a_router_is(self):
+    async def test_a_routers_own_host_is_admitted(self):
         """Looked up by its own name, which the user wrote."""
         found = await Neighbourhood.of(Client("http://localhost:1"), 5)
         assert found.admits("127.0.0.1")
@@ -102,7 +102,7 @@ class TestNeighbourhood:
 
 
 class TestChoice:
-    def test_one_bad_entry_costs_itself(self):
+    def test_a_bad_entry_affects_only_itself(self):
         """Each is refused with its reason; none is shown with control characters or without end."""
         listed = [
             "http://a:1",
@@ -122,7 +122,7 @@ class TestChoice:
         assert "pw@" not in shown
         assert len(shown) < 3000
 
-    def test_their_number_is_bounded(self):
+    def test_the_number_of_workers_is_limited(self):
         """The number of workers is limited, and so is the number of candidates that are checked."""
         choice = Choice.among((f"http://a:{port}" for port in range(1, 60_000)), Hosts.parse("a"))
         assert len(choice.urls) == MOST_WORKERS

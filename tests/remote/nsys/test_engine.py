@@ -132,7 +132,7 @@ def jobs(tools, tmp_path):
 
 class TestServer:
     @pytest.mark.parametrize("shell", [False, True])
-    def test_its_reports_are_brought(self, jobs, shell, capsys):
+    def test_reports_are_moved_to_the_step(self, jobs, shell, capsys):
         """Each under its role and replica, listed in the manifest, complete for `stepprof check`,
         and named by `stepprof show`; whether nsys has started the server or a shell around it.
         """
@@ -159,7 +159,7 @@ class TestServer:
         assert main(["show", run, "--step", "2"]) == 0
         assert ENGINE in capsys.readouterr().out
 
-    def test_training_never_waits_for_one(self, jobs):
+    def test_training_does_not_wait_for_a_report(self, jobs):
         """A window ends when the engine has; what nsys is still to write is shown as pending, and waited for at the end of the run."""
         with jobs.server(manner="late 5") as url:
             pending = jobs.record(URL=url)
@@ -206,7 +206,7 @@ class TestServer:
             ("foreign", "nsys wrote no report to"),
         ],
     )
-    def test_a_report_that_does_not_come(self, jobs, manner, reason):
+    def test_a_report_that_never_arrives(self, jobs, manner, reason):
         """Lost when its time is over, with the reason and the place; so does `stepprof check`."""
         jobs.config["nsys"]["report_timeout_seconds"] = 2
         with jobs.server(manner=manner) as url:
@@ -225,14 +225,14 @@ class TestServer:
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "when the process ended" in jobs.entries()[4]["error"]
 
-    def test_one_that_nsys_has_not_started(self, jobs):
+    def test_an_engine_that_nsys_has_not_started(self, jobs):
         """Said as that, and nothing is waited for."""
         with jobs.server(nsys=False) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]
 
-    def test_one_of_another_host(self, jobs):
+    def test_a_participant_on_another_host(self, jobs):
         """The process on another host cannot be inspected. Its report is taken from the folder that only
         this engine uses; otherwise it stays in its place.
         """
@@ -265,13 +265,13 @@ except KeyError:
 class TestObject:
     """An engine whose workers are children of this process: one session of nsys is around them all."""
 
-    def test_its_reports_are_brought(self, jobs):
+    def test_reports_are_moved_to_the_step(self, jobs):
         """Though this process itself records nothing."""
         jobs.record(nsys={}, BEFORE=OBJECT)
         assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
         assert [jobs.report(step)["range"] for step in (2, 4)] == [1, 2]
 
-    def test_beside_this_process_s_own_capture(self, jobs):
+    def test_next_to_this_processs_own_capture(self, jobs):
         """One range, one report: the process has it, and the engine's entry says where it is."""
         jobs.config |= {"backend": "nsys", "roles": {}}
         jobs.record(nsys={"engine": False}, BEFORE=OBJECT)
@@ -347,14 +347,14 @@ assert engine.calls == [], engine.calls
 
 class TestKeptCount:
     @pytest.mark.parametrize("content", [b"", b"\xff", "²".encode(), b"-1", b"7" * 5000, b"1e3", b"0x7"])
-    def test_a_file_that_says_no_number(self, tmp_path, content):
+    def test_an_invalid_count_file_starts_anew(self, tmp_path, content):
         """Counting begins anew, and the next number is kept."""
         (tmp_path / "kept").write_bytes(content)
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 2
 
     @pytest.mark.parametrize("trap", ["pipe", "link"])
-    def test_what_is_no_file(self, tmp_path, trap):
+    def test_a_count_path_that_is_not_a_file(self, tmp_path, trap):
         """A path that is not a file is neither awaited nor followed."""
         (tmp_path / "seven").write_text("7")
         os.mkfifo(tmp_path / "kept") if trap == "pipe" else (tmp_path / "kept").symlink_to("seven")
@@ -386,7 +386,7 @@ class TestRangeCount:
         assert count.begin(second) == 2
         assert count.holder(2) == second
 
-    def test_this_process_comes_first(self):
+    def test_this_process_claims_its_range_first(self):
         """Its window is the range that users look for."""
         count = RangeCount()
         own = (2, "rollout/rank-0")
@@ -407,7 +407,7 @@ class TestRangeCount:
         count.end(1)
         assert (count.open, count.ended) == (True, 1)
 
-    def test_one_that_was_never_begun(self):
+    def test_a_range_that_never_began_is_not_counted(self):
         """The range does not count, unless another participant has begun it."""
         count = RangeCount()
         count.withdraw(count.begin((2, "a")))

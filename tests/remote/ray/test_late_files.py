@@ -56,7 +56,7 @@ class TestInTheActor:
             (KeyError("x"), Collected(outcome="lost", error="KeyError: 'x'")),
         ],
     )
-    def test_it_is_asked_for(self, outcome, answer):
+    def test_the_report_is_returned_once_when_asked(self, outcome, answer):
         """There is no result until the file exists. Then it is returned once."""
         owed = PendingReports()
         owed.begin(WINDOW, Soon(outcome))
@@ -92,7 +92,7 @@ def waited(answers, until=None, bring=None):
 
 
 class TestInTheDriver:
-    def test_it_comes(self):
+    def test_a_report_that_arrives(self):
         """Asked again and again, and then brought to where it belongs."""
 
         async def bring(stopped):
@@ -102,7 +102,7 @@ class TestInTheDriver:
         assert run() == Stopped(BROUGHT.artifacts, partial="left on its host")
         assert asked == [None, None, None]
 
-    def test_it_does_not(self):
+    def test_a_report_that_never_arrives(self):
         """The outcome is the actor's own."""
         _, run = waited([Collected(outcome="failed", error="it stays")])
         with pytest.raises(ExportError, match="it stays") as caught:

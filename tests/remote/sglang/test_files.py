@@ -78,7 +78,7 @@ class TestNames:
             ("x-TP-0.trace.json", {}, "rank-0", 0),
         ],
     )
-    def test_rank_and_stage_stand_in_the_name(
+    def test_names_contain_rank_and_stage(
         self, tmp_path: Path, name: str, args: dict[str, Any], expected: str, worker: int
     ) -> None:
         """SGLang's names since 0.4.6, and ours."""
@@ -182,7 +182,7 @@ class TestAscend:
         brought = bring(window.output, window, Facts("engine"), Request({}))
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
 
-    def test_stages_come_in_the_order_of_time(self, tmp_path: Path) -> None:
+    def test_stages_are_in_the_order_of_time(self, tmp_path: Path) -> None:
         """Two captures of one rank are its two stages."""
         window = make_window(tmp_path)
         for pid in (7, 8):
@@ -204,12 +204,12 @@ class TestAscend:
 
 
 class TestFolders:
-    def test_is_tried_out_by_writing(self, tmp_path: Path) -> None:
+    def test_a_folder_is_tested_by_writing(self, tmp_path: Path) -> None:
         """The test file is removed again."""
         require_writable(tmp_path / "a" / "b", "started")
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
-    def test_is_below_a_file(self, tmp_path: Path) -> None:
+    def test_a_folder_below_a_file_is_refused(self, tmp_path: Path) -> None:
         """Told with what SGLang would have done, and what to do."""
         (tmp_path / "file").write_text("")
         with pytest.raises(EngineFailure, match="would kill its whole process") as caught:
@@ -224,7 +224,7 @@ class TestFolders:
             require_writable(tmp_path, "started")
         require_writable(tmp_path, "stopped")
 
-    def test_shared_folder_is_one_of_its_own(self, tmp_path: Path) -> None:
+    def test_each_window_has_its_own_shared_folder(self, tmp_path: Path) -> None:
         """Step, replica and occurrence are in its path: nothing of another window is found there."""
         window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
         assert folder_of(window) == tmp_path / "shared/stepprof/r/step-2/rollout/replica-0/1"
@@ -240,7 +240,7 @@ class TestStages:
         """What is in each."""
         return {stage: [event["name"] for event in events] for stage, events in parts.items()}
 
-    def test_what_follows_a_forward_step_belongs_to_it(self) -> None:
+    def test_events_after_a_forward_step_belong_to_it(self) -> None:
         """Up to the next one; events without a time are in both parts, events before the first step in its part."""
         parts = cut_apart(
             [
@@ -302,7 +302,9 @@ class TestStages:
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
 
-    def test_that_cannot_be_cut(self, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_trace_that_cannot_be_cut_is_kept_whole(
+        self, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It is kept whole, with a word."""
         monkeypatch.setattr("sys.executable", "/bin/false")
         window = make_window(tmp_path)

@@ -22,11 +22,11 @@ class TestCredible:
     def test_a_new_version_counts_the_first_token(self, version):
         assert credible(COUNTED, Facts("e", version)) == COUNTED
 
-    def test_requests_that_came_token_by_token_are_right_in_each_version(self):
+    def test_streamed_requests_are_counted_correctly_in_every_version(self):
         assert credible(STREAMED, Facts("e", "0.5.12")) == STREAMED
         assert credible(STREAMED, None) == STREAMED
 
-    def test_what_is_not_counted_shows_nothing(self):
+    def test_missing_counters_are_left_out(self):
         counted = {"first_tokens": 3, "first_token_seconds": 0.6}
         assert credible(counted, Facts("e", "0.5.12")) == {"first_tokens": 3}
         assert credible(counted, None) == {"first_tokens": 3}

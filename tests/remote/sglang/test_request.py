@@ -169,7 +169,7 @@ class TestVersions:
             "start_step" in SIGNATURES[version]
         )
 
-    def test_one_that_records_is_left_alone(
+    def test_a_recording_engine_is_left_alone(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Asked with a start that begins nothing, it refuses: busy, whatever the words. When it is free, the same driver records."""
@@ -187,7 +187,7 @@ class TestVersions:
         remote_loop().submit(driver.abort()).result(10)
         assert [verb for verb, _ in manager.calls] == ["start", "stop"]
 
-    def test_stage_that_did_not_come_is_not_left_armed(
+    def test_a_stage_that_was_not_reached_is_disarmed(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SGLang would capture it whenever it comes: the smallest capture that there is takes it back, and leaves nothing."""
@@ -235,7 +235,7 @@ class TestVersions:
         started = {"output_dir": str(window.output), "activities": ["CPU"]}
         assert manager.calls == [("start", started), ("stop", None)]
 
-    def test_oldest_is_refused_what_it_cannot(self) -> None:
+    def test_the_oldest_version_refuses_unsupported_options(self) -> None:
         """Without stacks, stages and limits need a newer version; each is named."""
         old = facts("0.4.6", OLDEST, answers=False)
         assert "with_stack = true" in refusal(EngineOptions(), old)
@@ -249,7 +249,7 @@ class TestVersions:
         ("version", "sent"),
         [("0.5.15", 5), ("0.5.15.post1", 5), ("0.5.16", 4), ("0.5.23", 4), ("0.6.0rc1", 4), ("dev", 4)],
     )
-    def test_bound_is_what_was_asked_for(self, version: str, sent: int) -> None:
+    def test_the_limit_is_corrected_for_old_versions(self, version: str, sent: int) -> None:
         """Up to 0.5.15 SGLang records one step less than requested."""
         made = request(EngineOptions(max_iterations=4), facts(version))
         assert made.fields["num_steps"] == sent
@@ -264,7 +264,7 @@ class TestVersions:
         ("version", "sent"),
         [("0.4.7", True), ("0.5.13", True), ("0.5.14", False), ("0.5.23", False), ("", False)],
     )
-    def test_stages_are_asked_for_where_that_is_harmless(self, version: str, sent: bool) -> None:
+    def test_sglangs_own_stages_are_used_only_where_harmless(self, version: str, sent: bool) -> None:
         """From 0.5.14 on it ends the scheduler: those are recorded as a whole, and cut afterwards."""
         made = request(EngineOptions(max_iterations=4, by_stage=True), facts(version))
         assert made.fields["profile_by_stage"] is sent
@@ -319,7 +319,7 @@ class TestRequests:
             (None, "cuda"),
         ],
     )
-    def test_activity_that_is_not_there_is_refused(self, device: str | None, wanted: str) -> None:
+    def test_an_unavailable_activity_is_refused(self, device: str | None, wanted: str) -> None:
         """It would end the engine, or record nothing without a word."""
         assert wanted in refusal(EngineOptions(activities=[wanted]), facts(device=device))
 
@@ -336,7 +336,7 @@ class TestRequests:
         assert set(made.fields) == {"output_dir", "activities"}
         assert [line["event"] for line in log] == ["engine.limited"]
 
-    def test_idle_spinning_is_told_of_once(self, log: Any) -> None:
+    def test_idle_polling_is_warned_about_once(self, log: Any) -> None:
         """With its cure; an engine that sleeps gives no cause."""
         sglang_request._warn_of_spinning.cache_clear()
         request(EngineOptions(), facts())
@@ -364,7 +364,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         "version", ["9" * 5000 + ".1.1", "0.5." + "1" * 5000, "\n[forged]", "\u0664.1.1"]
     )
-    def test_a_version_that_is_none(self, version) -> None:
+    def test_an_invalid_version(self, version) -> None:
         """It counts as a new one, and is shown on one line."""
         facts = Facts.of("engine", {}, version, frozenset())
         assert facts.is_since((0, 5, 14))
@@ -405,13 +405,15 @@ class TestBackends:
             ),
         ],
     )
-    def test_what_would_kill_it_is_refused(self, backend: str, asked: dict[str, Any], why: str) -> None:
+    def test_options_that_would_kill_it_are_refused(
+        self, backend: str, asked: dict[str, Any], why: str
+    ) -> None:
         """No request is sent, and the message names the setting to keep."""
         reported = refusal(EngineOptions(backend=backend), facts(**asked))
         assert reported.startswith(f'engine: engine.backend = "{backend}": it {why}')
         assert 'leave it at engine.backend = "torch"' in reported
 
-    def test_by_stage_is_torch_s(self) -> None:
+    def test_by_stage_requires_torch(self) -> None:
         """SGLang would stop the allocator's history with the first stage."""
         options = EngineOptions(backend="memory", by_stage=True)
         assert "cannot record it by stage; leave by_stage out" in refusal(options, facts(**CUDA))
@@ -422,7 +424,7 @@ class TestBackends:
         monkeypatch.setenv(variable, "backend:cudaMallocAsync")
         assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
 
-    def test_snapshots_are_brought_under_their_rank(self, tmp_path: Path) -> None:
+    def test_snapshots_are_named_by_rank(self, tmp_path: Path) -> None:
         """SGLang names them by the time; a missing one is reported."""
         out = tmp_path / "shared"
         out.mkdir()
@@ -436,7 +438,7 @@ class TestBackends:
         assert brought.problems == ["no memory snapshot of the engine's rank 1"]
         assert list(out.iterdir()) == []
 
-    def test_what_is_thrown_away_includes_them(self, tmp_path: Path) -> None:
+    def test_an_abort_removes_snapshots(self, tmp_path: Path) -> None:
         """An aborted capture leaves nothing."""
         (tmp_path / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
         discard(tmp_path)
@@ -514,20 +516,20 @@ class TestNsys:
         assert (stopped.artifacts, stopped.partial, stopped.capped_by) == ((), None, None)
         assert self.brought(stopped, tmp_path) == ["rollout/replica-0/engine.nsys-rep"]
 
-    def test_one_that_has_ended_by_itself(self, tmp_path: Path) -> None:
+    def test_a_capture_that_ended_at_its_limit(self, tmp_path: Path) -> None:
         """Its own bound: the report is there all the same, also where it came before the stop."""
         (tmp_path / "nsys" / f"r_{os.getpid()}.1.nsys-rep").write_bytes(b"early")
         stopped = self.end(NsysLink(None), tmp_path, max_iterations=3)
         assert (stopped.capped_by, stopped.partial) == ("engine", None)
         assert self.brought(stopped, tmp_path)
 
-    def test_one_that_somebody_else_has_ended(self, tmp_path: Path) -> None:
+    def test_a_capture_that_another_client_ended(self, tmp_path: Path) -> None:
         """The trace covers less than the window, and the outcome says so."""
         stopped = self.end(NsysLink(answer=False), tmp_path)
         assert stopped.partial == "another client stopped it before the window ended"
         assert self.brought(stopped, tmp_path)
 
-    def test_one_that_was_not_used(self, tmp_path: Path) -> None:
+    def test_an_engine_that_was_not_used(self, tmp_path: Path) -> None:
         """Nothing was sent: the next window has the first range."""
         with pytest.raises(EngineFailure, match="nothing was sent to it"):
             self.end(NsysLink(unused=True), tmp_path)
@@ -558,7 +560,7 @@ class TestNsys:
 
 
 class TestObjects:
-    def test_is_recognised_by_the_names_of_its_type(self) -> None:
+    def test_an_engine_is_recognised_by_its_class_names(self) -> None:
         """SGLang's own and what derives from it; the library is not imported for that."""
         manager = type("TokenizerManager", (), {"__module__": "sglang.srt.managers.tokenizer_manager"})
         derived = type("Mine", (manager,), {})
@@ -632,7 +634,7 @@ class TestObjects:
         assert caught.value.health == "ok"
         assert manager.calls == []
 
-    def test_loop_that_nobody_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_loop_that_is_not_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is run for the answer to a start, while the caller waits. An abort waits until its
         owner runs it: the caller continues meanwhile.
         """

@@ -118,7 +118,7 @@ class TestNames:
         names = {name.format(rank, STAMP): {"pid": 100 - rank} for rank in (0, 1)}
         assert brought_as(tmp_path, names) == ["rank-0", "rank-1"]
 
-    def test_the_oldest_versions_say_it_in_the_trace(self, tmp_path: Path) -> None:
+    def test_the_oldest_versions_state_the_rank_in_the_trace(self, tmp_path: Path) -> None:
         """0.8.5 names its files after the host and the process only."""
         names = {
             f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid, "rank": 1 - pid % 2} for pid in (10, 11)
@@ -153,7 +153,7 @@ class TestNames:
         first = kept(tmp_path, "rank-0")
         assert first["traceEvents"][0]["pid"] == 900
 
-    def test_the_front_ends_file_is_no_workers(self, tmp_path: Path) -> None:
+    def test_the_front_ends_file_is_left_out(self, tmp_path: Path) -> None:
         """It is left out, should there be one."""
         names: dict[str, dict[str, Any]] = {
             f"rank0.{STAMP}.pt.trace.json.gz": {},
@@ -161,7 +161,7 @@ class TestNames:
         }
         assert brought_as(tmp_path, names) == ["rank-0"]
 
-    def test_data_parallel_engines_elsewhere_are_told_apart_by_their_processes(self, tmp_path: Path) -> None:
+    def test_data_parallel_engines_on_another_host_are_numbered_by_process(self, tmp_path: Path) -> None:
         """Same names, other process: numbered in the order of the processes, the same in each window."""
         names = {
             f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
@@ -171,7 +171,7 @@ class TestNames:
         first = kept(tmp_path, "dp-0-rank-0")
         assert first["traceEvents"][0]["pid"] == 205
 
-    def test_on_this_host_by_whose_child_wrote_it(self, tmp_path: Path) -> None:
+    def test_data_parallel_engines_on_this_host_are_found_by_parent_process(self, tmp_path: Path) -> None:
         """A worker is a core's own process, or descends from it; the order of their numbers says nothing."""
         sleepers = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in "ab"]
         first, second = sorted(sleeper.pid for sleeper in sleepers)
@@ -219,12 +219,12 @@ class TestFolder:
         assert plain.link is None
         assert (tmp_path / "plain").is_dir()
 
-    def test_the_folder_of_the_link_stands_for_it(self, tmp_path: Path) -> None:
+    def test_trace_dir_may_be_the_folder_of_the_link(self, tmp_path: Path) -> None:
         """``trace_dir`` names the folder that contains ``current``."""
         link = lay_out(tmp_path)
         assert TraceFolder(link.parent, "object:1", lambda: True).link == link
 
-    def test_one_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
         """With the path, the reason and the way out."""
         (tmp_path / "file").write_text("")
         place = TraceFolder(tmp_path / "file" / "traces", "object:1", lambda: True)
@@ -232,7 +232,7 @@ class TestFolder:
             place.prepare()
         assert caught.value.health == "unconfigured"
 
-    def test_what_lay_there_before_is_left_alone(self, tmp_path: Path) -> None:
+    def test_existing_files_are_left_alone(self, tmp_path: Path) -> None:
         """A plain folder: only new files, and of engines that share it only our own."""
         plain = tmp_path / "plain"
         plain.mkdir()
@@ -319,7 +319,7 @@ class TestWords:
         with pytest.raises(EngineFailure, match="it is cut off"):
             outcome(make_window(tmp_path), brought, Workers(), early=False, asleep=False, name="e")
 
-    def test_differences_are_told_one_by_one(self, tmp_path: Path) -> None:
+    def test_each_difference_has_its_message(self, tmp_path: Path) -> None:
         """Each difference has its own message: requested options that are not configured, and configured
         options that are dangerous.
         """
@@ -482,7 +482,9 @@ class TestEngines:
             ({"profiler": "torch", "torch_profiler_dir": "s3://bucket"}, "is 's3://bucket', not a folder"),
         ],
     )
-    def test_what_is_missing_is_named(self, config: dict[str, Any], missing: str, tmp_path: Path) -> None:
+    def test_an_unconfigured_profiler_is_explained(
+        self, config: dict[str, Any], missing: str, tmp_path: Path
+    ) -> None:
         """Never switched on, switched on for another tool, or writing where no folder is."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.llm_engine = _table(vllm_config=_table(profiler_config=_table(**config)))
@@ -502,7 +504,7 @@ class TestEngines:
 class TestNsys:
     """A role whose backend is nsys: the engine marks its part with cudaProfilerStart and cudaProfilerStop."""
 
-    def test_it_is_built_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_engine_is_built_for_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """None of torch's settings is passed, because vLLM refuses them together with another profiler."""
         fields = dict.fromkeys(
             ("profiler", "torch_profiler_dir", "ignore_frontend", "max_iterations", "delay_iterations")
@@ -517,7 +519,7 @@ class TestNsys:
             "max_iterations": 5,
         }
 
-    def test_one_too_old_for_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_version_too_old_for_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Up to 0.12 the environment says what is recorded, and knows only torch."""
         monkeypatch.setitem(sys.modules, "vllm.config", _table())
         with pytest.raises(
@@ -526,7 +528,7 @@ class TestNsys:
             engine_args(tmp_path, {"backend": "nsys"})
 
     @pytest.mark.parametrize(("device", "refused"), [("cuda", False), ("", False), ("xpu", True)])
-    def test_where_it_is_built(
+    def test_engine_args_checks_where_it_is_called(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, refused: bool
     ) -> None:
         """Off CUDA an engine would not start with it; where no device is seen, it is built elsewhere."""
@@ -566,7 +568,7 @@ class TestNsys:
         with pytest.raises(EngineFailure, match="stop without start"):
             _remote(driver.stop(window)).result(10)
 
-    def test_one_that_was_left_open(self, tmp_path: Path) -> None:
+    def test_a_capture_left_open_is_stopped_first(self, tmp_path: Path) -> None:
         """The stop of an earlier window failed. This capture is stopped before the next one begins."""
         calls: list[str] = []
 
@@ -609,7 +611,7 @@ class TestNsys:
         finally:
             stepprof.shutdown()
 
-    def test_one_that_was_built_for_torch_is_refused(self, tmp_path: Path) -> None:
+    def test_an_engine_built_for_torch_is_refused(self, tmp_path: Path) -> None:
         """It cannot be switched over; the message says how to build it."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
@@ -634,7 +636,7 @@ class TestNsys:
         finally:
             stepprof.shutdown()
 
-    def test_what_an_engine_follows(self) -> None:
+    def test_the_engines_backend_follows_the_role(self) -> None:
         """The role's backend, as far as an engine has the like; what the engine's table says, before that."""
 
         def follows(**config: Any) -> object:
@@ -656,7 +658,7 @@ class TestNsys:
 class TestArguments:
     """The arguments with which an engine is built."""
 
-    def test_without_vllm_there_is_nothing_to_build(
+    def test_engine_args_without_vllm_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Called in the driver instead of where the engine is built."""
@@ -666,7 +668,7 @@ class TestArguments:
             engine_args(tmp_path)
         assert not list(tmp_path.iterdir())
 
-    def test_an_option_that_nobody_knows_is_named(self, tmp_path: Path) -> None:
+    def test_an_unknown_option_of_engine_args_is_refused(self, tmp_path: Path) -> None:
         """Before anything is made."""
         with pytest.raises(ConfigError, match=r"options\.with_stacks.*with_stack"):
             environment(tmp_path, {"with_stacks": True})

@@ -158,13 +158,13 @@ class TestArm:
         assert "File name too long" in str(error)
 
     @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
-    def test_a_version_that_is_none(self, tmp_path: Path, version: Any) -> None:
+    def test_an_invalid_version(self, tmp_path: Path, version: Any) -> None:
         """Then its description says what its start takes."""
         with vllm(GET_version={"version": version}) as (server, driver):
             run(driver.arm(make_window(tmp_path)))
         assert "/openapi.json" in [asked.path for asked in server.asked]
 
-    def test_a_server_built_from_source_is_asked_what_it_takes(self, tmp_path: Path) -> None:
+    def test_an_unknown_version_reports_its_parameters(self, tmp_path: Path) -> None:
         """Its version says nothing; the description of its routes does."""
         described = '{"StartProfileRequest": {"properties": {"profile_prefix": {}, "max_iterations": {}}}}'
         with vllm(**{"GET_version": {"version": "0.1.dev1+gabc"}, "GET_openapi.json": (200, described)}) as (
@@ -178,7 +178,7 @@ class TestArm:
             assert body["max_iterations"] == 3
             assert set(body) == {"max_iterations", "profile_prefix"}
 
-    def test_one_that_would_crash_is_not_started(self, window: EngineWindow) -> None:
+    def test_a_server_that_would_crash_is_refused(self, window: EngineWindow) -> None:
         """In development mode it reports that its front end is on."""
         reported = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
         with vllm(**{"GET_server_info?config_format=json": reported}) as (server, driver):
@@ -187,7 +187,7 @@ class TestArm:
             assert "ignore_frontend=true" in str(error)
             assert not posts(server)
 
-    def test_one_that_may_crash_is_warned_about_once(
+    def test_a_server_that_may_crash_is_warned_about_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """A plain folder without settings: it is unknown whether the front end is on."""
@@ -215,9 +215,7 @@ class TestStart:
             run(again.abort())
             assert posts(server) == ["/start_profile", "/stop_profile"] * 2
 
-    def test_a_capture_of_a_driver_that_is_gone_is_stopped_first(
-        self, shared: Callable[..., EngineWindow]
-    ) -> None:
+    def test_a_dead_drivers_capture_is_stopped_first(self, shared: Callable[..., EngineWindow]) -> None:
         """When the next one arms, before its start has to be quick. The files are kept under the step that they belong to."""
         with vllm() as (server, driver):
             window = shared()
@@ -239,7 +237,7 @@ class TestStart:
             assert posts(server) == ["/start_profile", "/start_profile", "/stop_profile"]
 
     @pytest.mark.parametrize("folder", [True, False])
-    def test_a_driver_that_is_gone_and_left_nothing(
+    def test_a_dead_driver_without_files(
         self, shared: Callable[..., EngineWindow], window: EngineWindow, folder: bool
     ) -> None:
         """The engine is stopped. Its window stays lost, with the reason; where its files cannot be seen, the reason says where they are."""
@@ -265,7 +263,7 @@ class TestStart:
             ((500, "EngineDeadError"), "dead", False, "is dead"),
         ],
     )
-    def test_each_refusal_has_its_words(
+    def test_each_refusal_has_its_message(
         self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
     ) -> None:
         """After a possible start a stop must follow, which an abort sends; a refused start leaves the link unchanged."""
@@ -283,7 +281,7 @@ class TestStart:
                 assert posts(server)[-1] == "/stop_profile"
                 assert (window.trace_dir / "current").readlink() == Path("idle")
 
-    def test_a_start_whose_answer_is_lost_owes_a_stop(self, window: EngineWindow) -> None:
+    def test_a_start_whose_answer_is_lost_must_be_stopped(self, window: EngineWindow) -> None:
         """It may have begun."""
 
         def lost(handler: Any) -> None:
@@ -296,7 +294,7 @@ class TestStart:
 
 
 class TestStop:
-    def test_what_its_own_bound_had_written_is_kept(self, shared: Callable[..., EngineWindow]) -> None:
+    def test_files_written_at_the_limit_are_kept(self, shared: Callable[..., EngineWindow]) -> None:
         """The stop fails, and there is a file already: partial."""
         with vllm(POST_stop_profile=(500, "EngineDeadError")) as (_, driver):
             window = shared(max_iterations=2)
@@ -349,14 +347,14 @@ class TestStop:
         assert len(stopped.artifacts) == 1
         assert "capture.recovered" not in caplog.text
 
-    def test_without_a_folder_its_failure_is_all_there_is(self, window: EngineWindow) -> None:
+    def test_without_a_folder_only_the_failure_is_reported(self, window: EngineWindow) -> None:
         """Without a folder no files can be found, so only the failure is reported."""
         with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
             run(driver.arm(window))
             run(driver.start(window))
             assert "boom" in str(refusal(driver.stop(window)))
 
-    def test_an_abort_that_is_refused_says_so(self, window: EngineWindow) -> None:
+    def test_a_refused_abort_is_reported(self, window: EngineWindow) -> None:
         """A route that is not there has nothing to end; a server that fails has."""
         for answer in (404, (500, "boom")):
             with vllm(POST_stop_profile=answer) as (server, driver):
@@ -370,7 +368,7 @@ class TestStop:
                     assert "boom" in str(refusal(driver.abort()))
                 driver.retire()
 
-    def test_its_clock_is_this_hosts(self, window: EngineWindow) -> None:
+    def test_a_local_servers_clock_is_this_hosts(self, window: EngineWindow) -> None:
         """Both ends of the connection are here."""
         with vllm() as (_, driver):
             run(driver.arm(window))
@@ -392,7 +390,9 @@ class TestNsys:
         with pytest.raises(ReportLost, match="the engine was not started under nsys"):
             run(stopped.later.wait())
 
-    def test_one_that_cannot_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_whose_process_cannot_be_inspected(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The server belongs to another user or runs in a container, and no folder was named. Its files are
         not lost, but they are not in the run.
         """
@@ -417,7 +417,7 @@ class TestNsys:
             assert "stop without start" in str(refusal(driver.stop(window)))
 
     @pytest.mark.parametrize(("backend", "started_for"), [("nsys", "torch"), ("torch", "cuda")])
-    def test_one_that_says_that_it_was_started_for_another(
+    def test_a_server_started_for_another_profiler_is_refused(
         self, tmp_path: Path, backend: str, started_for: str
     ) -> None:
         """If it reports its arguments, it is refused before the start."""

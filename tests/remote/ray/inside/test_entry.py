@@ -162,7 +162,7 @@ class TestEngines:
             time.sleep(0.01)
         assert actor.engine.calls == ["arm", "start", "stop"]
 
-    def test_it_raises(self, ask, run, attachment, engine):
+    def test_an_engine_that_raises(self, ask, run, attachment, engine):
         """Nothing reaches the actor; the exception is returned as a failure, after which a stop must follow if it was a start."""
         actor, here = SimpleNamespace(engine=engine(failing={"start": ValueError("odd")})), window(run)
         ask(actor, "arm", attachment(), here)
@@ -170,7 +170,7 @@ class TestEngines:
             ask(actor, "start", here)
         assert caught.value.owes_stop
 
-    def test_it_raises_what_nobody_knows(self, run, attachment, engine):
+    def test_an_unknown_exception_class_is_returned_as_plain(self, run, attachment, engine):
         """A failure of a class that the driver process may not have is returned as a plain one."""
 
         class OwnError(EngineFailure):
@@ -203,7 +203,7 @@ class TestEngines:
         with pytest.raises(Inside, match='kind="both"'):
             ask(SimpleNamespace(engine=engine(inside=True)), "arm", attachment(), window(run))
 
-    def test_what_is_found(self, run, attachment, engine):
+    def test_the_only_engine_is_found(self, run, attachment, engine):
         """The only engine among its attributes; of two, nothing is guessed."""
         guest = Guest("token")
         actor = SimpleNamespace(name="x", none=None, llm=engine(), url="http://localhost:1")
@@ -221,7 +221,7 @@ class TestEngines:
             (lambda actor: actor.engine / 0, "find raised TypeError"),
         ],
     )
-    def test_what_is_not(self, find, message):
+    def test_engines_that_cannot_be_found(self, find, message):
         """Each way has its message."""
         with pytest.raises(EngineFailure, match=message) as caught:
             locate(SimpleNamespace(engine=SimpleNamespace(a=1), missing=None), find)
@@ -288,7 +288,7 @@ class TestSessions:
             guest.arm(None, attachment("rank"), window(run, 9, rank=True))
         guest.leave(5.0)
 
-    def test_what_was_asked_for_while_the_job_runs(self, run, attachment):
+    def test_a_request_reaches_the_actor_with_its_window(self, run, attachment):
         """It reaches the actor with the window, wherever the folder of requests lies; one that cannot be met is refused."""
         here, guest = window(run, 9, role="actor", rank=True), Guest("token")
         asked = Request.make(9, role="actor")
@@ -327,7 +327,7 @@ class TestSessions:
         other.leave(5.0)
         assert cell.session is None
 
-    def test_a_session_that_is_there(self, run, attachment):
+    def test_an_existing_session_is_used(self, run, attachment):
         """It is used, and not ended."""
         session = stepprof.init(
             {"output_dir": run.parent, "steps": [2], "backend": "null"}, rank=0, run_id="job"
@@ -337,7 +337,7 @@ class TestSessions:
         guest.leave(5.0)
         assert cell.session is session
 
-    def test_a_configuration_that_is_wrong_here(self, run, attachment, monkeypatch):
+    def test_a_configuration_that_is_invalid_in_the_actor(self, run, attachment, monkeypatch):
         """The driver process gets the error."""
         monkeypatch.setenv("RANK", "5")
         config = {"steps": "2", "ranks": "7", "output_dir": "x"}
