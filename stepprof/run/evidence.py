@@ -91,6 +91,10 @@ class StackStretch(_Interval):
     """The function that a pool or `threading.Thread` runs on the thread; None: it has none, or it is not known."""
     pool: bool = False
     """A thread pool runs it."""
+    caller: Frame | None = None
+    """The innermost frame of the job's own code, if that is not the innermost of all; None: it is, or is not known."""
+    compiles: bool = False
+    """The thread was in torch.compile, at work on a function."""
 
     @property
     def label(self) -> str:
@@ -205,11 +209,20 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
         call = None if call is None else _text(call)
         recorder = attributes.get("recorder") is True
         task = attributes.get("task")
-        ran = None if task is None else _text(task), attributes.get("pool") is True
-        _add(
-            found["stretches"],
-            StackStretch(*where, samples, stack, call, *attributes.times(), recorder, *ran),
+        caller = attributes.get("caller")
+        stretch = StackStretch(
+            *where,
+            samples,
+            stack,
+            call,
+            *attributes.times(),
+            recorder,
+            task=None if task is None else _text(task),
+            pool=attributes.get("pool") is True,
+            caller=None if caller is None else _frame(caller),
+            compiles=attributes.get("compiles") is True,
         )
+        _add(found["stretches"], stretch)
     elif kind == "tasks":
         counts = (attributes.count(key) for key in ("waiting", "passed", "others"))
         _add(found["held"], HeldTasks(*where, _text(span["name"]), *counts))

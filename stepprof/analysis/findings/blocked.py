@@ -12,11 +12,11 @@ from functools import partial
 from stepprof.analysis.findings.busy import Busy
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack
+from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, SHORTEST_NS, Stack
 from stepprof.analysis.findings.wording import LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 
-__all__ = ["blocked", "is_lock"]
+__all__ = ["blocked", "compiling", "is_lock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class _Kind:
     """Modules that may be anywhere in the stack."""
     waits: bool = False
     """Whether the thread waits for others: see `Stack.waits`."""
-    off_cpu: bool = False
-    """Whether the name alone does not show that the thread waits: it used no CPU either."""
+    assumption: str = "the thread does not wait there"
+    wants_cpu: tuple[bool | None, ...] = (True, False, None)
+    """What `Stack.wants_cpu` may be. A thread that waits uses no CPU, whatever the name of its call."""
 
     def fits(self, stack: Stack) -> bool:
         if COLLECTIVES in stack.modules:
@@ -40,11 +41,20 @@ class _Kind:
             return True
         if stack.waits or self.waits:
             return stack.waits and self.waits
-        if self.off_cpu and not stack.off_cpu:
+        if stack.wants_cpu not in self.wants_cpu:
             return False
         return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
 
 
+WAITS = (False, None)
+COMPILING = _Kind(
+    "compile",
+    re.compile(f"^{re.escape(COMPILE)}$"),
+    frozenset(),
+    "{process} ran torch's compiler for {seconds} in {place}",
+    "TORCH_LOGS=recompiles names the guard that failed; pad batches to a few lengths, or mark the size that changes as dynamic (torch._dynamo.mark_dynamic), and warm up before the first step",
+    assumption="it is compiled before the step",
+)
 KINDS = (
     _Kind(
         "data",
@@ -71,10 +81,11 @@ KINDS = (
     ),
     _Kind(
         "lock",
-        re.compile(r"(?i)acquire|lock\b|semaphore|condition|barrier\.wait"),
+        re.compile(r"(?i)acquire|(^|[._]|\br)lock\b|(?-i:Lock\b)|semaphore|barrier\.wait"),
         frozenset({"threading.py", "synchronize.py"}),
         "{process} waited {seconds} for a lock in {place}",
         "hold the lock for less time, or give each thread its own data",
+        wants_cpu=WAITS,
     ),
     _Kind(
         "lock",
@@ -82,7 +93,7 @@ KINDS = (
         frozenset(),
         "{process} waited {seconds} to enter a `with` block in {place}",
         "if it is a lock, hold it for less time, or give each thread its own data",
-        off_cpu=True,
+        wants_cpu=(False,),  # the name does not show that it waits
     ),
     _Kind(
         "io",
@@ -90,7 +101,15 @@ KINDS = (
         frozenset(),
         "{process} waited {seconds} for another program in {place}",
         "run the program concurrently with the next phase, or call a library in its place",
+        wants_cpu=WAITS,
         around=frozenset({"subprocess.py"}),
+    ),
+    _Kind(
+        "io",
+        re.compile(r"(?i)(\b|_)(file|f|fh|fp|os|io)\.(open|read|readinto|readline|readlines|write|writelines|flush|fsync|sendfile)\b"),
+        frozenset(),
+        "{process} read or wrote files for {seconds} in {place}",
+        "do it in another thread, or concurrently with the next phase",
     ),
     _Kind(
         "io",
@@ -98,6 +117,7 @@ KINDS = (
         frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
         "{process} waited {seconds} for a file or the network in {place}",
         "do it in another thread, or concurrently with the next phase",
+        wants_cpu=WAITS,
     ),
     _Kind(
         "sleep",
@@ -105,6 +125,7 @@ KINDS = (
         frozenset({"queue.py", "selectors.py"}),
         "{process} did nothing for {seconds} in {place}",
         "wait for an event instead of a time",
+        wants_cpu=WAITS,
     ),
     _Kind(
         "sleep",
@@ -122,27 +143,36 @@ def is_lock(stack: Stack) -> bool:
     return any(kind.fits(stack) for kind in KINDS if kind.topic == "lock")
 
 
+def compiling(ledger: Ledger) -> None:
+    """Claim the time in torch's compiler. Its garbage collections and its waits are part of it."""
+    _claim(ledger, COMPILING)
+
+
 def blocked(ledger: Ledger) -> None:
     """Claim, part by part, the time of stacks of one kind."""
     for kind in KINDS:
-        for part in ledger.parts("work", "outside", "handover"):
-            when = _when(ledger.facts, kind, part)
-            if when.total < SHORTEST_NS:
-                continue
-            shown = Counter[tuple[str, str]]()
-            for stack, start, end in _pieces(ledger.facts, kind, part):
-                shown[stack.label, stack.place] += when.clip(start, end).total
-            ((label, place), _), *_ = shown.most_common(1)
-            ledger.claim(
-                part,
-                when,
-                kind.topic,
-                kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-                why=f"its stacks show {label} in {place}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
-                advice=kind.advice or load_advice(ledger.facts, part),
-                assumption="the thread does not wait there",
-                without=partial(_when, ledger.facts, kind) if part.region else None,
-            )
+        _claim(ledger, kind)
+
+
+def _claim(ledger: Ledger, kind: _Kind) -> None:
+    for part in ledger.parts("work", "outside", "handover"):
+        when = _when(ledger.facts, kind, part)
+        if when.total < SHORTEST_NS:
+            continue
+        shown = Counter[tuple[str, str]]()
+        for stack, start, end in _pieces(ledger.facts, kind, part):
+            shown[stack.label, stack.place] += when.clip(start, end).total
+        label, place = max(shown, key=lambda each: (bool(each[1]), shown[each]))
+        ledger.claim(
+            part,
+            when,
+            kind.topic,
+            kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
+            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
+            advice=kind.advice or load_advice(ledger.facts, part),
+            assumption=kind.assumption,
+            without=partial(_when, ledger.facts, kind) if part.region else None,
+        )
 
 
 def _meanwhile(facts: Facts, part: Part, when: Intervals) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.findings.blocked import blocked
+from stepprof.analysis.findings.blocked import blocked, compiling
 from stepprof.analysis.findings.coroutines import held_coroutines, last_coroutines, serial_coroutines
 from stepprof.analysis.findings.device_time import exposed_communication, host_bound
 from stepprof.analysis.findings.facts import Facts
@@ -28,6 +28,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     """Return the findings of a step, the costliest first. They share no second with each other."""
     ledger = Ledger(facts, LEAST * facts.seconds)
     recording(ledger)
+    compiling(ledger)
     garbage(ledger)
     memory_pressure(ledger)
     poll(ledger)

@@ -13,7 +13,10 @@ from typing import NamedTuple
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackStretch
 
-__all__ = ["COLLECTIVES", "SHORTEST_NS", "Held", "Signs", "Stack", "Task"]
+__all__ = ["COLLECTIVES", "COMPILE", "SHORTEST_NS", "Held", "Signs", "Stack", "Task"]
+
+COMPILE = "torch.compile"
+"""The label of a thread in torch's compiler."""
 
 COLLECTIVES = "distributed_c10d.py"
 """The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
@@ -30,14 +33,13 @@ class Stack(NamedTuple):
     label: str
     """The call, or the function: ``time.sleep``."""
     place: str
-    """The innermost frame: ``function (file:line)``."""
+    """The innermost frame, and the job's own that called it: ``function (file:line)``. Of `COMPILE` the latter, if it is known."""
     modules: tuple[str, ...]
     """The files of its frames, the innermost first."""
     last: int
     """Its last sample."""
-    off_cpu: bool = False
-    """Whether its thread used little CPU and was not ready for more; False also if that is not known."""
-
+    wants_cpu: bool | None = None
+    """Whether its thread had a CPU, or was ready for one, for half of the time or more; None: not known."""
     waits: bool = False
     """Whether it waits for another thread or for coroutines, and not for a lock that is held for too long."""
     queued: float = 0.0
@@ -47,18 +49,28 @@ class Stack(NamedTuple):
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
         """Return a stretch on the common clock. The clock of the process is `offset_ns` ahead of it."""
         start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
-        inner = each.frames[0]
         return cls(
             start,
             end,
-            "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
-            f"{inner.function} ({inner.file}:{inner.line})",
+            COMPILE if each.compiles else "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
+            _place(each),
             tuple(frame.file for frame in each.frames),
             end - (end - start) // max(each.samples, 1),
-            _is_off_cpu(each),
+            _wants_cpu(each),
             _waits(each.frames),
             min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
         )
+
+
+def _place(stretch: StackStretch) -> str:
+    inner, *callers = (
+        f"{frame.function} ({frame.file}:{frame.line})"
+        for frame in (stretch.frames[0], stretch.caller)
+        if frame is not None
+    )
+    if stretch.compiles:
+        return callers[0] if callers else ""
+    return ", called from ".join((inner, *callers))
 
 
 def _waits(frames: Sequence[Frame]) -> bool:
@@ -188,17 +200,20 @@ class Signs:
         return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
 
     def are_idle(self, when: Intervals) -> bool:
-        """Return whether the labels mark a waiting thread for at least half of some intervals, long enough to tell."""
-        idle = sum(end - start for stack, start, end in self.shown(when) if IDLE.search(stack.label))
+        """Return whether the thread waited for at least half of some intervals, by the labels and its CPU time, and whether they are long enough to tell."""
+        idle = sum(
+            end - start
+            for stack, start, end in self.shown(when)
+            if IDLE.search(stack.label) and not stack.wants_cpu
+        )
         return when.total >= SHORTEST_NS and idle >= when.total / 2
 
 
-def _is_off_cpu(stretch: StackStretch) -> bool:
-    """Return whether a thread had and wanted the CPU for less than half of a stretch."""
+def _wants_cpu(stretch: StackStretch) -> bool | None:
     if stretch.cpu_seconds is None or stretch.run_queue_seconds is None:
-        return False
+        return None
     busy = stretch.cpu_seconds + stretch.run_queue_seconds
-    return 2e9 * busy < stretch.end_unix_ns - stretch.start_unix_ns
+    return 2e9 * busy >= stretch.end_unix_ns - stretch.start_unix_ns
 
 
 def _pauses(run: Collection) -> Iterator[tuple[int, int]]:

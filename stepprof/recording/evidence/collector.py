@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from time import thread_time_ns
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from stepprof.host.kernel_times import storage_bytes
 from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
+from stepprof.recording.evidence.code_origin import caller_of, is_compiling
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import StackSampler, Stretch
@@ -223,14 +225,16 @@ def _begin_at(stretch: Stretch, start_ns: int) -> bool:
 
 
 def _stack_span(stretch: Stretch, call: str | None) -> Span:
-    frames = [
-        (_short(getattr(code, "co_qualname", code.co_name)), _short(PurePath(code.co_filename).name), line)
-        for code, line in stretch.stack[:MOST_FRAMES]
-    ]
+    frames = [*map(_frame, stretch.stack[:MOST_FRAMES])]
     call = None if call is None else _short(call)
     attributes: dict[str, object] = {"frames": frames, "call": call, "samples": stretch.samples}
     if _is_recorder(stretch):
         attributes["recorder"] = True
+    if is_compiling(stretch.stack):
+        attributes["compiles"] = True
+    caller = caller_of(stretch.stack)
+    if caller is not None and caller != stretch.stack[0]:
+        attributes["caller"] = _frame(caller)
     task = task_of([code for code, _ in stretch.stack])
     if task is not None:
         attributes |= {"task": _short(task.name), "pool": task.pool}
@@ -239,6 +243,11 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
     times = stretch.start_ns, max(stretch.start_ns, stretch.end_ns)
     place = stretch.step, stretch.role
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
+
+
+def _frame(frame: tuple[CodeType, int]) -> tuple[str, str, int]:
+    code, line = frame
+    return _short(getattr(code, "co_qualname", code.co_name)), _short(PurePath(code.co_filename).name), line
 
 
 def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:

@@ -31,8 +31,8 @@ __all__ = ["StackSampler", "Stretch", "ThreadTotal"]
 LONGEST_NS = 600_000_000_000
 """Maximum seconds of sampling in one capture: its window may never be closed."""
 
-DEPTH = 64
-"""Maximum number of frames of a stack, the innermost ones. The outer ones name the task of a thread."""
+DEPTH = 128
+"""Maximum number of frames of a stack, the innermost ones. The outer ones name the task of a thread, and what called torch's compiler."""
 
 MOST = 5_000
 """Maximum number of stretches of one capture."""

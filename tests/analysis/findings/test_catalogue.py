@@ -434,6 +434,39 @@ def test_a_with_block_that_cannot_be_entered(cpu, topics):
     assert [topic for topic, *_ in causes(made)] == topics
 
 
+@pytest.mark.parametrize(
+    "call", ["self.meta.get", "', '.join", "torch.select", "self.buffer.read", "rows.send"]
+)
+@pytest.mark.parametrize(("cpu", "waits"), [(0.001, True), (0.05, False)])
+def test_a_call_that_uses_the_cpu_is_no_wait(call, cpu, waits):
+    """Their names are also those of calls that wait: `queue.get`, `thread.join`, `socket.send`."""
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch(call, cpu=cpu)],
+    )
+    assert bool(causes(made)) == waits
+
+
+@pytest.mark.parametrize("call", ["self.block", "deadlock", "self.condition", "unlock"])
+def test_a_name_that_contains_a_lock_is_none(call):
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch(call, cpu=0.001)],
+    )
+    assert causes(made) == []
+
+
+@pytest.mark.parametrize("call", ["file.read", "self._log_file.write", "f.readlines", "os.write"])
+def test_a_file_in_the_page_cache(call):
+    """The kernel copies it: that is CPU time, and no wait."""
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch(call, cpu=0.055)],
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert (found.topic, found.text) == ("io", "rank 0 read or wrote files for 60 ms in `log`")
+
+
 def test_a_wait_for_another_thread_is_not_idle():
     """The work of a thread pool without regions is not known. The process may work in the meantime."""
     made = report(

@@ -73,8 +73,8 @@ class TestTaskOf:
         """It has none, nor has a stack that is cut off."""
         assert current() is None
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(deep, 40).result() == ("deep", True)
-            assert pool.submit(deep, 100).result() is None
+            assert pool.submit(deep, 100).result() == ("deep", True)
+            assert pool.submit(deep, 200).result() is None
 
     @pytest.mark.parametrize("pool", [True, False])
     def test_an_installed_package(self, pool, tmp_path) -> None:
