@@ -86,7 +86,6 @@ def core(session: nox.Session) -> None:
         *(some if session.python in ("3.11", "3.12") and not session.posargs else []),
         *("-m", "not torch and not demo and not ray and not s3"),
         *(f"--ignore={path}" for path in ON_ONE_PYTHON),
-        measured=False,
     )
 
 
@@ -127,15 +126,15 @@ def fuzz(session: nox.Session) -> None:
 
 # Enough cases of each to find a regression, in some minutes on two processors.
 CAMPAIGNS = {
-    "TRUTH_STEPS": "1200",
-    "FAULTS_RUNS": "600",
-    "FUZZ_CASES": "1000",
-    "FUZZ_SERVERS": "1000",
-    "FUZZ_TRACES": "400",
-    "FUZZ_CLAIMS": "200",
-    "FUZZ_UPLOADS": "200",
-    "STATES_SEQUENCES": "80",
-    "STOP_CAPTURES": "40",
+    "TRUTH_STEPS": "600",
+    "FAULTS_RUNS": "300",
+    "FUZZ_CASES": "500",
+    "FUZZ_SERVERS": "500",
+    "FUZZ_TRACES": "200",
+    "FUZZ_CLAIMS": "100",
+    "FUZZ_UPLOADS": "100",
+    "STATES_SEQUENCES": "40",
+    "STOP_CAPTURES": "20",
 }
 
 
@@ -147,20 +146,20 @@ def campaigns(session: nox.Session) -> None:
         "tests/recording/test_states.py::TestEveryPair::test_random_sequences",
         "tests/backends/torch/test_stop.py::TestStarvedThreads",
     ]
-    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", *more, measured=False)
+    run_tests(session, "tests/truth", "tests/faults", "tests/fuzz", *more)
 
 
 @nox.session(venv_backend="none")
 def diagnosis(session: nox.Session) -> None:
     """Run jobs with one planted fault each, and compare the first finding of their reports with it."""
     session.env["DIAGNOSIS"] = "all"
-    run_tests(session, "-n", "0", "tests/diagnosis", measured=False)
+    run_tests(session, "-n", "0", "tests/diagnosis")
 
 
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
     """Run every benchmark, the demo and the examples once; measure the memory and work of reading."""
-    run_tests(session, "tests/trial")
+    run_tests(session, "tests/trial", measured=True)
 
 
 @nox.session(venv_backend="none")
@@ -219,7 +218,7 @@ def adapters_latest(session: nox.Session) -> None:
     """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
     session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
     install_checkout(session)
-    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray")
+    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray", measured=True)
 
 
 # The newest TRL without a name that its adapter needs.
@@ -236,7 +235,7 @@ def adapters_oldest(session: nox.Session) -> None:
     before = Path(session.virtualenv.location).resolve() / "trl-before"
     unpack(session, TRL_BEFORE, before)
     session.env["TRL_BEFORE"] = str(before)
-    run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray", measured=False)
+    run_tests(session, ADAPTED, "tests/real/oldest", "-m", "oldest and not demo and not ray")
 
 
 # Frameworks that cannot run here, or not in every mode: their adapters are checked against these
@@ -264,7 +263,7 @@ def contracts(session: nox.Session) -> None:
         for version, folder in zip(versions, folders, strict=True):
             unpack(session, f"{name}=={version}", folder, options=("--ignore-requires-python",))
         session.env[f"{name.upper()}_WHEEL".replace("-", "_")] = os.pathsep.join(map(str, folders))
-    run_tests(session, "tests/real/contracts", measured=False)
+    run_tests(session, "tests/real/contracts")
 
 
 # Next to verl's environment, not in it: verl imports a name of TRL, if it finds one, that newer TRL
@@ -283,7 +282,6 @@ def verl(session: nox.Session) -> None:
         session,
         "tests/real/verl",
         *("-k", "not (modes or sglang) or separate_async"),
-        measured=False,
     )
 
 
@@ -291,7 +289,7 @@ def verl(session: nox.Session) -> None:
 def verl_modes(session: nox.Session) -> None:
     """Record a whole job of each of verl's trainers: five of them, about three minutes each."""
     install_whole_verl(session)
-    run_tests(session, "tests/real/verl/test_verl_modes.py", measured=False)
+    run_tests(session, "tests/real/verl/test_verl_modes.py")
 
 
 # The SGLang that verl requires, and its own requirements.
@@ -312,13 +310,13 @@ def verl_sglang(session: nox.Session) -> None:
     # over the newer ones, which SGLang 0.5.12 refuses
     session.install("--no-deps", "--no-compile", *VERL_SGLANG, "cachetools==8.0.0", "cloudpickle==3.1.2")
     install_checkout(session)
-    run_tests(session, "tests/real/verl/test_verl_sglang.py", measured=False)
+    run_tests(session, "tests/real/verl/test_verl_sglang.py")
 
 
 @nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
     """Record engines and ranks in the actors of a real Ray."""
-    run_tests(session, "tests/real/ray", "-m", "not demo")
+    run_tests(session, "tests/real/ray", "-m", "not demo", measured=True)
 
 
 @nox.session(venv_backend="none")
@@ -359,7 +357,7 @@ def npu(session: nox.Session) -> None:
         unpack(session, f"torch_npu=={version}", versions / version, only=".py")
     session.env["TORCH_NPU_VERSIONS"] = str(versions)
     session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    run_tests(session, "tests/real/npu", "-m", "not demo and not ray")
+    run_tests(session, "tests/real/npu", "-m", "not demo and not ray", measured=True)
 
 
 @nox.session(python="3.11", reuse_venv=True)
@@ -393,18 +391,16 @@ def count_and_seed(session: nox.Session, default: str) -> tuple[str, str]:
     return count, seed
 
 
-def run_tests(
-    session: nox.Session, *arguments: str, measured: bool = True, coverage: tuple[str, ...] = ()
-) -> None:
-    """Run tests in the session's own environment, or in that of nox if it has none, and measure their coverage.
+def run_tests(session: nox.Session, *arguments: str, measured: bool = False) -> None:
+    """Run tests in the session's own environment, or in that of nox if it has none.
 
-    Coverage is not measured where nearly every line is measured elsewhere: it makes each import of torch, Ray or vLLM a half slower.
+    Coverage is measured where many lines run nowhere else: it makes each import of torch, Ray or vLLM a half slower.
     """
     # concurrent sessions each remember their own failures
     memory = f"cache_dir={ROOT / '.nox' / f'{session.name}.pytest_cache'}"
     command = ["-m", "pytest", "-o", memory, "--durations=10", *arguments, *session.posargs]
     if measured:
-        command = ["-m", "coverage", "run", *coverage, *command]
+        command = ["-m", "coverage", "run", *command]
     if session.virtualenv.is_sandboxed:
         session.run("python", *command)
     else:
@@ -412,14 +408,8 @@ def run_tests(
 
 
 def run_engine_tests(session: nox.Session, engine: str) -> None:
-    """Run the tests of a real engine. Coverage does not measure multiprocessing here: engines start
-    their processes with it, and these run none of our code.
-    """
-    run_tests(
-        session,
-        *(f"tests/real/{engine}", "tests/real/test_example_ray.py", "-k", engine),
-        coverage=("--concurrency=thread",),
-    )
+    """Run the tests of a real engine."""
+    run_tests(session, f"tests/real/{engine}", "tests/real/test_example_ray.py", "-k", engine)
 
 
 def install_vllm(session: nox.Session) -> None:

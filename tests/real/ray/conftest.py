@@ -6,10 +6,18 @@ import sys
 import warnings
 
 import pytest
+from driven import unmeasured
 from driving import Windows, drive, workers_path
 
 import stepprof
 from stepprof.remote.ray.kind import RayKind
+
+
+@pytest.fixture(scope="session", autouse=True)
+def driver_alone():
+    """Measure the coverage of the driver alone: dozens of processes import Ray."""
+    with unmeasured():
+        yield
 
 
 @pytest.fixture(scope="session")
