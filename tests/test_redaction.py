@@ -114,7 +114,7 @@ class TestQuoted:
         assert quoted(text) == shown
 
     def test_an_exception_whose_text_fails(self):
-        """Its type is."""
+        """The exception's type is shown."""
 
         class Odd(Exception):
             def __str__(self):

@@ -54,7 +54,7 @@ class TestTraces:
 
     @pytest.mark.parametrize("what", NOT_WHOLE)
     def test_damage_is_reported_in_the_words_of_merge(self, tmp_path, what):
-        """It is a problem here, in the words of merge."""
+        """What merge does not read completely is a problem, in the same words."""
         data, said = NOT_WHOLE[what]
         problem = self.check(tmp_path, data).problem
         assert problem is not None

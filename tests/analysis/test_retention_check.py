@@ -54,7 +54,7 @@ class TestCheck:
         assert notes(run.path) == []
 
     def test_while_the_job_runs(self, tmp_path):
-        """It may still come."""
+        """The command may still run."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "keep_steps": 1})
         record(run)
         record(run, 3)
@@ -122,14 +122,14 @@ class TestJob:
         plant(path, content)
 
     def test_a_leader_that_never_ends(self, attacked, log, tmp_path, monkeypatch):
-        """Is passed over: the command runs, and the log says so."""
+        """The forged leader is skipped: the command runs, and the log says so."""
         monkeypatch.chdir(tmp_path)
         attacked(lambda run: self.plant(run / "after" / "leader.json", self.living()))
         assert (tmp_path / "ran").read_text() == "x"
         assert any("leader.ignored" in line for line in log())
 
     def test_a_forged_result_does_not_prevent_the_command(self, attacked, log, tmp_path, monkeypatch):
-        """It runs all the same."""
+        """The command runs although a file of another user says that it ran."""
         monkeypatch.chdir(tmp_path)
         place = "step-000002/manifest/on-complete.json"
         run = attacked(lambda run: self.plant(run / place, json.dumps({"completions": []})))

@@ -115,7 +115,7 @@ class TestVerifyRun:
         assert found[1] == "spans/rank-0.000001.jsonl: 1 damaged line ignored"
 
     def test_a_step_without_a_manifest(self, tmp_path):
-        """Told with its folder."""
+        """The problem names the step's folder."""
         run = make_run(tmp_path)
         (run.path / "step-000002").mkdir()
         assert problems(run.path)[0].startswith("step-000002/manifest/: the step has no manifest")
@@ -161,7 +161,7 @@ class TestVerifyRun:
         assert sum(call.args[0].name == "step" for call in looks.call_args_list) in (1, 2)
 
     def test_invalid_utf8_in_manifests_and_spans_is_a_problem(self, tmp_path):
-        """Of a manifest and of span files they are problems."""
+        """Invalid bytes in a manifest or a span file are problems."""
         run = make_run(tmp_path)
         claim = record(run)
         claim.fragment.write_bytes(claim.fragment.read_bytes().replace(b'"r"', b'"\xff"'))

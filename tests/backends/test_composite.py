@@ -201,7 +201,7 @@ class TestFailures:
         assert not isinstance(caught.value, Incomplete)
 
     def test_a_failed_abort_still_aborts_the_other(self) -> None:
-        """Each is left, whatever the others do."""
+        """Every range is exited, whatever the others do."""
         raising["second abort"] = RuntimeError("against the contract")
         both().abort()
         assert account == ["second abort", "first abort"]

@@ -54,7 +54,7 @@ def as_json(capsys, *arguments, status=0):
 
 class TestMain:
     def test_help_names_every_command(self, capsys):
-        """And the exit status."""
+        """The help names every command and the exit status."""
         with pytest.raises(SystemExit) as ended:
             main(["--help"])
         out = capsys.readouterr().out
@@ -126,7 +126,7 @@ class TestMain:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_another_broken_pipe_is_raised(self, monkeypatch, output_dir):
-        """Is no reader that has seen enough: nothing is said to be well."""
+        """A broken pipe other than stdout's is an error, not a reader that stopped reading."""
         from stepprof.cli.commands import ls
 
         def broken(_):
@@ -154,7 +154,7 @@ class TestRun:
         "command", ["ls", "show", "status", "trigger", "spans", "check", "analyse", "open"]
     )
     def test_a_folder_with_nothing_of_a_run(self, command, a_run, tmp_path, capsys):
-        """Is refused by every command, with the runs that there are."""
+        """Every command refuses the folder and names the existing runs."""
         (tmp_path / "docs").mkdir()
         assert main([command, str(tmp_path / "docs")]) == 2
         assert 'docs": is not a run; the newest under' in capsys.readouterr().err
@@ -230,7 +230,7 @@ class TestPermissions:
 
 class TestLs:
     def test_no_runs(self, output_dir, capsys):
-        """Says where it looked."""
+        """The message names the folder."""
         assert printed(capsys, "ls") == f"no runs in {output_dir}\n"
         assert as_json(capsys, "ls") == {"output_dir": str(output_dir), "runs": []}
 

@@ -111,7 +111,7 @@ class TestHostileRun:
         "environ", [{"LC_ALL": "C"}, ASCII, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin1"}]
     )
     def test_an_encoding_that_lacks_characters(self, tmp_path, environ) -> None:
-        """They are shown as escapes, and no command fails over them."""
+        """Unsupported characters are shown as escapes, and no command fails because of them."""
         run = make_run(tmp_path / "runs")
         record(run)
         write_spans(run, 0, region("模型 ü 🔥", 1), region("half \ud800", 1))

@@ -114,7 +114,7 @@ class TestShow:
         assert "(4,096 windows in 3 rows; --all shows each)" in lines
 
     def test_a_failure_is_printed_once(self, shown) -> None:
-        """With all ranks and engines of which it is true."""
+        """The line names all ranks and engines that failed in this way."""
         assert "  actor rank 7-9, 4000: failed: CUDA is busy" in shown
         assert "  rollout/77 (http://node-77:8000): failed: unreachable" in shown
 
@@ -176,7 +176,7 @@ class TestColumns:
         assert row.split()[4:10] == ["1.500", "0.100", "0.200", "0.300", "0.400", "0.500"]
 
     def test_empty_columns_are_left_out(self, tmp_path) -> None:
-        """And what is not known of one window is no zero."""
+        """An unknown value of one window is not shown as zero."""
         run = make_run(tmp_path)
         record(
             run,
@@ -274,7 +274,7 @@ class TestState:
 
 class TestGrouped:
     def test_few_are_not_grouped(self) -> None:
-        """Each has a row, and nothing is said."""
+        """Each item has a row, without a note."""
         groups = grouped(range(FULL_ROWS), lambda _: 0)
         assert groups.rows == [[n] for n in range(FULL_ROWS)]
         assert groups.note("things") is None

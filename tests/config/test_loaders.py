@@ -64,7 +64,7 @@ class TestFile:
             load("steprof.toml", {})
 
     def test_a_missing_folder_is_named(self, here: Path) -> None:
-        """Where not even the folder is there, that is said."""
+        """The message says that the folder does not exist either."""
         with pytest.raises(
             ConfigError, match=r"nowhere/stepprof\.toml: there is no such file, nor a folder nowhere"
         ):

@@ -34,7 +34,7 @@ class TestPlugins:
         assert Config(backend="lonely").policy(None).backend == ("lonely",)
 
     def test_a_plugin_must_declare_that_it_can_be_combined(self) -> None:
-        """One that does not declare it is refused in a list, before anything of it is loaded."""
+        """A plug-in without that declaration is refused in a list before it is loaded."""
         message = (
             'backend = ["torch", "lonely"]: "lonely" does not declare that it can record together with others '
             '(entry-point group stepprof.backends.together); did you mean "lonely" alone?'

@@ -57,7 +57,7 @@ class TestTorchFindings:
         assert found["torch"].level == found["cpu capture"].level == "ok"
 
     def test_another_broken_extension(self, tmp_path):
-        """Told by its name; looked at again without it."""
+        """The extension is named, and torch is tried again without it."""
         broken = (
             "import os\n"
             "if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':\n"
@@ -81,7 +81,7 @@ class TestTorchFindings:
         assert found["torch"].detail == "a process that was importing torch was killed by SIGSEGV"
 
     def test_a_torch_that_ends_the_process(self, tmp_path):
-        """With its exit status and last words."""
+        """The finding has the exit status and the last output."""
         found = tried(package(tmp_path, "torch", "import os; os.write(2, b'x\\nbye'); os._exit(7)\n"))
         assert found["torch"].detail == "a process that was importing torch ended with exit status 7: bye"
 
@@ -245,7 +245,7 @@ class TestTorchProbe:
         assert "options" not in stages
 
     def test_nothing_installed(self, tmp_path):
-        """Told, and no more is asked."""
+        """The finding says so, and no further stage runs."""
         (tmp_path / "sitecustomize.py").write_text(
             "import importlib.util\n"
             "real = importlib.util.find_spec\n"

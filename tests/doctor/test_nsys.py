@@ -66,7 +66,7 @@ class TestWindow:
         assert f"under nsys, 2 windows, reports in {Path(tmp_path, 'nsys')}" in finding.detail
 
     def test_nsys_started_by_another_command(self):
-        """Then the folder has to be named."""
+        """The finding asks for `report_dir`."""
         finding = found(PATH="", NSYS_PROFILING_SESSION_ID="1")["nsys window"]
         assert finding.level == "warning"
         assert "report_dir" in finding.remedy

@@ -161,7 +161,7 @@ class TestFalsified:
     """What was seen of a good run, with one thing changed."""
 
     def test_a_good_run_is_found_good(self, tmp_path: Path) -> None:
-        """Else nothing below would say anything."""
+        """A good run has no problems; otherwise the tests below would prove nothing."""
         assert problems(GOOD) == []
 
     @pytest.mark.parametrize("what", FALSE)
@@ -183,7 +183,7 @@ class TestFalsified:
     def test_an_exceeded_time_limit_is_found(
         self, change: Callable[[Facts], object], sentence: str, tmp_path: Path
     ) -> None:
-        """By the bound of each."""
+        """Each wait has its own limit."""
         facts = play(GOOD, tmp_path)
         assert slow(facts) == []
         change(facts)
@@ -237,7 +237,7 @@ class TestSabotage:
 
     @pytest.mark.parametrize("what", SABOTAGE)
     def test_a_missing_invariant_is_found(self, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And nothing is found with it."""
+        """The same plan has no problems without the sabotage."""
         plan, owner, name, instead, sentence = SABOTAGE[what]
         assert problems(plan) == []
         monkeypatch.setattr(owner, name, instead)

@@ -125,7 +125,7 @@ class TestPeaks:
 
 class TestRead:
     def test_the_peak_is_assigned_to_user_code(self, tmp_path: Path) -> None:
-        """By the user's code, torch's own frames skipped; what was there before has no stack."""
+        """The innermost frame outside torch counts; memory from before the window has no stack."""
         found = read_snapshot(write(tmp_path / "s.pickle", training_step()))
         assert found.finding is None
         forward, before = found.top[0]
@@ -139,7 +139,7 @@ class TestRead:
     def test_freed_memory_is_assigned_to_its_allocation(
         self, tmp_path: Path, context: str | None, by: tuple[str, ...]
     ) -> None:
-        """torch gives a free the stack of its allocation, unless it took one of the free: that is known of files of ours."""
+        """torch gives a free the stack of its allocation, unless stacks of frees are recorded, which our files state."""
         table = {**training_step(), "stepprof": {"context": context}}
         for one in table["device_traces"][0][2:4]:  # 20 MiB that were there before
             one["frames"] = frames("load")
@@ -283,7 +283,7 @@ class TestShow:
         assert "held at the peak" not in out
 
     def test_a_number_beyond_all_measure(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """Is left out; the others are shown."""
+        """The impossible number is left out; the others are shown."""
         device = {
             "device": 0,
             "allocated_bytes": 10**400,
@@ -319,7 +319,7 @@ class TestCheck:
         ]
 
     def test_a_truncated_snapshot_is_a_problem(self, run: Any) -> None:
-        """Its size as the manifest says, its end missing."""
+        """The file has the size in the manifest, but its end is missing."""
         file = run.path / "step-000002/actor/rank-0.memory.pickle"
         file.write_bytes(file.read_bytes()[:-1] + b"\x00")
         (problem, _) = verify_run(run.path).problems

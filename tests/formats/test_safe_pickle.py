@@ -42,7 +42,7 @@ class TestPlainValues:
     @given(VALUES, st.sampled_from([2, 3, 4, 5]))
     @settings(max_examples=200, deadline=None)
     def test_plain_values_round_trip(self, value: object, protocol: int) -> None:
-        """Is read as the standard library reads it, in every protocol that has binary instructions."""
+        """The values equal those of the standard library, for every protocol with binary instructions."""
         assert read_pickle(pickle.dumps(value, protocol)) == value
 
     def test_shared_and_many(self) -> None:
@@ -69,7 +69,7 @@ class TestHostile:
     def test_code_is_refused_and_not_run(
         self, value: object, protocol: int, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """Is refused at the instruction, and nothing has run."""
+        """The pickle is refused at the instruction, and no code has run."""
         with pytest.raises(PickleRefused):
             read_pickle(pickle.dumps(value, protocol))
         assert capfd.readouterr().out == ""
@@ -102,7 +102,7 @@ class TestHostile:
         ],
     )
     def test_damaged_or_other_values_are_refused(self, data: bytes, problem: str) -> None:
-        """Is refused, whatever it is, with one kind of error that says where, or what."""
+        """The pickle is refused with one kind of error, which says where or what."""
         with pytest.raises(PickleRefused, match=re.escape(problem)):
             read_pickle(data)
 
@@ -117,7 +117,7 @@ class TestHostile:
         ],
     )
     def test_too_expensive_pickles_are_refused(self, data: bytes) -> None:
-        """Is none of torch's."""
+        """torch's snapshots never need that much."""
         with pytest.raises(PickleRefused, match="not one that plain values need"):
             read_pickle(data)
 
@@ -139,7 +139,7 @@ class TestHostile:
             read_pickle(b"\x80\x04](" + b"X\x01\x00\x00\x00x" * 100_001 + b"e.")
 
     def test_lists_in_lists_without_an_end(self) -> None:
-        """Are made and freed: depth is nothing to fear."""
+        """Deeply nested lists are made and freed without a crash."""
         depth = 200_000
         value = read_pickle(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".")
         assert len(value) == 1
@@ -147,14 +147,14 @@ class TestHostile:
     @given(st.binary(max_size=200))
     @settings(max_examples=300, deadline=None)
     def test_arbitrary_bytes_are_refused_cleanly(self, data: bytes) -> None:
-        """Is a value or a refusal."""
+        """Any bytes give a value or are refused."""
         with contextlib.suppress(PickleRefused):
             read_pickle(b"\x80\x04" + data)
 
     @given(VALUES, st.integers(0, 400), st.integers(0, 255))
     @settings(max_examples=200, deadline=None)
     def test_a_changed_byte_is_read_or_refused(self, value: object, place: int, byte: int) -> None:
-        """As above."""
+        """A snapshot with one changed byte gives a value or is refused."""
         data = bytearray(pickle.dumps({"a": value}))
         data[place % len(data)] = byte
         with contextlib.suppress(PickleRefused):

@@ -99,5 +99,5 @@ def test_every_command_ends_with_a_documented_status(part: int, whole: Path, rea
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_whole_run(command: str, whole: Path, reader: Reader) -> None:
-    """Is read by each command: what is damaged in the cases above is not damaged from the beginning."""
+    """Every command reads the undamaged run, from which the cases above are made."""
     assert wrong(command, [], whole, reader) == ""

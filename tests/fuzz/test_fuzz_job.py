@@ -148,7 +148,7 @@ class TestUploads:
         return reasons
 
     def test_a_whole_run(self, whole: Path, tmp_path: Path) -> None:
-        """Is uploaded: what fails below does not fail from the beginning."""
+        """The undamaged run is uploaded, from which the cases below are made."""
         with Program(f"file://{tmp_path}", threading.Event(), 1) as program:
             assert self.uploaded(program, whole, "up", 60.0) == [None] * len(UPLOADED)
 

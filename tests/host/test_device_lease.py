@@ -84,7 +84,7 @@ class TestLease:
         other.release()
 
     def test_taken_twice(self, lease):
-        """It is described anew; one release is enough."""
+        """The description is updated, and one release is enough."""
         lease.take("armed")
         lease.take("actor/rank-0")
         lease.release()
@@ -92,7 +92,7 @@ class TestLease:
         assert not lease.held
 
     def test_a_forked_process_holds_nothing(self, run_script, tmp_path):
-        """And what it does takes nothing from its parent; it may live on."""
+        """The child holds no lease and cannot release its parent's, whatever it does."""
         run_script(
             """
             import os, signal, sys, time

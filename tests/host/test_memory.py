@@ -82,7 +82,7 @@ class TestAvailableAndTotal:
         ).check()
 
     def test_nothing_is_known(self, files) -> None:
-        """Then no capture is ended for it."""
+        """Without known limits no capture ends."""
         files()
         assert memory.available_and_total() is None
 

@@ -42,13 +42,13 @@ class TestOpenPlain:
                     open_plain(path)
 
     def test_a_folder(self, tmp_path):
-        """Says that it is one."""
+        """The error says that it is a folder."""
         with pytest.raises(IsADirectoryError):
             open_plain(tmp_path)
 
     @pytest.mark.parametrize("target", ["there", "/dev/zero", "nowhere", "link"])
     def test_a_link_is_not_followed(self, tmp_path, target):
-        """Wherever it leads."""
+        """A link is refused, whatever it points to."""
         (tmp_path / "there").write_text("{}")
         (tmp_path / "link").symlink_to(target)
         with pytest.raises(OSError, match="a link, and links in a run are not followed"):
@@ -124,7 +124,7 @@ class TestReadTable:
         ],
     )
     def test_damaged(self, tmp_path, data, problem):
-        """Says how, to follow the name."""
+        """The error describes the damage, as a phrase after the file's name."""
         (tmp_path / "a").write_bytes(data)
         with pytest.raises(ValueError, match=problem):
             read_table(tmp_path / "a")

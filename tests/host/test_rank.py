@@ -56,7 +56,7 @@ class TestGiven:
         ("name", "value"), [("rank", "3"), ("rank", 1.5), ("rank", True), ("world_size", "8")]
     )
     def test_an_invalid_rank_is_refused(self, name, value) -> None:
-        """Is refused by its name."""
+        """The error names the source of the invalid number."""
         arguments = {"rank": 0, "world_size": 8, name: value}
         with pytest.raises(ConfigError, match=f"^{name} = .*: expected an integer"):
             find_identity(arguments["rank"], arguments["world_size"], {})
@@ -71,7 +71,7 @@ class TestGiven:
         ],
     )
     def test_a_rank_beyond_the_world(self, rank, world, message) -> None:
-        """With the nearest valid one."""
+        """The error names the nearest valid rank."""
         with pytest.raises(ConfigError, match=message):
             find_identity(rank, world, {})
 
@@ -107,7 +107,7 @@ class TestLaunchers:
         assert find_identity(None, None, environ) == expected
 
     def test_an_invalid_variable_is_refused(self) -> None:
-        """Is refused by its name."""
+        """The error names the source of the invalid number."""
         with pytest.raises(ConfigError, match=r'\$RANK = "one": expected an integer'):
             find_identity(None, None, {"RANK": "one"})
 

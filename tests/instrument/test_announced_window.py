@@ -30,7 +30,7 @@ class TestHeardWindows:
         assert roles == [(1, None), (1, "actor"), (1, "actor"), (1, None)]
 
     def test_an_announced_window_selects_nothing(self, session) -> None:
-        """Also where its step is selected here."""
+        """An announced window is not recorded, even if its step is selected here."""
         windows_there = AnnouncedWindows()
         windows_there.follow(1, [(2, None)], (), session)
         windows_there.end_all(session)
@@ -38,7 +38,7 @@ class TestHeardWindows:
         assert [(s["step"], s["kind"]) for s in spans_of(session)] == [(2, "window")]
 
     def test_own_windows_replace_announced_ones(self, session) -> None:
-        """One that this process enters by itself is not heard of, and leaves no second span."""
+        """A window that this process enters itself is not entered again by an announcement, and has one span."""
         windows_there = AnnouncedWindows()
         windows_there.follow(1, [(1, "actor")], (), session)
         assert windows_there.drop((1, "actor"))

@@ -82,7 +82,7 @@ class TestRecording:
 
 class TestReading:
     def test_long_names_of_other_programs_are_cut(self, tmp_path: Path, capsys) -> None:
-        """Are cut by every reader."""
+        """Every reader cuts long names."""
         run = make_run(tmp_path)
         record(run)
         write_spans(run, 0, *(region_line(f"{number}{LONG}", 1) for number in range(20)))

@@ -244,7 +244,7 @@ class TestOutside:
         assert '"plain"' not in text
 
     def test_a_compiled_decorated_function(self, counted, begin) -> None:
-        """So does compiling what is decorated, with a window as well."""
+        """Compiling a decorated function works, too, also with a window."""
         begin("torch")
         for decorated in (region("r", a=1)(plain_block), profile_step(2, role="actor")(plain_block)):
             before = counted.frame_count

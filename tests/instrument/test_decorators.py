@@ -213,7 +213,7 @@ class TestSameFunction:
         assert seen == ["sent", "thrown", None, "closed", "closed", None, None, "closed"]
 
     def test_an_async_generator_that_raises(self, decorate) -> None:
-        """The very object arrives; one that will not be closed is told so in Python's own words."""
+        """The same exception arrives; a generator that refuses to close gets Python's own error."""
         error = OSError("mine")
 
         @decorate

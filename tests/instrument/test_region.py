@@ -253,7 +253,7 @@ class TestAttributes:
         assert len(str(attributes)) < 50_000
 
     def test_a_dict_that_raises_while_it_is_read(self, session) -> None:
-        """Somebody's mapping fails: its type is kept, and the region goes on."""
+        """If a mapping raises while it is read, its type is kept, and the region continues."""
 
         class Broken(dict):
             def items(self):
@@ -334,7 +334,7 @@ class TestScope:
         assert alive() - before < 20
 
     def test_threads_without_context(self, session) -> None:
-        """They are of the window entered last that is still open, wherever that is."""
+        """They belong to the window that was entered last and is still open, on any thread."""
         found = []
 
         def elsewhere(name):
@@ -590,7 +590,7 @@ class TestPoints:
         assert {s["step"] for s in spans.values()} == {2}
 
     def test_names_and_values_of_any_type(self, session) -> None:
-        """What is no text or number becomes some; nothing is lost beside it."""
+        """Other values become text or a number; the other attributes stay."""
         mark(Phase.ACTOR)
         mark([1, 2])  # type: ignore[arg-type]
         counter("c", Hostile())  # type: ignore[arg-type]
@@ -682,7 +682,7 @@ class TestInACapture:
         assert names == {"in a generator", "in a coroutine", "without an event loop"}
 
     def test_attributes_reach_the_artifact(self, start) -> None:
-        """A region with attributes is handed to the backend beside its range, with step, role and what was bound."""
+        """The backend gets a region's attributes in addition to its range, with step, role and bound attributes."""
         session = start(steps="2")
         with profile_step(2, role="actor"), bind(sample=9):
             with region("r", batch=4, bad=Hostile()):

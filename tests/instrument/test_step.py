@@ -245,7 +245,7 @@ class TestCurrentStep:
 
 class TestRefusals:
     def test_a_second_start(self, session, log) -> None:
-        """It is refused with the reason, and the window goes on."""
+        """The second start is refused with a reason, and the window continues."""
         window = profile_step(3, role="actor").start()
         window.start()
         window.stop()
@@ -443,7 +443,7 @@ class TestConcurrency:
         assert first["start"] < second["start"] < first["start"] + first["dur"]
 
     def test_a_task_that_begins_after_a_window(self, session) -> None:
-        """It is of no step: only tasks that began inside a window keep its step and its role."""
+        """The task belongs to no step: only tasks that began inside a window keep its step and role."""
 
         async def later():
             with region("later"):
@@ -527,7 +527,7 @@ class TestConcurrency:
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_of_a_recorded_step(self, start) -> None:
-        """With a capture running they all reach the artifact with step, sample and length, and the steps beside it leave it alone."""
+        """All regions reach the artifact with step, sample and length; other steps do not affect it."""
         session = start(steps="2")
 
         async def sample(number):

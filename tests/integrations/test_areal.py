@@ -69,7 +69,7 @@ class TestProcesses:
 
 class TestLoop:
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """And the session ends with the training."""
+        """The window is closed with the error, and the session ends with the training."""
         begun = areal._training_begins(trainer(), (), {})
         areal._scope_begins(None, ("train.rollout",), {"args": {"global_step": 4}})
         assert areal._jobs[0].loop.step == 5

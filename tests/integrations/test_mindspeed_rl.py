@@ -41,7 +41,7 @@ class TestGroups:
 
 class TestTrainer:
     def test_a_failed_iteration_is_closed(self, environment) -> None:
-        """And the session ends with the training."""
+        """The window is closed with the error, and the session ends with the training."""
         begun = mindspeed_rl._fit_begins(trainer(), (), {})
         mindspeed_rl._iteration_is_known(1)
         close = mindspeed_rl._jobs[0].begin("iteration")

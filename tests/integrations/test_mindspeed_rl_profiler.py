@@ -57,7 +57,7 @@ class TestTakeOver:
 
     @pytest.mark.parametrize("own", [None, options(profile=False), options(profile_step_end=3)])
     def test_no_steps(self, own) -> None:
-        """It is refused by its option: nothing would be recorded."""
+        """The error names the option: nothing would be recorded."""
         with pytest.raises(ConfigError, match=r"profiler_config\.integrated"):
             made(own).as_configuration()
 
@@ -76,5 +76,5 @@ class TestBoth:
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == [[4]]
 
     def test_a_profiler_that_is_off_is_not_read(self) -> None:
-        """Then there is nothing to read."""
+        """A profiler that is off has no configuration to read."""
         assert made(options(profile=False)).as_configuration() is None

@@ -54,7 +54,7 @@ class TestTakeOver:
 
     @pytest.mark.parametrize("value", ["", "3", "5:5", "5:3", "a:b", "-1:2"])
     def test_an_empty_range_is_refused(self, monkeypatch, value) -> None:
-        """It is refused by its variable."""
+        """The error names the variable."""
         monkeypatch.setenv(nemo_rl_nsys.RANGE, value)
         with pytest.raises(ConfigError, match=nemo_rl_nsys.RANGE):
             nemo_rl_nsys.as_configuration()

@@ -172,7 +172,7 @@ def blocks(patches, name):
 
 class TestBlock:
     def test_a_block_is_measured_while_open(self, patches) -> None:
-        """Not when it is made; the block gets what the framework gives it."""
+        """The block is measured from its enter, not from its creation, and gets the framework's value."""
         blocks(patches, "block")
         made = block("gen")
         assert CALLS == []
@@ -236,7 +236,7 @@ class TestTimerBlocks:
         return found
 
     def test_both_are_seen(self, seen) -> None:
-        """With the block, and with what ends it, before the original."""
+        """Both hooks get the block and the exception, before the original."""
         clock = Clock()
         with pytest.raises(KeyError), clock as entered:
             raise KeyError

@@ -36,7 +36,7 @@ def begin(runner):
 
 class TestRunner:
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """And the session ends with the run."""
+        """The window is closed with the error, and the session ends with the run."""
         begun = begin(SimpleNamespace(global_step=4, actor=None))
         close = rlinf._timer_begins(None, ("step",), {})
         assert rlinf._jobs[0].loop.step == 5
@@ -83,7 +83,7 @@ class TestOwnProfiler:
         assert cell.adapters["rlinf.timers"]["configuration"] == "cluster.profiling.steps"
 
     def test_a_runner_without_steps(self, environment, monkeypatch) -> None:
-        """It is refused by its option: nothing would be recorded."""
+        """The error names the option: nothing would be recorded."""
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         with pytest.raises(ConfigError, match=r"cluster\.profiling\.steps"):
             begin(profiling(None))

@@ -63,7 +63,7 @@ class TestJob:
         assert cell.session is None
 
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """Also if it has not trained."""
+        """A failed step is closed even if it has not trained."""
         skyrl._training_begins(trainer(), (), {})
         step = enter("step")
         leave(step, RuntimeError("no samples"))

@@ -54,7 +54,7 @@ class TestConfiguration:
 
     @pytest.mark.parametrize(("given", "total"), [({"enable": False}, 20), ({}, 5), ({}, None)])
     def test_no_steps(self, given, total) -> None:
-        """It is refused by its option: nothing would be recorded."""
+        """The error names the option: nothing would be recorded."""
         with pytest.raises(ConfigError, match="torch_profiler_config"):
             skyrl_profiler.as_configuration(trainer(total, **given))
 

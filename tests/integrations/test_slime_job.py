@@ -51,7 +51,7 @@ class TestTakeOver:
         ],
     )
     def test_settings_without_a_counterpart_are_refused(self, given, key) -> None:
-        """It is refused by its option, and the own profiler is left as it is."""
+        """The error names the option, and the framework's profiler is unchanged."""
         args = options(**given)
         before = args.use_pytorch_profiler
         with pytest.raises(ConfigError, match=key):

@@ -59,7 +59,7 @@ class TestOwnSteps:
 class TestSpans:
     @pytest.mark.torch
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """And the session ends with the training."""
+        """The window is closed with the error, and the session ends with the training."""
         begun = torchtitan._training_begins(trainer(enable_profiling=False), (), {})
         span = SimpleNamespace(base_name="step")
         torchtitan._span_begins(span, (), {})

@@ -63,7 +63,7 @@ class TestTable:
             assert call.fields <= {*event.fields.split(), *BOUND}, call
 
     def test_every_event_is_used(self, calls):
-        """None is left over."""
+        """Every event in the table is used."""
         assert {call.event for call in calls} == set(EVENTS)
 
     @pytest.mark.parametrize("name", EVENTS)

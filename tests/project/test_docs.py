@@ -93,7 +93,7 @@ def test_pages_are_in_plain_english(page):
 
 
 def test_commands_that_are_named_exist():
-    """And the README names every one that there is."""
+    """Every named command exists, and the README names every command."""
     named = {
         word for page in PAGES for word in re.findall(r"`stepprof ([a-z]+)", page.read_text(encoding="utf-8"))
     }

@@ -79,7 +79,7 @@ class TestAWorkerThatHangs:
         assert "in test_keeps_a_child" in ran.stderr
 
     def test_an_interrupted_run(self, tmp_path) -> None:
-        """It names the tests that its workers were at."""
+        """The output names the tests that the workers were running."""
         test = """
 import pathlib, time
 def test_lasts():
@@ -115,7 +115,7 @@ def test_leaves_a_thread():
         assert "in keep" in ran.stderr
 
     def test_in_c(self, tmp_path) -> None:
-        """Where no exception reaches it."""
+        """A process that hangs in C code is ended, although no exception reaches it."""
         ran = run(
             tmp_path,
             """

@@ -111,7 +111,7 @@ class TestPublicNames:
             assert inspect.getdoc(thing), name
 
     def test_an_unknown_name_is_an_attribute_error(self) -> None:
-        """It is refused as any module refuses it."""
+        """An unknown name raises AttributeError, as in any module."""
         with pytest.raises(AttributeError, match="module 'stepprof' has no attribute 'profil_step'"):
             stepprof.profil_step  # noqa: B018
 

@@ -16,7 +16,7 @@ class TestPackages:
         assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
     def test_the_examples_ship_with_their_data(self) -> None:
-        """The prompts of the example loop lie beside it, in a checkout and in an installation."""
+        """The prompts of the example loop are next to it, in a checkout and in an installation."""
         examples = files("stepprof.examples")
         assert [name for name in ("grpo.py", "arithmetic.jsonl") if not (examples / name).is_file()] == []
 

@@ -59,7 +59,7 @@ class TestBackground:
         assert done.wait(0.9)
 
     def test_watch_takes_effect_before_the_wake(self, background, monkeypatch) -> None:
-        """Else the round after the first would be a second later, and so would a cap."""
+        """Otherwise the next round, and with it a cap, would be a second late."""
         one, seen = background(), []
         monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
         one.watch(True)
@@ -81,7 +81,7 @@ class TestBackground:
         assert [line["reason"] for line in log] == ["OSError('no')"] * 2
 
     def test_a_second_round_waits_for_its_timeout(self, background) -> None:
-        """And says that it did not come about."""
+        """A second round waits for its timeout, then returns False."""
         started, released = threading.Event(), threading.Event()
 
         def slow():

@@ -32,7 +32,7 @@ class TestExclusiveAccess:
         assert not elsewhere(lambda: access.held_elsewhere)
 
     def test_access_passes_to_the_next_waiter(self) -> None:
-        """Whoever waits gets it when it is given back."""
+        """A waiting thread gets the access when it is released."""
         access = ExclusiveAccess()
         access.acquire(0)
         threading.Timer(0.05, lambda: None).start()
@@ -49,7 +49,7 @@ class TestExclusiveAccess:
         assert taken == [True]
 
     def test_reentry_on_the_same_thread_is_refused(self) -> None:
-        """Instead of a deadlock: and the act keeps its turn."""
+        """Re-entry is refused instead of a deadlock, and the first act keeps its access."""
         access = ExclusiveAccess()
         access.acquire(0)
         for timeout in (0, 1):

@@ -65,7 +65,7 @@ def left(run):
 
 class TestRemove:
     def test_leftovers_of_dead_processes_are_removed(self, run, left):
-        """And of no other one: not of a living process, not of another machine, and nothing that is not temporary."""
+        """Files of living processes and of other machines stay, and so do files that are not temporary."""
         dead, living = left
         others = [
             run.path / "status" / f".rank-5.json.{os.getpid()}-00000000-1-1.tmp",

@@ -256,7 +256,7 @@ class TestLeftOpen:
         assert found[0]["error"] == "the window was left open, and closed by the next start of its role"
 
     def test_a_joined_window_left_open_is_partial(self, start) -> None:
-        """Whatever becomes of the capture."""
+        """A joined window that was left open is partial, whatever happens to the capture."""
         session = start(steps="2")
         with profile_step(2):
             profile_step(2, role="actor").start()
@@ -636,7 +636,7 @@ class TestFailures:
         assert (line["event"], line["step"], line["reason"]) == (event, 2, f"{type(error).__name__}: {error}")
 
     def test_an_export_mode_that_raises(self, start) -> None:
-        """Then it is exported in place."""
+        """If the mode cannot be determined, the export runs in place."""
         session = start(steps="2")
         control.fail("export_mode")
         loop([2])
@@ -829,12 +829,12 @@ class TestStopOnAnotherThread:
             thread.join(10)
 
     def test_the_state_names_the_capture_being_stopped(self, handing_over) -> None:
-        """Also while it is flushing."""
+        """The state names the capture also while it is flushing."""
         handing_over()
         assert (stepprof.state().step, stepprof.state().backend) == (2, "faulty")
 
     def test_a_selected_window_waits_for_the_stop(self, handing_over) -> None:
-        """And is captured; how long it waited is in the manifest."""
+        """The window waits and is captured; the manifest has the waiting time."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
         loop([3])
@@ -919,7 +919,7 @@ class TestStopOnAnotherThread:
         assert [w["status"] for w in ended(session)] == ["complete", "partial"]
 
     def test_the_end_of_the_run_waits_for_the_stop(self, handing_over) -> None:
-        """And loses nothing."""
+        """The end of the run waits for the stop and loses nothing."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
         assert [w["status"] for w in ended(session)] == ["complete"]

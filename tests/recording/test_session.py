@@ -139,14 +139,14 @@ class TestInit:
         assert reported[1].startswith("roles.ref: ")
 
     def test_a_folder_that_cannot_be_written(self, init, tmp_path) -> None:
-        """Is named, and there is no session."""
+        """The error names the folder, and there is no session."""
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match=r'output_dir = ".*file/below": cannot be made or written'):
             init({"steps": "2", "output_dir": str(tmp_path / "file" / "below")})
         assert cell.session is None
 
     def test_shutdown_twice(self, init) -> None:
-        """Is nothing; so is one without a session."""
+        """A second shutdown does nothing, nor does one without a session."""
         session = init({"steps": "2"})
         stepprof.shutdown()
         stepprof.shutdown()
@@ -183,7 +183,7 @@ class TestRank:
         assert (session.path / "step-000002" / "manifest" / "step-rank-driver.json").exists()
 
     def test_an_unselected_rank_writes_no_manifest(self, init, log) -> None:
-        """Nor does it say that steps never came; its spans are kept."""
+        """An unselected rank does not report missed steps; its spans are kept."""
         session = init({"steps": "2, 9"}, rank=1, world_size=2)
         loop([1, 2, 3])
         assert session.quiet[None][0] < 1 < session.quiet[None][1]
@@ -229,7 +229,7 @@ class TestRank:
 class TestSteps:
     @pytest.mark.parametrize("step", [Number(2), Step.TWO, 2])
     def test_integers_of_every_kind(self, start, step) -> None:
-        """Are plain numbers in the manifest."""
+        """Other integer types are plain numbers in the manifest."""
         session = start(steps="2")
         loop([step])
         assert [w["step"] for w in ended(session)] == [2]
@@ -365,7 +365,7 @@ class TestSteps:
         assert stepprof.init({"steps": "9"}) is session
 
     def test_an_internal_error_does_not_reach_the_loop(self, start, log, monkeypatch) -> None:
-        """Say, a torch that is in pieces: it is logged, and the loop goes on; strict raises."""
+        """An internal error (a broken torch) is logged, and the loop continues; `strict` raises it."""
 
         def broken():
             raise RuntimeError("in pieces")

@@ -246,7 +246,7 @@ class TestLosses:
         assert file.lost == 1
 
     def test_a_vanished_folder(self, start, log) -> None:
-        """The run directory is removed under a running job: the job runs on, and spans go to a folder made anew."""
+        """If the run directory is removed, the job continues, and spans go to a new folder."""
         session = start(backend="null")
         mark("before")
         session.background.round()

@@ -216,7 +216,7 @@ class TestDamage:
             adopt(tmp_path / "gone.json", window, "rank-0")
 
     def test_a_place_that_cannot_be_written(self, tmp_path, window):
-        """What keeps the trace from its place is said; the engine's file stays."""
+        """The error says why the trace cannot be moved; the engine's file stays."""
         source = written(tmp_path, kineto(EVENT))
         window.output.rmdir()
         window.output.write_text("a file where the folder should be")
@@ -267,7 +267,7 @@ class TestHostile:
         assert (artifact.began_ns, artifact.ended_ns) == (None, None)
 
     def test_an_endless_line(self, tmp_path, window):
-        """Takes some blocks of memory, not its size."""
+        """Reading takes a few blocks of memory, not the length of the line."""
         source = tmp_path / "a.json.gz"
         with gzip.open(source, "wb", compresslevel=1) as file:
             file.write(b'{"traceEvents": ["')

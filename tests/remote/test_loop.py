@@ -87,7 +87,7 @@ class TestOnLoop:
             await on_loop(loop, where)
 
     async def test_an_exception_is_passed_on(self, other_loop):
-        """As it was raised."""
+        """The exception arrives as it was raised."""
 
         async def fails():
             raise KeyError("there")
@@ -122,7 +122,7 @@ class TestInThread:
         assert time.monotonic() - began < 1.9
 
     async def test_an_exception_is_passed_on(self):
-        """As it was raised."""
+        """The exception arrives as it was raised."""
         with pytest.raises(ValueError, match="invalid literal"):
             await in_thread(int, "x")
 

@@ -173,7 +173,7 @@ class TestRival:
         return fragment
 
     def test_a_living_process_of_another_job(self, fragment):
-        """It is returned; of the same job, or of one that is not known, nothing is said."""
+        """The other job's process is returned; None for the same job, or an unknown one."""
         parent = writer_identity(os.getppid())
         assert rival_in(fragment(writer=parent, job="other"), writer_identity(), "mine") == parent
         assert rival_in(fragment(writer=parent, job="mine"), writer_identity(), "mine") is None

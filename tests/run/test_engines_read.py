@@ -137,7 +137,7 @@ class TestManifest:
         ],
     )
     def test_a_damaged_clock_is_a_finding(self, run, clock, problem):
-        """And is dropped: a time that is placed by it would be wrong."""
+        """The damaged comparison is dropped and reported: times placed by it would be wrong."""
         tell_engines(run, clocks=[clock])
         manifest = read_step(run.path, 2)
         assert [c["host"] for c in manifest["clocks"]] == ["h"]
@@ -170,7 +170,7 @@ class TestLost:
         assert found == ("lost", "the process ended")
 
     def test_the_state_on_another_host_is_unknown(self, run):
-        """And that is said."""
+        """The reason says that the state is unknown."""
         status, error = self.read(run, {"host": "elsewhere", "pid": 7})
         assert status == "lost"
         assert error.endswith("(or still running: liveness can only be checked on elsewhere alone)")

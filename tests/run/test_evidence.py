@@ -121,7 +121,7 @@ class TestDamage:
         ],
     )
     def test_a_line_is_left_out(self, run, damaged) -> None:
-        """And counted; the others are read."""
+        """The damaged line is counted; the others are read."""
         findings: list = []
         [found] = read_evidence(run(damaged, *ALL), 2, findings=findings)
         assert [len(found.collections), len(found.stretches), len(found.regions)] == [1, 1, 1]

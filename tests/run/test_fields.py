@@ -43,7 +43,7 @@ def test_impossible_values_are_problems(key, value):
     [("world_size", 4096), ("offset_ns", -3), ("start_seconds", 0), ("version", "a"), ("events", 0), ("exit_status", -9)],
 )  # fmt: skip
 def test_possible_values_have_no_problem(key, value):
-    """Has none."""
+    """A possible value has no problem."""
     assert wrong(key, value) is None
 
 

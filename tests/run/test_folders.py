@@ -74,7 +74,7 @@ class TestMakeFolder:
 
     @needs_root
     def test_a_folder_of_another_user(self, shared):  # noqa: F811
-        """Is left where it is; the error says whose it is."""
+        """The folder stays; the error names its owner."""
         as_other_user('mkdir "$1"', shared / "run")
         (shared / "run" / "step-000002").mkdir(mode=0o755)
         script = (
@@ -118,7 +118,7 @@ class TestCheck:
 
     @needs_root
     def test_a_folder_of_another_user(self, shared):  # noqa: F811
-        """Says whose it is."""
+        """The problem names the owner."""
         run = make_run(shared)
         record(run)
         record(run, rank=1)

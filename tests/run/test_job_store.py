@@ -69,7 +69,7 @@ class TestAgree:
 
     @pytest.mark.parametrize("answer", [b"../theirs", b"/tmp/theirs", b"", b"a\0b", b"\xff", b"x" * 5000])
     def test_an_answer_that_is_not_a_plain_name_is_ignored(self, torch, tmp_path, caplog, answer):
-        """Whoever reaches the store's port moves no run: the rank keeps its own, and the log says why."""
+        """An invalid answer from the store's port does not change the run: the rank keeps its own, and the log says why."""
         torch.distributed.distributed_c10d.store["stepprof/run/1"] = answer
         found = agree(tmp_path)
         assert found.source == "process"
@@ -84,7 +84,7 @@ class TestAgree:
         assert "AttributeError" in caplog.text
 
     def test_a_store_that_never_answers(self, torch, tmp_path, caplog, monkeypatch):
-        """Is waited for a bounded time."""
+        """The wait for the store is limited."""
         hanging = threading.Event()
         torch.distributed.distributed_c10d.store.compare_set = lambda *_: hanging.wait(60)
         monkeypatch.setattr(job_store, "ANSWER_SECONDS", 0.05)

@@ -251,7 +251,7 @@ class TestOpenRun:
             make_run(folder / "runs")
 
     def test_a_full_disk(self, tmpfs):
-        """Told when the run is opened."""
+        """The error is raised when the run is opened."""
         folder = tmpfs("size=64k")
         with pytest.raises(OSError, match="No space left"):
             (folder / "filler").write_bytes(b"x" * 200_000)

@@ -233,7 +233,7 @@ class TestReadStep:
         assert artifact == {"path": "actor/a.json", "kind": None, "bytes": 1, "events": None}
 
     def test_ranks_that_do_not_agree_on_the_version(self, tmp_path):
-        """Told, since then they did not train the same step."""
+        """The finding names the versions: these ranks did not train the same step."""
         run = make_run(tmp_path)
         for rank in (0, 1):
             run.claim(2, "actor", rank, fragment(window(rank=rank), version=rank + 7))
@@ -242,7 +242,7 @@ class TestReadStep:
         )
 
     def test_a_step_without_a_manifest(self, tmp_path):
-        """Told, and empty."""
+        """The step has no entries, and a finding says that the manifest is missing."""
         run = make_run(tmp_path)
         assert read_step(run.path, 2)["findings"][0]["problem"].startswith("the step has no manifest: ")
 

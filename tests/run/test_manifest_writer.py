@@ -52,7 +52,7 @@ class TestFragment:
         ]
 
     def test_a_clock_that_was_set(self, origin) -> None:
-        """Windows and engines stay on the clock of the process, and the wall's is said to be ahead."""
+        """Windows and engines stay on the clock of the process; the offset of the wall clock is stated."""
         real = origin.anchor
         origin.anchor = replace(real, unix_ns=real.unix_ns - 37 * 10**9)
         fragment = Fragment(origin, WINDOW, at_once)

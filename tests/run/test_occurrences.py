@@ -220,8 +220,8 @@ class TestCommands:
         assert len(windows) == 6
         assert {each["name"]: each["count"] for each in shown["regions"]} == {"generate": 1, "update": 2}
 
-    def test_an_unreachable_collector(self, epochs, capsys):
-        """Is refused with the nearest."""
+    def test_an_unknown_occurrence_is_refused(self, epochs, capsys):
+        """The error names the nearest occurrence."""
         run, _ = epochs()
         assert main(["show", str(run), "--occurrence", "7"]) == 2
         assert "--occurrence = 7: step 2 was recorded 3 times; did you mean 3?" in capsys.readouterr().err

@@ -199,6 +199,6 @@ class TestDamagedFiles:
 
     @pytest.mark.parametrize("output_dir", ["runs\0", "runs\ud800", "x" * 300])
     def test_a_folder_that_cannot_be(self, tmp_path, output_dir):
-        """Is a ConfigError that names the key."""
+        """A ConfigError names the key."""
         with pytest.raises(ConfigError, match="output_dir = "):
             open_run(tmp_path / output_dir, run_id=None, rank=0, world_size=1, environ={}, description={})

@@ -72,7 +72,7 @@ class TestOrderOfAuthority:
 
     @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x" * 101])
     def test_a_run_id_that_is_not_a_plain_name(self, tmp_path, name):
-        """Told, with the nearest name that is one."""
+        """The error suggests a valid name."""
         with pytest.raises(
             ConfigError, match=r'run_id = ".*": not a plain name; use .*; did you mean "[^"]+"\?'
         ):
@@ -269,7 +269,7 @@ class TestStartedByRank:
         assert self.child(tmp_path, **environ)[0] != alone
 
     def test_a_run_that_the_parent_shares_by_name(self, tmp_path):
-        """Whoever named it names it for the others, too."""
+        """All ranks that have the name are in the run."""
         opened(tmp_path, run_id="mine")
         assert self.child(tmp_path, LOCAL_RANK="1")[0] != "mine"
 

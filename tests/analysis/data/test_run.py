@@ -173,7 +173,7 @@ class TestRun:
             run.step()
 
     def test_tables_are_read_lazily_and_again_each_time(self, tmp_path):
-        """And again each time: the run grows."""
+        """A table is read when its rows are asked for, and again each time: the run grows."""
         made = make_run(tmp_path, "r")
         steps = stepprof.open_run(made.path).steps
         write_spans(made, 0, window(1, 0))

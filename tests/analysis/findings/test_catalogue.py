@@ -394,7 +394,7 @@ def stretch(call, *, cpu, file="train.py", function="main"):
 
 
 def test_another_program():
-    """Whatever it is called by: a frame of `subprocess` is around the wait."""
+    """A wait below a frame of `subprocess` is a wait for another program, whatever calls it."""
     frames = (
         Frame("Popen._try_wait", "subprocess.py", 1900),
         Frame("run", "subprocess.py", 1),

@@ -79,7 +79,7 @@ def held(*samples):
 
 
 def test_a_semaphore_inside_of_the_region():
-    """One at a time had passed it."""
+    """At most one coroutine at a time was past the semaphore."""
     ((topic, length, text, why),) = held((0, 400, 12, 1, 1), (400, 750, 4, 0, 1))
     assert (topic, length) == ("serial", 750)
     assert text == (

@@ -94,7 +94,7 @@ class TestOtherThreads:
         [("lock.__enter__", USER, "lock.__enter__"), ("waiter.acquire", SEMAPHORE, "Semaphore.acquire")],
     )
     def test_a_lock(self, call, frames, label) -> None:
-        """As many threads or more waited for it as worked."""
+        """At least as many threads waited for the lock as worked."""
         held = [
             stretch(100, 900, call, thread=8 + number, frames=frames, task="encode") for number in range(4)
         ]

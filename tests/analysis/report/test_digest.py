@@ -420,7 +420,7 @@ class TestCalls:
         assert made.calls.regions == ["update"]
 
     def test_without_arguments_groups_are_unknown(self):
-        """As of a format that keeps none."""
+        """Some formats keep no arguments."""
         made = digest(trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 1)))
         columns = columns_of([(None, made.calls)])
         assert (columns.groups, columns.finished.tolist()) == ([], [True])

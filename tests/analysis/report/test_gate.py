@@ -49,7 +49,7 @@ class TestTwoRuns:
         assert "none" not in verdicts
 
     def test_a_change_below_the_limit_is_not_a_regression(self):
-        """Although it is more than noise."""
+        """The change exceeds the noise, but not the limit."""
         rng = random.Random(3)
         found = judged(drawn(rng, 40, 1.0, 0.005), drawn(rng, 40, 1.03, 0.005))
         assert found.verdict == "none"
@@ -63,7 +63,7 @@ class TestTwoRuns:
         assert found.noise > LIMIT
 
     def test_an_improvement_is_not_a_regression(self):
-        """Although the noise is above the limit: it would have to be larger by far to hide a regression."""
+        """The noise is above the limit, but not large enough to hide a regression."""
         rng = random.Random(5)
         assert judged(drawn(rng, 20, 2.0, 0.2), drawn(rng, 20, 1.0, 0.2)).verdict == "none"
 

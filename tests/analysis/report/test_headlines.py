@@ -287,7 +287,7 @@ def test_traces_without_events_come_before_the_findings():
 
 
 def test_causes_come_before_consequences():
-    """What a cause explains by half or more is not said again."""
+    """A consequence of which causes explain at least half is not repeated."""
     cause = Finding("rank 1 spent 1.0 s longer than rank 0 in `load`", "straggler", 1.0, process="rank 1")
     rows = [skew("rank 1", region="forward"), skew("rank 1", late=2.5), skew("rank 2", late=3.0)]
     said = [finding.text for finding in sentences(report_of(skew=rows), [cause])]

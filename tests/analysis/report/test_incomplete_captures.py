@@ -83,7 +83,7 @@ class TestWindows:
         ]
 
     def test_a_window_that_is_still_recorded(self):
-        """The report of a run that goes on."""
+        """A running window is not reported as incomplete."""
         going_on = {**window(), "status": "recording", "end_unix_ns": None}
         assert short(going_on) == [("actor rank 0", "recording", None, None, None, None)]
 

@@ -100,7 +100,7 @@ def test_without_numbers_the_calls_that_both_captured_are_matched_in_order(tmp_p
 
 
 def test_numbers_match_calls_despite_a_wrong_clock(tmp_path):
-    """A clock that is 10 s off, though it was never said to be: the calls of one number are one collective all the same."""
+    """The clock is 10 s off without being known to be; calls with one number are still one collective."""
     one = [kernel(at * 1000, 500, [0, 1], seq=at) for at in range(4)]
     other = [kernel(10_000_000 + at * 1000, 100, [0, 1], seq=at) for at in range(4)]
     made = report(tmp_path, one, other)

@@ -59,7 +59,7 @@ class TestEstimate:
         assert stop_costs(processes(20), [engine_entry(**entry)]) == []
 
     def test_forward_steps_of_each_engine(self):
-        """By the name that the manifest gives it."""
+        """The engine has the name that the manifest gives it."""
         assert recorded_steps([*processes(3, 5), *processes(7, replica=1)]) == {
             "rollout/0": 5,
             "rollout/1": 7,

@@ -171,7 +171,7 @@ class TestEvents:
         assert kept(made, "stream") == [(at * 10.0 + behind, 9.0) for at in range(5, 10)]
 
     def test_kernels_without_copies_of_the_annotations(self):
-        """Then by when the host began the steps."""
+        """The steps' start on the host counts then."""
         kernels = [(("stream", "7"), "kernel", "k", at + 1, 12) for at, _, _ in STEPS]
         made = cut(self.traced(*kernels), window(45, 95))
         assert kept(made, "stream") == [(at * 10.0 + 1, 12.0) for at in range(5, 10)]
@@ -186,7 +186,7 @@ class TestEvents:
 
 class TestClocks:
     def test_a_clock_that_may_be_wrong_by_more_than_the_window_lasts(self):
-        """Nothing is cut, and it is said what is not known."""
+        """Nothing is cut, and a finding says what is not known."""
         made = cut(engine(0, *STEPS), window(0, 146, sent=-5, answered=1500, unsure=1000))
         assert (made.is_known, len(kept(made))) == (False, 20)
         assert (made.least, made.most) == (0, 15)
@@ -208,7 +208,7 @@ class TestClocks:
         assert ": 10 of its 20 forward steps" in made.source.findings[-1]
 
     def test_a_capture_that_may_lie_in_the_window_as_a_whole(self):
-        """Nothing is known to lie outside of it: all is kept, and nothing is said."""
+        """Nothing is known to lie outside of the window: everything is kept, without a finding."""
         made = cut(engine(0, *STEPS), window(15, 250, sent=-50, answered=500, unsure=40))
         assert (made.is_known, made.most, len(kept(made))) == (True, 20, 20)
         assert made.source.findings == []
@@ -252,7 +252,7 @@ class TestOf:
         assert CaptureWindow.of({**engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 5), **change}) is None
 
     def test_a_stop_that_was_never_answered(self):
-        """Then nothing bounds the capture."""
+        """Without an answer nothing limits the capture."""
         entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0, stop_seconds=None)
         assert CaptureWindow.of(entry).answered is None
 

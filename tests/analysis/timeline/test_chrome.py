@@ -74,7 +74,7 @@ class TestSlices:
         assert crossings(written(source)["traceEvents"]) == []
 
     def test_arguments_are_as_they_were(self):
-        """Also those that `--format perfetto` leaves out; an empty object means none."""
+        """Arguments that `--format perfetto` leaves out are kept; an empty object means none."""
         raw = b'{"External id": 12345678901234567890, "x": [1.50, null],\n "y": {"z": "\xc3\xa9"}}'
         source = make_source([(0, 0, 5, "a", "cpu_op", raw), (0, 10, 5, "b", "cpu_op", None)])
         first, second = of_phase(written(source), "X")
@@ -100,7 +100,7 @@ class TestSlices:
         assert raw in data
 
     def test_more_slices_than_one_block(self, monkeypatch):
-        """Blocks follow each other without a gap, and times of different widths beside each other."""
+        """Blocks follow each other without a gap, also with times of different widths."""
         monkeypatch.setattr(chrome, "_BLOCK", 7)
         source = make_source(
             [(n % 2, n * 10 ** (n % 9), 5, f"n{n}") for n in range(50)],
@@ -155,7 +155,7 @@ class TestTheRest:
         }
 
     def test_instants(self):
-        """With their arguments, on their thread."""
+        """Instants have their arguments and their thread."""
         (event,) = of_phase(written(make_source(instants=[(0, 7, "synced", b'{"version": 3}')])), "i")
         assert (event["name"], event["s"], nanoseconds(event["ts"]), event["args"]) == (
             "synced",
@@ -165,7 +165,7 @@ class TestTheRest:
         )
 
     def test_names_order_and_clock(self):
-        """Processes and rows are called what people call them; lanes are numbered, samples are said to be some."""
+        """Processes and rows have readable names; lanes are numbered, and samples are marked as such."""
         tracks = [Track("sample", "s1", ("s1",)), Track("async", "requests", ("r",))]
         source = make_source(
             [(0, 0, 10, "x"), (1, 0, 10, "x"), (1, 5, 10, "x")],

@@ -239,7 +239,7 @@ class TestMerge:
         ]
 
     def test_roles_are_ordered_by_their_start(self):
-        """Not that of the alphabet; numbers sort as numbers."""
+        """Roles are not sorted by name; numbers are sorted as numbers."""
         origins = [Origin("rank", "x", role, rank) for role in ("ref", "actor") for rank in (10, 2)] + [
             Origin("engine", "x", "rollout", None, replica) for replica in (10, 9)
         ]
@@ -306,7 +306,7 @@ class TestOutput:
         os.name == "nt", reason="a folder of that name cannot be replaced there, with other words"
     )
     def test_an_output_that_cannot_be_written(self, run, tmp_path):
-        """It says which, and leaves nothing behind."""
+        """The error names the output, and no file is left."""
         (tmp_path / "taken").mkdir()
         (tmp_path / "taken" / "file").write_text("x")
         found = find([run.path], output_dir=tmp_path)
@@ -315,7 +315,7 @@ class TestOutput:
         assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".merge")]
 
     def test_an_interrupted_merge_keeps_the_old_timeline(self, run, tmp_path, monkeypatch):
-        """Interrupted: the old timeline is untouched, and no half one lies beside it."""
+        """After an interrupt the old timeline is unchanged, and no partial file is left."""
         old = tmp_path / "t.pftrace"
         old.write_bytes(b"old")
 
@@ -334,7 +334,7 @@ class TestOutput:
         ]
 
     def test_a_partly_written_source_is_left_out(self, run, tmp_path, monkeypatch):
-        """Whatever it had written by then would be the others' damage."""
+        """A partial part would damage the parts of the other sources."""
         write_part = merging.write_part
 
         def fails_half_way(wanted, place, job, file):

@@ -76,12 +76,12 @@ class TestRead:
         assert [(int(flows.start[0]) - BEGAN, int(flows.end[0]) - BEGAN)] == [(0, 20_000)]
 
     def test_the_origin_comes_from_stepprofs_metadata(self, database):
-        """By what stepprof left in its metadata."""
+        """The origin is what stepprof wrote into the metadata."""
         origin = read(database).origin
         assert (origin.kind, origin.role, origin.rank, origin.host) == ("rank", "actor", 3, "n1")
 
     def test_the_origin_comes_from_torch_npus_tables(self, database):
-        """By torch_npu's own tables."""
+        """The origin follows from torch_npu's own tables."""
         with sqlite3.connect(database) as connection:
             connection.execute("DELETE FROM META_DATA")
         connection.close()
@@ -104,7 +104,7 @@ class TestRead:
 
 class TestFound:
     def test_the_json_is_preferred_to_the_database(self, database):
-        """They hold the same: one is read."""
+        """Both have the same events, so only one is read."""
         (database.parent / "trace_view.json").write_text("[]")
         (database.parent / "analysis.db").write_bytes(database.read_bytes())
         (found,) = find([database.parent], output_dir=database.parent).inputs
@@ -136,7 +136,7 @@ class TestFound:
         assert len(load(only, args=False).slices) == 11
 
     def test_an_analysis_without_json_and_database(self, analysed, tmp_path):
-        """It is not called one that has not been."""
+        """The message does not say that the analysis has not run."""
         run, _ = analysed
         (finding,) = [text for _, text in find([run.path], output_dir=tmp_path).findings if "npu" in text]
         assert "the analysis wrote no trace and no database" in finding
@@ -179,7 +179,7 @@ class TestDamaged:
         assert {"aten::mm", "launch", "update"} <= set(slice_times(source))
 
     def test_a_missing_column_skips_its_table(self, tmp_path):
-        """It costs its table."""
+        """The table with the missing column is skipped."""
         file = write_database(
             tmp_path / NAME, schema=re.sub("endGlobalTid INTEGER", "other INTEGER", SCHEMA).replace("message", "text")
         )  # fmt: skip

@@ -47,7 +47,7 @@ def test_a_row_that_does_not_fit_is_refused():
 @settings(max_examples=100)
 @given(st.data())
 def test_extras_follow_their_records(data):
-    """As if each record were put together by itself."""
+    """The result equals that of building each record separately."""
     count = data.draw(st.integers(1, 12))
     table = [b"", *data.draw(st.lists(st.binary(max_size=5), max_size=4))]
     codes = data.draw(st.lists(st.integers(0, len(table) - 1), min_size=count, max_size=count))

@@ -72,7 +72,7 @@ class TestSlices:
         assert len({each["uuid"] for each in timeline.slices}) == 1
 
     def test_crossing_slices_get_lanes_of_one_row(self):
-        """Three requests at once are three rows of one name, joined by a key, beside each other."""
+        """Three concurrent requests are three adjacent rows of one name, joined by a key."""
         slices = [(0, 0, 10, "r1"), (0, 5, 10, "r2"), (0, 7, 10, "r3"), (0, 11, 3, "r4")]
         timeline = written(make_source(slices, tracks=[Track("async", "requests", ("r",))]))
         rows = {each["name"]: each["uuid"] for each in timeline.slices}
@@ -292,7 +292,7 @@ class TestArguments:
         return [each["args"] for each in written(source).slices]
 
     def test_the_profilers_own_numbers_are_left_out(self):
-        """A profiler's own numbers are of no use in a viewer; shapes are, also beside others of the same operator."""
+        """A profiler's own numbers are left out; shapes stay, also if an operator has several."""
         shaped = b'{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4], []], "Ev Idx": %d}'
         bare = b'{"External id": %d, "Ev Idx": 7}'
         assert self.of(shaped % (1, 8, 1), bare % 2, shaped % (3, 8, 3), shaped % (4, 16, 4), bare % 5) == [
@@ -305,7 +305,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("category", ["cpu_op", "kernel", "cuda_runtime", "user_annotation"])
     def test_shortened_arguments_are_written_like_full_ones(self, category):
-        """What is kept of arguments while a trace is read is drawn as all of them would be, whatever else is like them."""
+        """Arguments that were shortened while reading are written like the full ones."""
         raws = [
             b'{"External id": %d, "queued": 0, "stream": %d, "correlation": %d, "grid": [%d, 1]}' % numbers
             for numbers in ((1, 7, 1, 4), (2, 7, 2, 4), (3, 8, 3, 4), (4, 7, 4, 5), (5, 7, 5, 4))
@@ -342,7 +342,7 @@ class TestArguments:
         assert args == {"v": value if kept else json.dumps(value, separators=(",", ":"))}
 
     def test_a_value_of_a_megabyte_is_cut(self):
-        """Nobody reads it in a viewer; `--format json` keeps it whole."""
+        """A viewer cannot show it; `--format json` keeps it whole."""
         (args,) = self.of(json.dumps({"v": "x" * (1 << 20)}).encode(), category="user_annotation")
         assert len(args["v"]) == (1 << 16) + 1
 

@@ -172,7 +172,7 @@ class TestWholeFiles:
         assert finding.startswith("1 event was repaired")
 
     def test_names_that_are_escaped(self, write):
-        """A name beside a broken one that is sound JSON means what it means everywhere."""
+        """An intact name next to a broken one keeps its meaning."""
         text = pretty([event(1, name='C:\\new "x"'), event(2), event(3)]).replace(b"op 2", b'say "it"')
         assert names(write(text)) == ['C:\\new "x"', 'say "it"', "op 3"]
 
@@ -209,7 +209,7 @@ class TestTimes:
 class TestDamage:
     @pytest.mark.parametrize("layout", [pretty, compact])
     def test_breaks_off(self, write, layout, small_blocks):
-        """Of a file that breaks off every event before that is kept, wherever it does."""
+        """Every event before the end of a truncated file is kept, wherever it is truncated."""
         text = layout([event(n, args={"x": [{"y": 1}, {"z": 2}]}) for n in range(30)])
         whole = [at for at in range(len(text)) if text[:at].count(b'"ph"')]
         for at in random.Random(1).sample(whole, 60):
@@ -254,7 +254,7 @@ class TestDamage:
         assert raw.findings == ["1 damaged event ignored"]
 
     def test_a_damaged_name_next_to_nested_arguments(self, write):
-        """Where an event has a list of tables among its arguments, it is put together again beside one that is damaged."""
+        """An event with a list of objects in its arguments is joined again, also next to a damaged one."""
         text = compact([event(n, args={"a": [{"b": 1}, {"c": 2}, {"d": 3}]}) for n in range(6)])
         for damage in (b'"op 2" !', b'"op 2'):
             raw = read_raw(write(text.replace(b'"op 2"', damage)))
@@ -354,7 +354,7 @@ class TestDamage:
         assert [name for name in files if whole[name]] == ["whole", "repaired"]
 
     def test_breaks_off_behind_the_events(self, write):
-        """A closing brace that is missing is said: what the file states behind its events may be missing, too."""
+        """A missing closing brace is reported: facts after the events may be missing, too."""
         text = json.dumps({"traceEvents": [event(1)]}).encode()
         assert read_raw(write(text)).findings == []
         assert read_raw(write(text[:-1])).findings == ["is truncated after its events"]

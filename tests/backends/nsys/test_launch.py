@@ -64,7 +64,7 @@ class TestCount:
         assert count_windows(Config(**{**NSYS, **config}), roles) == windows
 
     def test_windows_of_a_rank_are_counted(self):
-        """One that is not selected has none."""
+        """An unselected rank has no windows."""
         config = Config(**NSYS, ranks="0-3", roles={"rollout": {"ranks": "all"}})
         assert [count_windows(config, ("rollout", "actor"), rank) for rank in (3, 4)] == [8, 4]
 
@@ -91,7 +91,7 @@ class TestCount:
 
 class TestCommand:
     def test_a_recent_nsys_gets_its_options(self, tools, tmp_path):
-        """One that can write each report by itself is started so, and without the environment in its reports."""
+        """If this nsys supports it, it writes each report on its own, without the environment."""
         command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
         assert command[:2] == [tools.nsys, "profile"]
         assert command[-2:] == ["python", "train.py"]
@@ -190,7 +190,7 @@ class TestCommand:
             nsys_command(config, roles=["actor"], engine=True)
 
     def test_a_name_without_the_process(self, tools, tmp_path):
-        """Then the name alone identifies the reports."""
+        """Without the process id, the name alone identifies the reports."""
         given = options(nsys_command(NSYS, output=tmp_path / "engine", nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")
         launch = launch_of(NsysOptions(), {name: value})
@@ -200,7 +200,7 @@ class TestCommand:
         assert launch.find(1) is None
 
     def test_a_rank_that_records_nothing(self):
-        """Its command comes back as it is."""
+        """The command is returned unchanged."""
         assert nsys_command(NSYS, rank=1, command=["python", "train.py"]) == ["python", "train.py"]
 
     def test_the_process_finds_the_settings_of_the_command(self, tools, tmp_path, monkeypatch):
@@ -236,12 +236,12 @@ class TestCommand:
         ],
     )
     def test_refused(self, call, message):
-        """With the key, the value and what was meant."""
+        """The error names the key, the value and a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             call()
 
     def test_a_folder_that_cannot_be_made(self, tmp_path):
-        """Told as that."""
+        """The error says that the folder cannot be made."""
         (tmp_path / "stepprof-runs").write_text("")
         with pytest.raises(ConfigError, match=r"output_dir = .*: cannot be made"):
             nsys_command(NSYS)
@@ -279,7 +279,7 @@ class TestOptions:
         ],
     )
     def test_refused(self, table, message):
-        """With what was meant."""
+        """The error has a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config(nsys=table)
 

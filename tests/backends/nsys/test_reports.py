@@ -174,7 +174,7 @@ class TestWholeJob:
         assert main(["ls", "--output-dir", str(job.run.parent)]) == 0
 
     def test_training_does_not_wait_for_a_report(self, job):
-        """Whatever `export` says: what nsys is still to write is waited for beside the loop."""
+        """A thread waits for the report while the loop continues, whatever `export` is set to."""
         job.config["export"] = "inline"
         windows = job.record(NSYS_STAND_IN="late 0.8")
         assert job.statuses(windows) == {"complete": 4}, windows
@@ -260,7 +260,7 @@ class TestWholeJob:
         closed(read_log(job.folder / "nvtx-0.jsonl"))
 
     def test_nsys_started_for_too_many_windows(self, job):
-        """Then it writes when the process has ended: said at once at the end of the run, which is not held up."""
+        """nsys then writes when the process has ended. The run reports that at its end, without waiting."""
         began = time.monotonic()
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", windows=9)
         assert time.monotonic() - began < 10

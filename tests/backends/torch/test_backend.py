@@ -485,7 +485,7 @@ class TestTorchFails:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_torch_fails_at_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One that fails is tried again the next time."""
+        """A failed warm-up is repeated the next time."""
         monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
 
@@ -596,7 +596,7 @@ class TestDevices:
         assert TorchBackend().export_mode() == mode
 
     def test_without_proc(self, mocker: MockerFixture) -> None:
-        """Where descriptors cannot be listed, torch's answer decides."""
+        """If descriptors cannot be listed, torch's answer decides."""
         listing = mocker.patch.object(Path, "iterdir", side_effect=FileNotFoundError("/proc"))
         assert not device_in_use()
         listing.assert_called()
@@ -889,7 +889,7 @@ class TestExportMode:
     def test_a_process_with_a_device_exports_in_place(
         self, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        """With a context on a device, or without fork, it exports in place."""
+        """A process with a device context exports in place."""
         monkeypatch.setattr(getattr(torch, name), "is_initialized", lambda: True)
         assert TorchBackend().export_mode() == "inline"
 

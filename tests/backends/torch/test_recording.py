@@ -248,7 +248,7 @@ has(profiler.function_events and type("P", (), {"events": lambda self: profiler.
 class TestForeignProfiler:
     @pytest.mark.parametrize("case", FOREIGN)
     def test_another_profiler_is_left_alone(self, warm, case):
-        """Theirs gets what it would have got, nothing crashes, ours says why it has nothing, and the next selected step records."""
+        """The other profiler keeps its events and nothing crashes. Our window says why it has none, and the next selected step records."""
         ran = warm.run_twice(
             THEIRS
             + FOREIGN[case]
@@ -322,7 +322,7 @@ LocalCapture.exported_in_child = locked
 class TestExports:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_exports_run_in_a_child_or_in_place(self, warm, mode):
-        """In a child the loop goes on beside it; in place it is counted as stall."""
+        """An export in a child runs next to the loop; one in place counts as stall."""
         ran = warm.run(
             """
             stepprof.init({"steps": "2", "output_dir": "runs", "export": sys.argv[1]})

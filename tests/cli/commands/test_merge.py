@@ -151,7 +151,7 @@ def test_several_files_outside_of_a_run(tmp_path, capsys):
 
 
 def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
-    """With what would make it smaller."""
+    """The warning names what makes the timeline smaller."""
     monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", {"perfetto": 10})
     assert main(["merge", str(folder)]) == 0
     assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
@@ -222,7 +222,7 @@ class TestPerReplica:
         assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
 
     def test_per_replica_refuses_output(self, run, tmp_path, capsys):
-        """One name for several files."""
+        """`--output` names one file, but there are several."""
         assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
         assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
 

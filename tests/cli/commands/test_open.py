@@ -88,7 +88,7 @@ class TestWithoutAViewer:
         ],
     )
     def test_wrong_arguments(self, step, arguments, message, capsys) -> None:
-        """Are refused with the allowed range."""
+        """A port out of range is refused with the allowed range."""
         assert main(["open", str(step.parent), *arguments]) == 2
         assert message in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ class TestTable:
         assert lines[-1][0] == "spans/rank-1.000001.jsonl:"
 
     def test_many_ranks_are_one_row(self, run, capsys) -> None:
-        """With the rank on which it was longest."""
+        """The row names the rank on which the span was longest."""
         text = (run / "spans" / "rank-0.000001.jsonl").read_text()
         for rank in range(2, 10):
             (run / "spans" / f"rank-{rank}.000001.jsonl").write_text(
@@ -109,7 +109,7 @@ class TestTable:
         ]
 
     def test_spans_are_selected_by_step_role_name_and_rank(self, run, capsys) -> None:
-        """By step, role, name and rank."""
+        """`--step`, `--role`, `--region` and `--ranks` select spans."""
         assert {row["longest_step"] for row in rows(capsys, run, "--step", 2) if row["kind"] == "window"} == {
             2
         }

@@ -85,7 +85,7 @@ class TestNames:
         }
 
     def test_scopes(self, wheel) -> None:
-        """Each scope that is a role is entered by one of the trainers, and every one of theirs has the prefix."""
+        """A trainer enters each scope that is a role, and every scope of the trainers has the prefix."""
         entered = set().union(*(scopes(wheel / file) for file in TRAINERS))
         assert entered >= {*areal.ROLES}
         assert {name[: len(areal.PREFIX)] for name in entered} == {areal.PREFIX}

@@ -192,7 +192,7 @@ class TestSlime:
 @pytest.mark.ray
 class TestMiles:
     def test_windows(self, miles_run) -> None:
-        """The critic trains alone at first, and beside the policy then."""
+        """The critic trains alone at first, and then together with the policy."""
         assert {step: roles(miles_run, step) for step in (1, 2, 3)} == {
             1: [None, "rollout", "critic", "weight_sync"],
             2: [None, "rollout", "critic", "actor", "weight_sync", "eval"],

@@ -46,7 +46,7 @@ def test_the_benchmark_needs_a_device_too() -> None:
 
 @pytest.mark.torch
 def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its reason, in the place of its rows."""
+    """A failed case has its reason in place of its rows."""
     monkeypatch.setitem(benchmark.CASES, "broken", {"backend": "nothing"})
     reported = benchmark._measured("broken", quick=True)
     assert reported.keys() == {"absent"}
@@ -58,7 +58,7 @@ def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pyte
 
 
 def test_a_trace_without_kernels_gives_no_figure(tmp_path: Path) -> None:
-    """One that has some is."""
+    """A trace with kernels is a figure, one without is not."""
     trace = tmp_path / "step-000002" / "actor" / "rank-0.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(gzip.compress(b'{"traceEvents": [{"cat": "kernel"}]}'))

@@ -116,7 +116,7 @@ class TestWindow:
         assert by_place(found) == {"early": 32, "late": 8}
 
     def test_an_exception_in_the_body(self, npu):
-        """It goes on, and the history is off."""
+        """The exception is passed on, and the history is switched off."""
         done = ran(
             npu,
             """

@@ -118,7 +118,7 @@ class TestRecording:
         ray_here.get(work)
 
     def test_a_new_engine(self, ray_here, make, connect, windows):
-        """An engine that was made anew between two windows is found again."""
+        """An engine that was rebuilt between two windows is found again."""
         handle = make("plain")
         driver = connect(handle, find="engine")
         for step in (2, 4):
@@ -226,7 +226,7 @@ class TestFinding:
             drive(connect(handle, find="engine", engine_options={"flavor": "sour"}).arm(windows.make(4)))
 
     def test_ray_client(self):
-        """Its handles cannot run a function in an actor: what to do instead is said."""
+        """Handles of Ray Client cannot run a function in an actor; the error says what to do instead."""
         handle = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
         assert RayKind().recognises(handle)
         assert not RayKind().recognises("http://localhost:8000")

@@ -201,7 +201,7 @@ def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -
 
 
 def test_without_ray(monkeypatch) -> None:
-    """What to install is said."""
+    """The error says what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="pip install ray"):
         Cluster()

@@ -74,7 +74,7 @@ class TestWindows:
     def test_available_activities_are_recorded(
         self, host: Host, tmp_path: Path, activities: list[str] | None
     ) -> None:
-        """Those that were named, or those that there are."""
+        """The named activities are recorded, or all that are available."""
         brought = host.run(sglang_scenarios.window_with, tmp_path, 2, {"activities": activities})
         assert forward(brought) == {FILE: forward_steps(2)}
 

@@ -98,7 +98,7 @@ class TestServer:
     def test_two_steps_are_written_to_two_folders(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
-        """As with an engine of this process."""
+        """Each step's folder has the forward steps of its own window."""
         for step in (2, 3):
             window = make_window(tmp_path, step)
             brought = described(window, record(driver, window, lambda: server.generate(3)))
@@ -116,7 +116,7 @@ class TestServer:
         assert (brought["capped_by"], brought["partial"]) == ("engine", None)
 
     def test_stop_without_a_capture(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
-        """Somebody stops it, and takes the file: the 500 that follows is a failure with that reason."""
+        """Another client stops the capture and takes the file: the 500 is a failure with that reason."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))

@@ -157,7 +157,7 @@ class TestSessions:
         assert len(forward) == len(of_window) or entry["overrun_seconds"] > 0
 
     def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
-        """Told in the manifest; the process that holds the engine lives, and the next step is recorded."""
+        """The manifest has the reason; the engine's process lives, and the next step is recorded."""
         host.run(sglang_recorded.unwritable, tmp_path)
         folder = tmp_path / "run-of-two"
         (entry,) = read_entries(folder, 2)

@@ -190,7 +190,7 @@ def test_without_its_folder_it_is_recorded_and_the_traces_stay(
 def test_stop_without_start_is_refused_without_a_request(
     server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
-    """Somebody else's capture would end."""
+    """A stop would end another client's capture."""
     on_remote(driver.arm(make_window(tmp_path)))
     with pytest.raises(EngineFailure, match="stop without start"):
         on_remote(driver.stop(make_window(tmp_path)))
@@ -217,7 +217,7 @@ def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:
 def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
     servers: tuple[Serving, Serving], traces: Path, tmp_path: Path
 ) -> None:
-    """Attached by its address alone, beside one that is down and one without a profiler: each has its outcome, and the body goes on."""
+    """A server attached by its address alone, next to one that is down and one without a profiler: each has its outcome, and the body continues."""
     server, bare = servers
     assert HttpKind().recognises(server.url)
     begin(tmp_path)

@@ -98,7 +98,7 @@ def test_the_next_step_from_a_shell(loop: Loop, tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_request_reaches_no_engine(loop: Loop) -> None:
-    """By its name, from a shell: nothing is recorded of its step, and the loop goes on."""
+    """A request is withdrawn by name, from a shell: its step is not recorded, and the loop continues."""
     loop.once()
     request = stepprof.trigger(step=300, role="rollout", ranks="all")
     assert "withdrawn" in loop.until_answered("--withdraw", request.name)

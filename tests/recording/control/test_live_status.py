@@ -136,7 +136,7 @@ class TestTrigger:
         assert job.recorded(request.step - 1) == job.recorded(request.step + 1) == set()
 
     def test_the_next_step_of_a_loop_that_counts_by_tens(self, job: Job) -> None:
-        """One that comes, and that none of them has begun."""
+        """The chosen step has a number that the loop reaches, and that no rank has begun."""
         for rank in (0, 1):
             job.start(rank, 0.05, first=10, stride=10)
         job.wait_for(0, 1)
@@ -508,7 +508,7 @@ class TestPython:
         )
 
     def test_a_missing_run_folder_is_refused(self, tmp_path: Path) -> None:
-        """Said before anything is written."""
+        """The error is raised before anything is written."""
         with pytest.raises(ConfigError, match="no such folder"):
             ask(tmp_path / "nowhere", 3, count=1, role=None)
 
@@ -611,7 +611,7 @@ class TestReadStatuses:
         assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def test_a_late_rank_replaces_no_other(self, tmp_path: Path) -> None:
-        """One that hangs stays stale, whichever process comes later."""
+        """A hanging process stays stale, even if another process starts later."""
         self.write_status(tmp_path, 0, started=500.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)
         self.write_status(tmp_path, 2, started=50.0)

@@ -242,7 +242,7 @@ class TestOutcomes:
         assert not session.enter(8)
 
     def test_the_session_ends_before(self, session: Session, tmp_path: Path) -> None:
-        """Said at the end, in the status that stays."""
+        """The final status reports the request as missed."""
         place_request(tmp_path, request := Request.make(7))
         session.look()
         session.control.close()
@@ -288,7 +288,7 @@ class TestRefusing:
         assert all("made by user 12345" in reason for reason in refused)
 
     def test_a_request_that_conflicts_with_the_configuration(self, tmp_path: Path) -> None:
-        """With the reason, and nothing of it holds."""
+        """The request is refused with the reason, and has no effect."""
         session = Session(tmp_path, join_steps=True)
         place_request(tmp_path, request := Request.make(7, capture_per="region", regions=["a"]))
         assert session.look() == {request.name: "refused"}

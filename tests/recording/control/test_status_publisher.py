@@ -107,7 +107,7 @@ class TestName:
 
     @pytest.mark.parametrize("damaged", ["", "[]", '{"writer": 3}', "[" * 100_000])
     def test_a_file_of_another_process_is_not_replaced(self, tmp_path: Path, damaged: str) -> None:
-        """Whatever it is, it stays."""
+        """The file of another process stays unchanged."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)
         published = WatchedPublisher(tmp_path)

@@ -22,7 +22,7 @@ def ids(most: int = 1000, seconds: float = 0.2) -> set[int]:
 
 class TestBusyThreads:
     def test_a_thread_that_works(self, threads) -> None:
-        """It is found, and a thread that waits for an event is not."""
+        """A working thread is found, a thread that waits for an event is not."""
         before = ids()
         idle, busy = threads.idle(3), threads.busy(2)
         assert busy <= ids()
@@ -31,7 +31,7 @@ class TestBusyThreads:
 
     @pytest.mark.parametrize("pool", [ThreadPoolExecutor, ThreadPool])
     def test_a_pool(self, pool, threads) -> None:
-        """Of its threads those are found that run a task."""
+        """The threads of the pool that run a task are found."""
         before = ids()
         with pool(4) as made:
             numbers = made.map(lambda _: threading.get_native_id(), range(8))

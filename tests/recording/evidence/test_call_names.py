@@ -52,7 +52,7 @@ class Waiting:
     ],
 )
 def test_the_called_function_is_named(method, name) -> None:
-    """As the source writes it."""
+    """The name is the one in the source."""
     waiting = Waiting()
     thread = threading.Thread(target=getattr(waiting, method))
     thread.start()

@@ -54,7 +54,7 @@ class TestSamplerThread:
         assert called.wait(30)
 
     def test_a_failed_sampler_does_not_stop_the_next(self, sampler, log) -> None:
-        """It is logged, and the next one is called."""
+        """The failure is logged, and the next function is called."""
         called = threading.Event()
 
         def fails() -> bool:

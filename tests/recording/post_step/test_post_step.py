@@ -96,7 +96,7 @@ class TestConfiguration:
         assert "hunter2" not in str(caught.value)
 
     def test_valid_settings_are_accepted(self) -> None:
-        """And reads back from the run."""
+        """Valid settings are accepted and can be read back from the run."""
         config = Config(
             on_complete="notify 'a b'", upload="abfs://box@account.host/x/", keep_steps=3, keep_bytes="1GiB"
         )
@@ -339,7 +339,7 @@ class TestWhole:
         "path", ["/etc/passwd", "../x", "a/../../x", "", "a\\b", "manifest/a.json", None, 3]
     )
     def test_no_artifact_leads_out_of_its_step(self, tmp_path, path) -> None:
-        """Nor among the manifests: it is none then."""
+        """A path that leaves the step, or leads into its manifest folder, is not an artifact."""
         run = runs.make_run(tmp_path)
         runs.record(run, artifacts=[{"path": path, "bytes": 5}], data=b"")
         assert read_step_for(run.path, 2, Peers(run.path), uploads=False).artifacts == {}
@@ -413,7 +413,7 @@ class TestPruning:
         assert file.exists()
 
     def test_files_that_cannot_be_deleted_are_reported(self, tmp_path, mocker) -> None:
-        """By name, with the reason."""
+        """The files are named with the reason."""
         run = runs.make_run(tmp_path)
         runs.record(run)
         unlink = os.unlink

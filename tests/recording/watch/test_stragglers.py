@@ -121,7 +121,7 @@ class TestFinder:
         assert len(self.look(finder)) == 1
 
     def test_where_nothing_can_be_written(self, finder, tmp_path) -> None:
-        """Told without a capture."""
+        """Without a writable run directory the alert is logged without a capture."""
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
         (run / "watch").write_text("in the way")

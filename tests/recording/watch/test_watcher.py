@@ -393,7 +393,7 @@ class TestBudget:
         assert watched.selector.requests == ()
 
     def test_a_repeated_request_may_fail(self, loop) -> None:
-        """Told, and the next slow step may ask."""
+        """The failure is reported, and the next slow step may request a capture."""
         watched = loop()
         self.slow(watched, 10)
         for path in (watched.captures._run / "watch").iterdir():
@@ -438,7 +438,7 @@ class TestBudget:
 
 class TestReaders:
     def test_a_failed_reader_is_removed(self) -> None:
-        """And harms no other."""
+        """A failed reader is removed and does not affect the others."""
 
         class Bad:
             name = "bad"
@@ -493,6 +493,6 @@ class TestOptions:
         assert Config(enabled=False, watch={"enabled": True}).spans is False
 
     def test_round_trip(self) -> None:
-        """As a follower gets it."""
+        """The options survive the way to a follower."""
         config = Config(watch={"enabled": True, "roles": ["actor"], "regions": [], "max_bytes": "none"})
         assert Config.from_mapping(config.to_dict()) == config

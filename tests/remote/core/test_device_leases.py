@@ -147,7 +147,7 @@ class TestLeases:
         assert [entry.status for entry in settled(session)] == ["complete"]
 
     def test_a_start_that_fails(self, recording, engine, leases):
-        """It is given back."""
+        """The lease is released."""
         session = recording()
         stepprof.attach(engine(failing={"start": ValueError("no")}), role="rollout")
         with stepprof.profile_step(2, role="rollout"):

@@ -211,7 +211,7 @@ class TestNamedFolder:
         assert not check_refuses(lay_out(tmp_path / "traces"), None)
 
     def test_a_folder_of_the_own_user(self, tmp_path) -> None:
-        """Is taken as it is, also where it does not exist yet."""
+        """The folder is accepted, even if it does not exist yet."""
         assert not check_refuses(tmp_path / "new", os.geteuid())
 
 
@@ -317,7 +317,7 @@ class TestSglang:
     @pytest.mark.parametrize("name", [TRACE, ASCEND])
     @pytest.mark.parametrize("links", [True, False])
     def test_files_of_an_engine_of_another_user(self, window, monkeypatch, name, links) -> None:
-        """Are brought, also from a folder of torch_npu on a file system without links; a hard link to the driver's file is not."""
+        """The files are moved, also from a folder of torch_npu without hard links; a hard link to the driver's file is refused."""
         if not links:
             monkeypatch.setattr(Path, "hardlink_to", no_links)
         file = window.output / name

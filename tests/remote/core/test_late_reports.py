@@ -112,7 +112,7 @@ class TestAwaiting:
         ],
     )
     def test_the_entry_has_the_result_of_a_late_report(self, recording, engine, outcome, status, reason):
-        """Told with its reason; the engine is well, and so is a window that joined."""
+        """The entry has the reason; the engine stays healthy, and so does a window that joined."""
         promise = Promise(outcome)
         session = recording()
         stepprof.attach(engine(later=promise), role="rollout")

@@ -429,7 +429,7 @@ class TestTrouble:
         assert any(line["event"] == "engine.cleanup_failed" for line in log)
 
     def test_a_driver_may_explain_a_missing_answer(self, recording, engine):
-        """Say, an actor that is inside a method."""
+        """A driver may know the reason: an actor that is inside a method."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
         attached = stepprof.attach(engine(hold={"start": gate}))
@@ -704,7 +704,7 @@ class TestAsync:
         assert settled(session)[0].status == "complete"
 
     async def test_a_coroutine_cancelled_at_the_entry_stops_its_engines(self, recording, engine):
-        """It gets no exit; the compensating stop is sent all the same."""
+        """The coroutine has no exit, but a compensating stop is sent."""
         slow, quick = engine(name="slow", delays={"start": 0.5}), engine(name="quick")
         session = recording()
         stepprof.attach([slow, quick])
@@ -926,7 +926,7 @@ class TestAttach:
         assert settled(session)[0].status == "complete"
 
     def test_listeners_get_every_step(self, recording, engine):
-        """Also of those that are not selected: of each entry and each exit, with all that is open."""
+        """Listeners get each entry and exit of every step, selected or not, with all open windows."""
         one = engine(cls=Listener, kind="spans")
         recording()
         stepprof.attach(one, role="reward")

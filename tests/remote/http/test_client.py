@@ -217,7 +217,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("host", ["a" * 70, "no.such.host.invalid"])
     async def test_an_unknown_name(self, host):
-        """A wrong host name is said."""
+        """The error names the unknown host."""
         error = await self.failed(Client(f"http://{host}:8000"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
         assert host in str(error)

@@ -122,7 +122,7 @@ class TestIdentify:
         ],
     )
     async def test_each_kind_of_server_is_identified(self, routes, kind):
-        """By routes that ask nothing of the engine but information."""
+        """Only routes that return information are requested."""
         with serving(routes) as server:
             assert await identify(Client(server.url)) == kind
             assert {asked.method for asked in server.asked} == {"GET"}
@@ -197,7 +197,7 @@ class TestKind:
 
     @pytest.mark.parametrize("target", ["node-3", "me:s3cret@node-3"])
     def test_no_url(self, target):
-        """What was meant is said."""
+        """The error has a suggestion."""
         with pytest.raises(ConfigError, match='did you mean "http://node-3"') as refused:
             HttpKind().connect(target)
         assert "s3cret" not in str(refused.value)
@@ -208,7 +208,7 @@ class TestKind:
             HttpKind().connect("http://a", kind="tgi")
 
     def test_an_unknown_option(self, recorders):
-        """The nearest is named; a key never shown, wherever it stands."""
+        """The error names the nearest option, and never shows a key."""
         with pytest.raises(ConfigError, match="did you mean api_key") as refused:
             HttpKind().connect("http://a", apikey="s3cret")
         assert "s3cret" not in str(refused.value)
@@ -223,7 +223,7 @@ class TestKind:
 
 class TestServer:
     async def test_the_driver_of_its_kind_is_used(self, recorders, window):
-        """Identified at the first arm, once; then the driver of its kind has the word."""
+        """The server is identified once, at the first arm; then the driver of its kind is used."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with serving(routes) as server:
             driver = HttpKind().connect(server.url)

@@ -226,7 +226,7 @@ class TestServer:
         assert "when the process ended" in jobs.entries()[4]["error"]
 
     def test_an_engine_that_nsys_has_not_started(self, jobs):
-        """Said as that, and nothing is waited for."""
+        """The entry says so, and no report is awaited."""
         with jobs.server(nsys=False) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "lost", 4: "lost"}

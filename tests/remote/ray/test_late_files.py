@@ -119,7 +119,7 @@ class TestInTheDriver:
         assert 0 < reported[0] <= 0.75
 
     def test_an_actor_that_dies(self):
-        """Told by its own reason."""
+        """The failure has the actor's reason."""
         _, run = waited([None, EngineFailure("the actor is dead", "dead")])
         with pytest.raises(EngineFailure, match="is dead"):
             run()

@@ -210,7 +210,7 @@ class TestFolders:
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
     def test_a_folder_below_a_file_is_refused(self, tmp_path: Path) -> None:
-        """Told with what SGLang would have done, and what to do."""
+        """The error says what SGLang would have done, and what to do."""
         (tmp_path / "file").write_text("")
         with pytest.raises(EngineFailure, match="would kill its whole process") as caught:
             require_writable(tmp_path / "file" / "b", "started")
@@ -305,7 +305,7 @@ class TestStages:
     def test_a_trace_that_cannot_be_cut_is_kept_whole(
         self, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is kept whole, with a word."""
+        """The trace is kept whole, and a warning says so."""
         monkeypatch.setattr("sys.executable", "/bin/false")
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz")

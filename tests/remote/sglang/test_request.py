@@ -390,7 +390,7 @@ class TestBackends:
         ],
     )
     def test_each_has_its_activities(self, backend: Any, activities: list[str]) -> None:
-        """Beside nsys nothing else may ask CUPTI."""
+        """With nsys no other activity may use CUPTI."""
         assert request(EngineOptions(backend=backend), facts(**CUDA)).fields["activities"] == activities
 
     @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class TestArm:
 
     @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
     def test_an_invalid_version(self, tmp_path: Path, version: Any) -> None:
-        """Then its description says what its start takes."""
+        """For an unreadable version, the server's description decides which parameters its start takes."""
         with vllm(GET_version={"version": version}) as (server, driver):
             run(driver.arm(make_window(tmp_path)))
         assert "/openapi.json" in [asked.path for asked in server.asked]

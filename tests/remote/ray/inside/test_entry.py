@@ -328,7 +328,7 @@ class TestSessions:
         assert cell.session is None
 
     def test_an_existing_session_is_used(self, run, attachment):
-        """It is used, and not ended."""
+        """The actor's existing session is used, and not ended."""
         session = stepprof.init(
             {"output_dir": run.parent, "steps": [2], "backend": "null"}, rank=0, run_id="job"
         )
