@@ -40,11 +40,11 @@ class RecordingCost:
     others: list[int]
     """The numbers of the other steps."""
     median: float
-    """Of the other steps."""
+    """The median of the other steps."""
     shortest: float
-    """Of the other steps."""
+    """The shortest of the other steps."""
     longest: float
-    """Of the other steps."""
+    """The longest of the other steps."""
     held: float = 0.0
     """The most that profilers delayed the training thread of one process."""
     engines_start: float = 0.0

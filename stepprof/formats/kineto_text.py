@@ -65,8 +65,9 @@ def whole_lines(source: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def sound_head(head: bytes) -> bytes:
-    """Return the header before the events without the line of metadata that Kineto made invalid: a
-    quotation mark in a value is enough.
+    """Return the header before the events as valid JSON: lines of metadata that cannot be parsed are left out.
+
+    Kineto does not escape a quotation mark in a value.
     """
 
     if _is_json(head + b'"":0}'):

@@ -74,7 +74,7 @@ class Times:
 
 
 class _Outputs(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """The outputs of one request as vLLM yields them, with a look at each."""
+    """The outputs of one request, as vLLM yields them. Each is also passed to `receive`."""
 
     def __init__(self, outputs: Any, receive: Callable[[Any], None]) -> None:
         super().__init__(outputs)

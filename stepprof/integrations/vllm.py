@@ -1,4 +1,4 @@
-"""The adapters of vLLM: an engine that is built without a profiler gets one that can be started later, and a server its routes.
+"""The adapters of vLLM: an engine that is built without a profiler gets one that can be started later, and a server gets its profiler routes.
 
 Without them the job has to pass `stepprof.remote.vllm.engine_args` where it builds the engine, or
 `serve_args` where it starts the server. vLLM's plug-in loader runs this in each of its processes;

@@ -265,8 +265,9 @@ def _read_own(path: Path) -> dict[str, object]:
 
 
 def _read_patiently(path: Path) -> dict[str, object] | None:
-    """Return the same, but wait for a file that another process of this user is writing. Do not wait
-    for a file that can never become valid.
+    """Return the content of a file like `_read`, but wait while another process of this user writes it.
+
+    A file that can never become valid is not waited for.
     """
     deadline = time.monotonic() + _UNREADABLE_SECONDS
     pause = 0.001

@@ -36,15 +36,15 @@ class Facts:
     end: int
     path: Sequence[Segment]
     timelines: Mapping[str, Timeline]
-    """By the label of the process."""
+    """The timeline of each process, by its label."""
     rollouts: Sequence[Rollout]
     graph: StepGraph
     """Replays the step without a cause."""
     signs: Mapping[str, Signs]
-    """By the label of the process."""
+    """The signs of each process, by its label."""
     engine_roles: frozenset[str | None] = frozenset()
     recomputing: Mapping[str, Recomputing] = field(default_factory=dict)
-    """By the label of the process."""
+    """The recomputation of each process, by its label."""
     neighbours: Neighbours | None = None
     """The steps around this one, in the spans; None: there are none."""
 

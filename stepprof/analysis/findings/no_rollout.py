@@ -17,7 +17,7 @@ MOST_PROCESSES = 3
 """The number of processes of a run in which other steps are searched: the driver first, then ranks in order."""
 
 Window = tuple[int, str | None]
-"""The step and the role."""
+"""The step and the role of a window."""
 
 
 def no_rollout(runs: Sequence[Path], step: int | None, roles: Collection[str | None]) -> list[Finding]:

@@ -29,7 +29,7 @@ In a trace of an H100 no kernel began less than 9.6 µs after its launch or ende
 before its synchronisation.
 """
 _RATE = DRIFT * (1 + DRIFT)
-"""The same rate, for a duration that one of the clocks measured."""
+"""`DRIFT` as a share of a duration that one of the two clocks measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -120,7 +120,11 @@ def _next_hold(held: Sequence[Intervals], counted: dict[int, int], ended: int, e
 
 
 def _unmatched(matching: Matching, at: int) -> tuple[Times, Times]:
-    """Return when the calls of a peer that could not be matched began, and for each the latest end so far."""
+    """Return the calls of a peer that could not be matched.
+
+    Returns:
+        The start of each call, in order, and the latest end of all calls up to and including it.
+    """
     columns = matching.columns[at]
     left = np.flatnonzero(matching.recorded[at] >= 0)
     left = left[np.argsort(columns.start[left], kind="stable")]

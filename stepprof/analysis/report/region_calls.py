@@ -60,7 +60,9 @@ class Lane:
 
     @classmethod
     def of(cls, start: Times, end: Times, node: Indices, otherwise: int) -> Lane:
-        """Return a lane from disjoint stretches in order; between them it is `otherwise`."""
+        """Return a lane from disjoint stretches in order, each with its node. Outside of them the
+        node is `otherwise`.
+        """
         time = np.column_stack((start, end)).ravel()
         both = np.column_stack((node, np.full(len(node), otherwise))).ravel().astype(np.intp)
         last = np.append(time[1:] != time[:-1], True) if len(time) else np.zeros(0, bool)

@@ -43,9 +43,9 @@ class RegionNode(msgspec.Struct, frozen=True, array_like=True):
     """``step``, ``threads``, ``unclear``, ``role`` or ``region``."""
     calls: int
     total: int
-    """In which any call of it was open."""
+    """Time in which any call of it was open."""
     own: int
-    """Without the regions inside it."""
+    """The same without the regions inside it."""
     ops: list[Called] = []
     kernels: list[Called] = []
 

@@ -48,7 +48,7 @@ class RequestTimes(msgspec.Struct, frozen=True):
     generated: int | None = None
     """Their tokens; None: one of them does not state it."""
     first_token: float | None = None
-    """Mean time from a request to its first token, over those that state it."""
+    """Mean time from a request to its first token, over the requests that state it."""
     per_token: float | None = None
     """Mean time between two tokens, over the requests that state it."""
 

@@ -168,9 +168,9 @@ class RegionTime(msgspec.Struct, frozen=True, array_like=True):
     label: str
     """The process."""
     seconds: float
-    """In which it was open."""
+    """Time in which it was open."""
     self_seconds: float
-    """Without the regions inside it."""
+    """The same without the regions inside it."""
     calls: int
     """How often."""
 
@@ -430,11 +430,11 @@ class Overlap(msgspec.Struct, frozen=True):
     device: str
     """``gpu``, ``npu`` or ``cpu``; with its number if the process used several: ``gpu 1``."""
     compute: float
-    """In which the device computed."""
+    """Time in which the device computed."""
     communication: float
-    """In which it communicated."""
+    """Time in which the device communicated."""
     overlapped: float
-    """In which it did both."""
+    """Time in which the device did both."""
     exposed: float
     """Communication that no computation overlaps."""
     busy_share: float | None
@@ -590,7 +590,7 @@ class Island(msgspec.Struct, frozen=True):
     start_unix_ns: int
     """Second 0 of all times of its processes."""
     seconds: float
-    """From their first window to their last."""
+    """From the start of their first window to the end of their last."""
     clock: str = ""
     """The name of its clock; empty: the common clock of the step."""
 
@@ -701,7 +701,7 @@ class Spread(msgspec.Struct, frozen=True):
     steps: int
     """The number of steps."""
     median: float
-    """Of their seconds."""
+    """The median of their seconds."""
     deviation: float
     """One standard deviation, in seconds."""
     interval: tuple[float, float] | None = None
@@ -731,11 +731,11 @@ class Usual(msgspec.Struct, frozen=True):
     seconds: float | None
     """In this step; None: it has no window of the role."""
     median: float
-    """Of the other steps."""
+    """The median of the other steps."""
     shortest: float
-    """Of the other steps."""
+    """The shortest of the other steps."""
     longest: float
-    """Of the other steps."""
+    """The longest of the other steps."""
     steps: int
     """The number of other steps that have the role or the region."""
     typical: bool
@@ -798,7 +798,7 @@ class Gate(msgspec.Struct, frozen=True):
     and B are of one run.
     """
     b: float | None = None
-    """The same for B."""
+    """Seconds of a step of B, in the same way."""
     noise: float | None = None
     """Seconds by which the true difference may differ from the measured one, with 95 % certainty."""
 

@@ -91,7 +91,7 @@ class _Steps:
     """The spans of a run, summed up by step."""
 
     edges: dict[_Visit, tuple[int, int]] = field(default_factory=dict)
-    """From the first start to the last end."""
+    """The start of the first span and the end of the last."""
     parts: dict[_Key, dict[_Visit, _Covered]] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, step: _Visit, span: _Span) -> None:

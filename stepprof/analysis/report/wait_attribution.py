@@ -32,7 +32,7 @@ JITTER, JITTER_NS = 0.05, 50_000
 nanoseconds.
 """
 THREAD_NS = 80_000_000
-"""The same where threads transfer: on a busy machine a thread continues late.
+"""The same difference where threads of the CPU transfer: on a busy machine a thread continues late.
 
 Of 2,400 calls of gloo's broadcast among 4 and 6 processes on two processors, the latest was 76 ms
 late (torch 2.13).
@@ -103,10 +103,9 @@ def _entered(matched: Matched, start: Times, took: Times) -> Times:
 
 
 def _apart(matched: Matched, shortest: Times) -> Times:
-    """Return how long after the entry that it needed a rank may leave: about as long as the
-    shortest call.
+    """Return the longest time from the entry that a rank waited for to its own leave.
 
-    The clocks may be wrong at both times.
+    It is about the length of the shortest call, plus twice the error of the clocks.
     """
     late = THREAD_NS if matched.on_host else JITTER_NS
     return shortest + (shortest * JITTER).astype(np.int64) + late + 2 * (matched.error_ns or 0)

@@ -41,7 +41,7 @@ class Edge:
 
 
 Contradiction = tuple[list[Edge], int]
-"""Comparisons that cannot all be right, and the error [ns] of the interval that covers them."""
+"""Comparisons that cannot all be right, and the error [ns] that an offset gets because of them."""
 
 
 def agreed(edges: Sequence[Edge]) -> tuple[list[Edge], list[Contradiction]]:

@@ -40,7 +40,7 @@ class Event(Struct, gc=False):
 
 
 class _ExactEvent(Struct, gc=False):
-    """The same with its times as text."""
+    """An event whose start is kept as the text of the file."""
 
     ph: str
     cat: str = ""

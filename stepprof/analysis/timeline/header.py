@@ -22,8 +22,8 @@ _header = msgspec.json.Decoder(dict[str, Any])
 def ending(text: bytes) -> int | None:
     """Return the end of an array of events that cannot be decoded; None if it does not end.
 
-    Of the last closing brackets, those count after which the text may be the end of a file. The
-    first of these ends the array.
+    Check the last closing brackets. One counts if the text after it can be the end of a trace
+    file. The first that counts ends the array.
     """
     end, found = len(text), None
     for _ in range(_ENDINGS):

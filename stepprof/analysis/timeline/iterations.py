@@ -39,7 +39,7 @@ class ForwardStep:
     """What an engine's annotation says of one forward step. A number is None where it is not stated."""
 
     stage: str
-    """``prefill``: of prompts; ``decode``: it generated; ``mixed``: both; ``other``: none of these, or not stated."""
+    """``prefill``: the step worked on prompts; ``decode``: it generated tokens; ``mixed``: both; ``other``: neither, or not stated."""
     sequences: int
     """The requests that it worked on."""
     prefill_tokens: int | None

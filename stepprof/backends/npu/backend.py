@@ -179,7 +179,10 @@ class NpuBackend(Backend):
         return None if ranges is None else Range(ranges, name)
 
     def mark_lane(self, name: str) -> AbstractContextManager[object] | None:
-        """Return the same for a region that may be suspended: any thread may end an mstx range by its number, in any order."""
+        """Return such a range for a region that may be suspended.
+
+        It is the same as that of `mark`: any thread may end an mstx range by its number, in any order.
+        """
         return self.mark(name)
 
     def mark_window(self, window: Window) -> AbstractContextManager[object] | None:

@@ -293,7 +293,10 @@ class Leader:
         return True
 
     def _is_free(self, path: Path) -> bool:
-        """Return whether the leader has ended or is gone. A file of another user makes no leader."""
+        """Return whether the leader has ended or is gone.
+
+        A file of another user does not make its writer the leader.
+        """
         if is_foreign(path):
             self._pass_over(path)
             return True

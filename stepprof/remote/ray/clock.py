@@ -41,7 +41,8 @@ async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], trie
 
     Args:
         host: the host of the clock.
-        ask: returns an awaitable of the time there in nanoseconds, first of a tuple.
+        ask: returns an awaitable of a tuple. The first item of the tuple is the time there, in
+            nanoseconds.
     """
     best: Clock | None = None
     for _ in range(tries):

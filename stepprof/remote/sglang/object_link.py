@@ -77,7 +77,10 @@ class ObjectLink(Link):
         return self.home() or self._attached_on
 
     def allow(self, seconds: float) -> None:
-        """Let calls run a loop that is not running, for this long from now on. 0: the caller may use the engine at any moment."""
+        """For this many seconds from now on, calls may run the engine's loop themselves if it is not running.
+
+        0: they may not, because the caller may use the engine at any moment.
+        """
         self._until = time.monotonic() + seconds
 
     @property

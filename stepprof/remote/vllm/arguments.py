@@ -112,7 +112,7 @@ def engine_args(
 def serve_args(
     folder: str | os.PathLike[str], options: EngineOptions | Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return the same for the command line of a server: ``["vllm", "serve", …, *serve_args("/shared/traces")]``.
+    """Return what `engine_args` returns as arguments for the command line of a server: ``["vllm", "serve", …, *serve_args("/shared/traces")]``.
 
     Attach the server with ``trace_dir`` set to the folder that holds ``current``: the parent of ``torch_profiler_dir``. Up to vLLM 0.12
     no argument is needed; start the server with `environment`.

@@ -39,7 +39,7 @@ class Attachment:
     start_seconds: float = 5.0
     """Maximum seconds that the start of its engine may block a plain actor."""
     stop_seconds: float = 60.0
-    """The same, for everything else."""
+    """Maximum seconds that any other call to its engine may block a plain actor."""
     options: Mapping[str, object] = field(default_factory=dict)
     job: str | None = None
     """The job of the driver process."""
@@ -71,11 +71,11 @@ class Facts:
     visible: bool
     """Whether the driver process sees its files."""
     kind: str | None = None
-    """The engine's."""
+    """The kind of the engine."""
     name: str | None = None
     workers: int | None = None
     rank: int | str | None = None
-    """The session's."""
+    """The rank of the session."""
 
 
 @dataclass(frozen=True, slots=True)
