@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.meetings import Visit, meetings
@@ -336,18 +337,15 @@ class _Walk:
         end first.
         """
         since = self.start if stretch is None else stretch[1]
-        best: tuple[int, Timeline] | None = None
-        for other in self.by_label.values():
-            if other is at or not other.stretches or unsure_ns(at.process, other.process) is None:
-                continue
-            last = other.last_window_end(self.time)
-            if last is not None and last > since and (best is None or last > best[0]):
-                best = (last, other)
-        if best is None:
-            self._held(at, since)
-            return at
-        self._held(at, best[0])
-        return best[1]
+        ended = [
+            (last, other)
+            for other in self.by_label.values()
+            if other is not at and other.stretches and unsure_ns(at.process, other.process) is not None
+            if (last := other.last_window_end(self.time)) is not None and last > since
+        ]
+        until, other = max(ended, key=itemgetter(0), default=(since, at))
+        self._held(at, until)
+        return other
 
     def _held(self, at: Timeline, since: int) -> None:
         for low, high in reversed(at.held.clip(since, self.time).pairs()):
@@ -366,20 +364,20 @@ class _Walk:
                 return at
         if isinstance(at.process.origin.rank, int):
             return None
-        best: tuple[int, Timeline] | None = None
-        for other in self.by_label.values():
-            if other is at or not isinstance(other.process.origin.rank, int):
-                continue
-            inside = other.before(self.time)
-            if inside is not None and inside[2] == stretch[2] and inside[1] > begin:
-                last = min(inside[1], self.time)
-                if best is None or last > best[0]:
-                    best = (last, other)
-        if best is None or (self.returns and self.returns[-1][0] >= begin):
+        working = [
+            (min(inside[1], self.time), other)
+            for other in self.by_label.values()
+            if other is not at and isinstance(other.process.origin.rank, int)
+            if (inside := other.before(self.time)) is not None
+            and inside[2] == stretch[2]
+            and inside[1] > begin
+        ]
+        if not working or (self.returns and self.returns[-1][0] >= begin):
             return None
-        self._add(at, best[0], stretch, "handover")
+        last, worker = max(working, key=itemgetter(0))
+        self._add(at, last, stretch, "handover")
         self.returns.append((begin, at))
-        return best[1]
+        return worker
 
     def _last_engine(self, begin: int) -> tuple[int, Timeline | None]:
         """Return the engine that was the last to generate since a time, and when it ended."""

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepprof.analysis.findings.facts import Recomputing
-from stepprof.analysis.report.distribution import seconds_of
 from stepprof.analysis.report.engine_statistics import Statistics, statistics_of
 from stepprof.analysis.report.engine_work import StageTotal, added, total
 from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.rollout import (
-    MOST_SAMPLES,
     Batches,
     Curve,
-    Samples,
-    SampleTime,
     rollout,
     total_curve,
 )
@@ -74,33 +70,12 @@ def _samples(processes: Sequence[Process], start: int) -> list[Rollout | None]:
     # such processes look at the samples one after the other, and do not generate them together
     together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
     rows = [
-        _samples_row(f"samples of {label}", samples.curve(), start, [samples], samples.longest)
-        for label, samples in together
+        rollout(f"samples of {label}", samples.curve(), start, bound=[samples]) for label, samples in together
     ]
     if len(together) > 1:
-        whole = total_curve([samples.curve() for _, samples in together])
-        longest = sorted(
-            (sample for _, samples in together for sample in samples.longest),
-            key=lambda sample: sample.start - sample.end,
-        )
         parts = [samples for _, samples in together]
-        rows.append(_samples_row(ALL_SAMPLES, whole, start, parts, longest[:MOST_SAMPLES]))
+        rows.append(rollout(ALL_SAMPLES, total_curve([each.curve() for each in parts]), start, bound=parts))
     return rows
-
-
-def _samples_row(
-    label: str, curve: Curve, start: int, parts: Sequence[Samples], longest: Sequence[SampleTime]
-) -> Rollout | None:
-    return rollout(
-        label,
-        curve,
-        start,
-        samples=longest,
-        times=seconds_of([each.times for each in parts]),
-        first_token=seconds_of([each.first_tokens for each in parts]),
-        per_token=seconds_of([each.per_token for each in parts]),
-        generated=seconds_of([each.generated for each in parts], unit=1.0),
-    )
 
 
 @dataclass(slots=True)

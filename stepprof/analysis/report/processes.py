@@ -166,12 +166,11 @@ class Process:
 
     def held(self) -> Intervals:
         """Return when the profiler held the process up: before a window began and after it ended."""
-        start, end = [], []
-        for window in self.manifest_windows:
-            for _, begin, finish in profiler_times(window):
-                start.append(begin - self.offset_ns)
-                end.append(finish - self.offset_ns)
-        return Intervals.union(start, end)
+        return Intervals.of(
+            (begin - self.offset_ns, finish - self.offset_ns)
+            for window in self.manifest_windows
+            for _, begin, finish in profiler_times(window)
+        )
 
 
 def is_of(window: Mapping[str, Any], path: str) -> bool:
@@ -185,7 +184,6 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
 
 def union(windows: Iterable[Window]) -> Intervals:
     """Return the union of some windows."""
-    windows = list(windows)
     return Intervals.of((window.start, window.end) for window in windows)
 
 

@@ -15,14 +15,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.distribution import Distribution, distribution_of, packed
+from stepprof.analysis.report.distribution import Distribution, distribution_of, packed, seconds_of
 from stepprof.analysis.report.engine_work import StageTotal
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
-from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
+from stepprof.analysis.report.schema import Rollout, Sample
 
 __all__ = [
-    "MOST_SAMPLES",
     "Batches",
     "Curve",
     "SampleTime",
@@ -66,13 +65,29 @@ class Curve:
         means = np.diff(np.interp(edges, self.time, area)) / np.maximum(np.diff(edges), 1)
         return Curve(edges, means)
 
+    def pack(self) -> tuple[bytes, bytes]:
+        """Return the times and the values as bytes, to be stored in JSON."""
+        return self.time.astype("<i8").tobytes(), self.value.tobytes()
 
-class Batches(msgspec.Struct, frozen=True):
+
+class _Packed(msgspec.Struct, frozen=True):
+    """A curve, packed."""
+
+    time: bytes
+    value: bytes
+
+    def curve(self) -> Curve:
+        """Unpacked."""
+        return Curve(
+            np.frombuffer(self.time, "<i8").astype(np.int64),
+            np.frombuffer(self.value, "<f8").astype(np.float64),
+        )
+
+
+class Batches(_Packed, frozen=True):
     """The iterations of one engine's worker as a curve, packed."""
 
     iterations: int
-    time: bytes
-    value: bytes
     peak: float
     """The peak of single iterations; a mean over many is lower."""
     stages: list[StageTotal] = []
@@ -83,13 +98,6 @@ class Batches(msgspec.Struct, frozen=True):
     """The tokens of prompts before the first decode step of each scheduler."""
     repeats: bytes = b""
     """Packed intervals: when it worked on prompts alone after that."""
-
-    def curve(self) -> Curve:
-        """Unpacked."""
-        return Curve(
-            np.frombuffer(self.time, "<i8").astype(np.int64),
-            np.frombuffer(self.value, "<f8").astype(np.float64),
-        )
 
 
 class SampleTime(msgspec.Struct, frozen=True):
@@ -103,14 +111,12 @@ class SampleTime(msgspec.Struct, frozen=True):
     """The times of its requests."""
 
 
-class Samples(msgspec.Struct, frozen=True):
+class Samples(_Packed, frozen=True):
     """All samples of one source: how many were in flight over time (packed), and the longest ones,
     longest first.
     """
 
     count: int
-    time: bytes
-    value: bytes
     longest: list[SampleTime]
     lengths: bytes = b""
     """Nanoseconds of each sample, as in a `Distribution`."""
@@ -125,13 +131,6 @@ class Samples(msgspec.Struct, frozen=True):
     def times(self) -> Distribution:
         """The durations of the samples."""
         return Distribution(self.count, self.lengths)
-
-    def curve(self) -> Curve:
-        """Unpacked."""
-        return Curve(
-            np.frombuffer(self.time, "<i8").astype(np.int64),
-            np.frombuffer(self.value, "<f8").astype(np.float64),
-        )
 
 
 def collect_batches(
@@ -150,11 +149,9 @@ def collect_batches(
         surplus: as in `Batches`.
         repeats: for each scheduler, the tokens of prompts before its first decode step, and when it worked on prompts after that.
     """
-    packed = curve.reduced(MOST_POINTS)
     return Batches(
+        *curve.reduced(MOST_POINTS).pack(),
         iterations,
-        packed.time.astype("<i8").tobytes(),
-        packed.value.tobytes(),
         float(curve.value.max()),
         list(stages),
         surplus.pack(),
@@ -203,12 +200,11 @@ def collect_samples(
                 samples[which], int(first[at]), int(last[at]), spent, times_of(requests.get(which, ()))
             )
         )
-    curve = _in_flight(first, last).reduced(MOST_POINTS)
     made = [each for at in np.unique(sample).tolist() for each in requests.get(at, ())]
+    steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     return Samples(
+        *_summed(np.concatenate((first, last)), steps).reduced(MOST_POINTS).pack(),
         len(first),
-        curve.time.astype("<i8").tobytes(),
-        curve.value.tobytes(),
         longest,
         packed(last - first),
         distribution_of([each.first_token for each in made]),
@@ -217,24 +213,18 @@ def collect_samples(
     )
 
 
-def _in_flight(first: Times, last: Times) -> Curve:
-    """Return how many of some intervals contain each time."""
-    times = np.concatenate((first, last))
-    steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
-    order = np.argsort(times, kind="stable")
-    at, where = np.unique(times[order], return_index=True)
-    value = np.add.reduceat(steps[order], where).cumsum()
-    return Curve(at, value[:-1])
-
-
-def total_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the sum of several curves; each is zero outside of its own time."""
-    times = np.concatenate([curve.time for curve in curves])
-    steps = np.concatenate([np.diff(curve.value, prepend=0.0, append=0.0) for curve in curves])
+def _summed(times: Times, steps: Values) -> Curve:
+    """Return the curve that rises by these steps at these times."""
     order = np.argsort(times, kind="stable")
     at, where = np.unique(times[order], return_index=True)
     value = np.add.reduceat(steps[order], where).cumsum()
     return Curve(at, np.maximum(value[:-1], 0.0))
+
+
+def total_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the sum of several curves; each is zero outside of its own time."""
+    steps = [np.diff(curve.value, prepend=0.0, append=0.0) for curve in curves]
+    return _summed(np.concatenate([curve.time for curve in curves]), np.concatenate(steps))
 
 
 def rollout(
@@ -244,11 +234,7 @@ def rollout(
     *,
     iterations: int = 0,
     peak: float | None = None,
-    samples: Sequence[SampleTime] = (),
-    times: SampleSeconds | None = None,
-    first_token: SampleSeconds | None = None,
-    per_token: SampleSeconds | None = None,
-    generated: SampleSeconds | None = None,
+    bound: Sequence[Samples] = (),
     whole: bool = True,
 ) -> Rollout | None:
     """Return the figures of the curve of a generation phase; None if it has no length.
@@ -259,11 +245,7 @@ def rollout(
         origin_ns: second 0 of the report.
         iterations: number of iterations in the curve.
         peak: the largest batch, if the steps of the curve are means.
-        samples: the longest ones.
-        times: the durations of all of them.
-        first_token: the times of their requests to the first token.
-        per_token: the times of their requests between two tokens.
-        generated: the tokens of their requests.
+        bound: the samples that the curve is made from, of each source.
         whole: whether the curve covers all of the phase.
     """
     lengths = curve.lengths
@@ -274,6 +256,9 @@ def rollout(
     full = curve.value >= highest / 2
     filled = np.flatnonzero(full & (lengths > 0))
     tail = float(lengths[filled[-1] + 1 :].sum()) if len(filled) else total
+    longest = sorted(
+        (sample for each in bound for sample in each.longest), key=lambda sample: sample.start - sample.end
+    )
     shown = curve.reduced(CURVE_POINTS)
     points = [
         (round((at - origin_ns) / 1e9, 6), round(value, 3))
@@ -288,11 +273,11 @@ def rollout(
         below_half=float(lengths[~full].sum()) / total,
         tail=tail / 1e9,
         curve=points,
-        samples=[_sample(sample, origin_ns) for sample in samples],
-        sample_seconds=times,
-        first_token=first_token,
-        per_token=per_token,
-        generated_tokens=generated,
+        samples=[_sample(sample, origin_ns) for sample in longest[:MOST_SAMPLES]],
+        sample_seconds=seconds_of([each.times for each in bound]),
+        first_token=seconds_of([each.first_tokens for each in bound]),
+        per_token=seconds_of([each.per_token for each in bound]),
+        generated_tokens=seconds_of([each.generated for each in bound], unit=1.0),
         whole=whole,
     )
 
