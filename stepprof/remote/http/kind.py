@@ -43,7 +43,7 @@ MOST_LOGGED = 8
 
 _ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
-"""The types in which frameworks keep the addresses of their servers."""
+"""The form in which frameworks keep the addresses of their servers."""
 _WITH_RANK = re.compile(r"@\d+$")
 _known: dict[str, str] = {}
 """The last known kind of each server, by its key: a callable may return the same URL again and again."""

@@ -50,12 +50,7 @@ _NAME = re.compile(
     r"(?:-(?:ForwardMode\.)?(?P<stage>EXTEND|DECODE|1|2))?\.trace\.json(?:\.gz)?$"
 )
 _SNAPSHOT = re.compile(r"-?TP-(?P<tp>\d+)-memory\.pickle$")
-_STAGES = {
-    "EXTEND": "prefill",
-    "DECODE": "decode",
-    "1": "prefill",
-    "2": "decode",
-}  # this takes 0.4 of the time of comparing numbers on Python 3.11
+_STAGES = {"EXTEND": "prefill", "DECODE": "decode", "1": "prefill", "2": "decode"}
 _ASCEND = "*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
 _STEP = re.compile(rb"step\[(EXTEND|DECODE)\b")
 
