@@ -132,15 +132,11 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
 
 def _without_capture(process: Process) -> Intervals:
     """Return the windows of a process for which no capture was wanted: there, none is missing."""
-    edges = [
-        (int(window["start_unix_ns"]), int(window["end_unix_ns"]))
+    return Intervals.of(
+        edges
         for window in process.manifest_windows
-        if window["backend"] == NOT_A_CAPTURE
-        and window["start_unix_ns"] is not None
-        and window["end_unix_ns"] is not None
-    ]
-    offset = process.offset_ns
-    return Intervals.of((start - offset, end - offset) for start, end in edges)
+        if window["backend"] == NOT_A_CAPTURE and (edges := process.edges(window)) is not None
+    )
 
 
 def _own(process: Process, step: _Step) -> Intervals:
@@ -172,17 +168,16 @@ def _by_cpu_time(
     own = (
         [window for window in own if window["role"] not in engine_roles] if own else process.manifest_windows
     )
-    worked, reach = 0, 0
-    for window in sorted(
-        own, key=lambda window: (window["start_unix_ns"] or 0, -(window["end_unix_ns"] or 0))
-    ):
-        start, end, cpu = window["start_unix_ns"], window["end_unix_ns"], window.get("thread_cpu_seconds")
-        if (
-            start is None or end is None or not cpu or end <= reach
-        ):  # a window inside another one: its CPU time is counted there
-            continue
-        reach = int(end)
-        low, high = int(start) - process.offset_ns, int(end) - process.offset_ns
+    used = [
+        (*edges, cpu)
+        for window in own
+        if (edges := process.edges(window)) is not None and (cpu := window.get("thread_cpu_seconds"))
+    ]
+    worked, reach = 0, None
+    for low, high, cpu in sorted(used, key=lambda each: (each[0], -each[1])):
+        if reach is not None and high <= reach:
+            continue  # a window inside another one: its CPU time is counted there
+        reach = high
         beyond = int(cpu * 1e9) - computing.clip(low, high).total
         worked += min(max(beyond, 0), gaps.clip(low, high).total)
     return worked
@@ -193,7 +188,7 @@ def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process])
     these processes.
     """
     offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}
-    start, end = [], []
+    found = []
     for engine in engines:
         driver = _DRIVER.search(engine.get("fragment") or "")
         offset = offsets.get(driver[1]) if driver else None
@@ -205,6 +200,6 @@ def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process])
         ):
             if at is not None and 0 < (seconds or 0) < LONGEST_SECONDS:
                 length = int(seconds * 1e9)
-                start.append(int(at) - offset - (length if before else 0))
-                end.append(start[-1] + length)
-    return Intervals.union(start, end)
+                start = int(at) - offset - (length if before else 0)
+                found.append((start, start + length))
+    return Intervals.of(found)

@@ -117,6 +117,12 @@ class Process:
                 found.append((window["role"], start))
         return found
 
+    def edges(self, window: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return the start and the end of a window in the manifest; None: one is not known."""
+        start, end = window["start_unix_ns"], window["end_unix_ns"]
+        known = start is not None and end is not None
+        return (int(start) - self.offset_ns, int(end) - self.offset_ns) if known else None
+
     def in_role(self, role: str | None) -> Intervals:
         """Return when it was in a window of a role, as far as ends are known."""
         return union(window for window in self.windows if window.role == role and window.ends)
@@ -155,13 +161,11 @@ class Process:
         if self.kind != "rank" or not self.manifest_windows:
             return Intervals.all_of(Intervals.one(digest.start or 0, digest.end or 0) for digest in whole)
         paths = [digest.origin.path for digest in whole]
-        return Intervals.all_of(
-            Intervals.one(window["start_unix_ns"] - self.offset_ns, window["end_unix_ns"] - self.offset_ns)
+        return Intervals.of(
+            edges
             for window in self.manifest_windows
-            if window["status"] in _COVERS
-            and window["start_unix_ns"] is not None
-            and window["end_unix_ns"] is not None
-            and any(is_of(window, path) for path in paths)
+            if window["status"] in _COVERS and any(is_of(window, path) for path in paths)
+            if (edges := self.edges(window)) is not None
         )
 
     def held(self) -> Intervals:
@@ -301,16 +305,10 @@ def _windows(process: Process) -> list[Window]:
     windows = [window for digest in process.digests for window in digest.windows]
     if windows:
         return windows
-    offset = process.offset_ns
     return [
-        Window(
-            window["role"],
-            int(window["start_unix_ns"]) - offset,
-            int(window["end_unix_ns"]) - offset,
-            ends=window["capped_by"] is None,
-        )
+        Window(window["role"], *edges, ends=window["capped_by"] is None)
         for window in process.manifest_windows
-        if window["start_unix_ns"] is not None and window["end_unix_ns"] is not None
+        if (edges := process.edges(window)) is not None
     ]
 
 

@@ -9,6 +9,7 @@ and shortens or lengthens the waits. What the recording takes is left out on bot
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -152,15 +153,12 @@ class StepGraph:
                 at = bisect_left(times, last)
                 waited = sum(
                     end - start
-                    for start, end in self._own_waits(each.label)
+                    for start, end in self.waited.get(each.label, EMPTY).pairs()
                     if begins <= start and end <= last
                 )
                 if at < len(rows):
                     found.append(Spare(each.label, role, waited + rows[at][1]))
         return sorted(found, key=lambda spare: -spare.nanoseconds)
-
-    def _own_waits(self, label: str) -> list[tuple[int, int]]:
-        return self.waited.get(label, EMPTY).pairs()
 
     def _allowed(self) -> dict[str, list[tuple[int, int]]]:
         """Return for each process by how much its work up to a time may end later, as (time, nanoseconds) in order."""
@@ -321,10 +319,10 @@ def _meetings(waits: Sequence[Wait], known: Sequence[Timeline]) -> list[_Meeting
 
 
 def _by_process(waits: Sequence[Wait]) -> dict[str, Intervals]:
-    of: dict[str, list[Wait]] = {}
+    of: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for wait in waits:
-        of.setdefault(wait.label, []).append(wait)
-    return {label: Intervals.of((wait.start, wait.end) for wait in those) for label, those in of.items()}
+        of[wait.label].append((wait.start, wait.end))
+    return {label: Intervals.of(those) for label, those in of.items()}
 
 
 def _groups(meetings: Sequence[_Meeting], labels: Sequence[str]) -> dict[str, int]:
