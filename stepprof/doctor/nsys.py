@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from stepprof.backends.nsys.cuda import libraries
-from stepprof.backends.nsys.launch import discards_environment, profile_help, writes_one_by_one
+from stepprof.backends.nsys.launch import answer, discards_environment, profile_help, writes_one_by_one
 from stepprof.backends.nsys.process import launch_of, under_nsys
 from stepprof.backends.nsys.secrets import secrets
 from stepprof.config.options.nsys import NsysOptions
@@ -73,30 +73,14 @@ def _nsys(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("nsys", "ok", 'not on PATH (only needed for backend = "nsys")')
         return
     try:
-        done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
-            [found, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = answer(found, "--version", seconds=20)
         text = (done.stdout or done.stderr).strip().splitlines()
+        problem = None if text and not done.returncode else f"--version: exit status {done.returncode}"
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(
-            "nsys",
-            "warning",
-            f"{found} does not run: {error}",
-            "reinstall Nsight Systems, or remove it from PATH",
-        )
-        return
-    if done.returncode != 0 or not text:
-        yield Finding(
-            "nsys",
-            "warning",
-            f"{found} --version: exit status {done.returncode}",
-            "reinstall Nsight Systems, or remove it from PATH",
-        )
+        problem = f"does not run: {error}"
+    if problem is not None:
+        remedy = "reinstall Nsight Systems, or remove it from PATH"
+        yield Finding("nsys", "warning", f"{found} {problem}", remedy)
         return
     yield Finding("nsys", "ok", f"{text[0]} ({found})")
     yield from _reports(found, environ)

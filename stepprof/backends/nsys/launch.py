@@ -29,7 +29,7 @@ from stepprof.config.policy import Policy
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 
-__all__ = ["count_windows", "nsys_command", "profile_help", "ray_runtime_env"]
+__all__ = ["answer", "count_windows", "nsys_command", "profile_help", "ray_runtime_env"]
 
 HELP_SECONDS = 30.0
 _SHELL = re.compile(r"[A-Za-z0-9._/@+=%:-]+", re.ASCII)
@@ -262,18 +262,23 @@ def profile_help(nsys: str) -> str:
         logger.warning("nsys.not_found", nsys=nsys, reason="only options that every version knows are used")
         return ""
     try:
-        done = subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
-            [found, "profile", "--help"],
-            capture_output=True,
-            text=True,
-            timeout=HELP_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = answer(found, "profile", "--help", seconds=HELP_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("nsys.options_unknown", nsys=found, reason=str(error))
         return ""
     return done.stdout + done.stderr
+
+
+def answer(nsys: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run nsys for at most some seconds. Raises OSError and SubprocessError."""
+    return subprocess.run(  # noqa: S603 - the nsys of PATH, with fixed arguments
+        [nsys, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _plain(text: str, key: str) -> str:
