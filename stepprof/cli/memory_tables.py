@@ -102,11 +102,11 @@ def _peaks(folder: Path, entries: Sequence[_Entry], notes: list[str], *, show_al
             row = [
                 "  " + artifact["path"],
                 _plain(device, "device"),
-                _bytes(device, "allocated_bytes"),
-                _bytes(device, "history_peak_bytes"),
+                size(_plain(device, "allocated_bytes")),
+                size(_plain(device, "history_peak_bytes")),
                 _since(_plain(device, "history_peak_unix_us"), entry),
-                _bytes(device, "max_allocated_bytes"),
-                _bytes(device, "max_reserved_bytes"),
+                size(_plain(device, "max_allocated_bytes")),
+                size(_plain(device, "max_reserved_bytes")),
                 number(_plain(device, "num_ooms")),
             ]
             rows.append((_plain(device, "max_allocated_bytes") or 0, row))
@@ -152,11 +152,6 @@ def _short(frame: str) -> str:
 def _since(unix_us: int | None, entry: _Entry) -> str | None:
     start = entry["start_unix_ns"]
     return None if unix_us is None or start is None else duration((unix_us * 1000 - start) / 1e9)
-
-
-def _bytes(device: Mapping[str, Any], key: str) -> str | None:
-    value = _plain(device, key)
-    return None if value is None else size(value)
 
 
 def _plain(device: Mapping[str, Any], key: str) -> int | None:
