@@ -47,6 +47,13 @@ class _Kind:
 
 
 WAITS = (False, None)
+SURELY_WAITS = (False,)
+"""For names that calls have too that do not wait: `dict.get`, `str.join`."""
+_IO = (
+    "{process} waited {seconds} for a file or the network in {place}",
+    "do it in another thread, or concurrently with the next phase",
+)
+_SLEEP = ("{process} did nothing for {seconds} in {place}", "wait for an event instead of a time")
 COMPILING = _Kind(
     "compile",
     re.compile(f"^{re.escape(COMPILE)}$"),
@@ -93,7 +100,7 @@ KINDS = (
         frozenset(),
         "{process} waited {seconds} to enter a `with` block in {place}",
         "if it is a lock, hold it for less time, or give each thread its own data",
-        wants_cpu=(False,),  # the name does not show that it waits
+        wants_cpu=SURELY_WAITS,
     ),
     _Kind(
         "io",
@@ -109,23 +116,35 @@ KINDS = (
         re.compile(r"(?i)(\b|_)(file|f|fh|fp|os|io)\.(open|read|readinto|readline|readlines|write|writelines|flush|fsync|sendfile)\b"),
         frozenset(),
         "{process} read or wrote files for {seconds} in {place}",
-        "do it in another thread, or concurrently with the next phase",
+        _IO[1],
+    ),
+    _Kind(
+        "io",
+        re.compile(r"(?!)"),
+        frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
+        *_IO,
+        wants_cpu=WAITS,
     ),
     _Kind(
         "io",
         re.compile(r"(?i)\b(read|readline|readlines|write|flush|fsync|recv|recv_into|send|sendall|urlopen|request|connect|open)\b"),
-        frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
-        "{process} waited {seconds} for a file or the network in {place}",
-        "do it in another thread, or concurrently with the next phase",
+        frozenset(),
+        *_IO,
+        wants_cpu=SURELY_WAITS,
+    ),
+    _Kind(
+        "sleep",
+        re.compile(r"(?i)\bsleep\b|\bwait\b"),
+        frozenset({"queue.py", "selectors.py"}),
+        *_SLEEP,
         wants_cpu=WAITS,
     ),
     _Kind(
         "sleep",
-        re.compile(r"(?i)\bsleep\b|\bpoll\b|\bselect\b|\bwait\b|\bjoin\b|\.get\b|\bresult\b"),
-        frozenset({"queue.py", "selectors.py"}),
-        "{process} did nothing for {seconds} in {place}",
-        "wait for an event instead of a time",
-        wants_cpu=WAITS,
+        re.compile(r"(?i)\bpoll\b|\bselect\b|\bjoin\b|\.get\b|\bresult\b"),
+        frozenset(),
+        *_SLEEP,
+        wants_cpu=SURELY_WAITS,
     ),
     _Kind(
         "sleep",

@@ -204,7 +204,7 @@ class Signs:
         idle = sum(
             end - start
             for stack, start, end in self.shown(when)
-            if IDLE.search(stack.label) and not stack.wants_cpu
+            if (SURELY_IDLE if stack.wants_cpu is None else IDLE).search(stack.label) and not stack.wants_cpu
         )
         return when.total >= SHORTEST_NS and idle >= when.total / 2
 
@@ -233,3 +233,6 @@ LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4
 SHORTEST_NS = 2 * SAMPLE_NS
 """Sampled stacks show too little of a shorter time."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
+"""Calls that wait if they use no CPU."""
+SURELY_IDLE = re.compile(r"(?i)sleep|wait|acquire|epoll|selector")
+"""Of these, those whose CPU time need not be known."""

@@ -437,7 +437,7 @@ def test_a_with_block_that_cannot_be_entered(cpu, topics):
 @pytest.mark.parametrize(
     "call", ["self.meta.get", "', '.join", "torch.select", "self.buffer.read", "rows.send"]
 )
-@pytest.mark.parametrize(("cpu", "waits"), [(0.001, True), (0.05, False)])
+@pytest.mark.parametrize(("cpu", "waits"), [(0.001, True), (0.05, False), (None, False)])
 def test_a_call_that_uses_the_cpu_is_no_wait(call, cpu, waits):
     """Their names are also those of calls that wait: `queue.get`, `thread.join`, `socket.send`."""
     made = report(
