@@ -133,7 +133,7 @@ def digest_input(
         assume: as `load` takes it.
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
-    source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False)
+    source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True)
     if wanted.piece is not None:
         source = without_held_slices(source)
     part = cut(source, wanted.window)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.columns import FlowColumns, Interned
 from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.event_lines import EventLines
 from stepprof.analysis.timeline.model import Indices
 from stepprof.analysis.timeline.tracks import HOST, Rows
 
@@ -53,6 +54,7 @@ class Kinds:
         self._groups: Interned[tuple[str, str]] = Interned()
         self._ids: Interned[_Place | None] = Interned()
         self._columns: list[Indices] = [np.zeros(0, np.int32)] * 4
+        self._of_lines = np.zeros(0, np.int32)
 
     def of(self, events: Sequence[Event]) -> tuple[Indices, Indices]:
         """Return two columns: the kind of each event, and its phase.
@@ -66,6 +68,13 @@ class Kinds:
         if len(kinds) > known:
             self._learn(kinds.since(known))
         return kind, self._columns[0][kind]
+
+    def of_lines(self, lines: EventLines) -> Indices:
+        """Return the kind of each event of these lines, all of one file."""
+        new = lines.kinds[len(self._of_lines) :]
+        if new:
+            self._of_lines = np.concatenate((self._of_lines, self.of(new)[0]))
+        return self._of_lines[lines.kind]
 
     @property
     def held(self) -> int:

@@ -17,7 +17,7 @@ from isal import isal_zlib
 from stepprof.analysis.timeline.model import Piece
 from stepprof.host.plain_files import data_bytes, open_plain
 
-__all__ = ["blocks", "member"]
+__all__ = ["blocks", "is_compressed", "member"]
 
 BLOCK = 1 << 19
 """A size that fits into the caches of a core together with its events."""
@@ -61,6 +61,15 @@ def member(path: Path, piece: Piece) -> tuple[int, int] | None:
             return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
     except OSError:
         return None  # the reader of the file reports it
+
+
+def is_compressed(path: Path) -> bool:
+    """Return whether a file is gzip, whatever its name is."""
+    try:
+        with open_plain(path) as file:
+            return file.read(2) == _GZIP
+    except OSError:
+        return False  # the reader of the file reports it
 
 
 class _Part:

@@ -22,6 +22,7 @@ from stepprof.analysis.timeline.columns import (
 from stepprof.analysis.timeline.counters import MEMORY, Counted
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.event_kinds import COMPLETE, OTHER, Kinds
+from stepprof.analysis.timeline.event_lines import EventLines
 from stepprof.analysis.timeline.event_pairs import PAIRED, Pairs
 from stepprof.analysis.timeline.header import anchor_of
 from stepprof.analysis.timeline.iterations import Iterations
@@ -123,14 +124,17 @@ class _Reader:
         self.counted = Counted(self.rows, self.counters)
         self.iterations = Iterations(self.names, self.categories, self.rows)
 
-    def take(self, batch: list[Event]) -> None:
+    def take(self, batch: Sequence[Event]) -> None:
         """Sort a batch by phase, and each phase into its columns."""
+        if isinstance(batch, EventLines):
+            self._add(batch, self.kinds.of_lines(batch), self._seen(batch.start), batch.duration)
+            return
         if self.ours:
             self.name(batch)
         kind, phase = self.kinds.of(batch)
         complete = phase == COMPLETE
         if complete.all():
-            self._complete(batch, kind)
+            self._complete([*batch], kind)
             return
         self._complete([*compress(batch, complete.tolist())], kind[complete])
         arrows = phase >= 0
@@ -146,8 +150,10 @@ class _Reader:
         parts = (self.names, self.categories, self.rows, self.kinds, self.flows, self.counters, self.slices, self.instants, self.pairs, self.iterations)  # fmt: skip
         return sum(part.held for part in parts)
 
-    def name(self, batch: list[Event]) -> None:
+    def name(self, batch: Sequence[Event]) -> None:
         """Read only the events that describe processes and threads."""
+        if isinstance(batch, EventLines):
+            return
         for event in batch:
             if event.ph == "M":
                 self.rows.name(event)
@@ -176,10 +182,13 @@ class _Reader:
         if not usable.all():
             self.untimed += int(np.count_nonzero(~usable))
             events, times, kind = list(compress(events, usable)), times[usable], kind[usable]
+        return events, self._seen(times), kind
+
+    def _seen(self, times: Times) -> Times:
         if len(times):
             first = int(times.min())
             self.earliest = first if self.earliest is None else min(first, self.earliest)
-        return events, times, kind
+        return times
 
     def _complete(self, events: list[Event], kind: Indices) -> None:
         events, start, kind = self._timed(events, kind)
@@ -188,11 +197,14 @@ class _Reader:
         if len(duration) and duration.min() < 0:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
+        self._add(events, kind, start, duration)
+
+    def _add(self, events: Sequence[Event], kind: Indices, start: Times, duration: Times) -> None:
         name, category, track = self.kinds.complete(kind)
         self.slices.add(start, duration, name, category, track, args=self._kept(events, name))
         self.iterations.take(name, track, start, duration)
 
-    def _kept(self, events: list[Event], name: Indices) -> Sequence[Args] | None:
+    def _kept(self, events: Sequence[Event], name: Indices) -> Sequence[Args] | None:
         if not self.args:
             return None
         if callable(self.args):

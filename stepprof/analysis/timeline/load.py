@@ -31,6 +31,7 @@ def load(
     limits: Limits | None = None,
     flows: bool | Collection[str] = True,
     evidence: bool = True,
+    lines: bool = False,
 ) -> Source:
     """Read one input, and place it on the common clock.
 
@@ -41,6 +42,7 @@ def load(
         limits: limits for reading a file.
         flows: whether to read the arrows of a trace, or the categories of those to read.
         evidence: whether to read the garbage collections and stacks of a span file.
+        lines: whether to read a trace by its lines where possible, without a check of the arguments.
 
     Returns:
         The source. For a file that cannot be read it has no events and a finding; nothing is raised.
@@ -66,7 +68,7 @@ def load(
         stream = (
             DatabaseStream(path, limits)
             if is_database(path.name)
-            else TraceStream(path, limits, wanted.piece)
+            else TraceStream(path, limits, wanted.piece, lines)
         )
         base = assume.get(ALL) if named is None else named
         by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)

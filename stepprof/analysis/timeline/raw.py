@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
+from stepprof.analysis.timeline.event_lines import AFTER, LineReader
 from stepprof.analysis.timeline.header import ending, is_nested, table
-from stepprof.analysis.timeline.inflate import BLOCK, blocks, member
+from stepprof.analysis.timeline.inflate import BLOCK, blocks, is_compressed, member
 from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.model import Piece
 from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
@@ -57,11 +58,14 @@ class TraceStream:
         path: the file.
         limits: limits for reading it.
         piece: for a timeline, the selected source.
+        lines: whether to yield `EventLines` where Kineto wrote the events of a compressed file.
+            Their arguments are not checked.
     """
 
     path: Path
     limits: Limits | None = None
     piece: Piece | None = None
+    lines: bool = False
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     inflated_bytes: int = 0
@@ -74,9 +78,12 @@ class TraceStream:
     _repaired: int = 0
     _utf8: Utf8 = field(default_factory=Utf8)
     _decode: EventDecoder = field(default_factory=EventDecoder)
+    _lines: LineReader | None = None
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[Sequence[Event]]:
         """Yield the batches; callable once."""
+        if self.lines and self.piece is None and is_compressed(self.path):
+            self._lines = LineReader(self._decode)
         yield from self._batches(self.limits or Limits())
         if self._damaged:
             self.whole = False
@@ -94,14 +101,14 @@ class TraceStream:
         """Read only the part of the header before the events."""
         self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
 
-    def _batches(self, limits: Limits) -> Iterator[list[Event]]:
+    def _batches(self, limits: Limits) -> Iterator[Sequence[Event]]:
         if self.piece is not None:
             yield from self._of_piece(limits, self.piece)
             return
         batch = min(BLOCK, limits.event_bytes)
         yield from self._decoded(self._utf8.blocks(self._counted(limits.inflated_bytes, batch)), limits)
 
-    def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[list[Event]]:
+    def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[Sequence[Event]]:
         """Yield the events of one source of a timeline: those of its member, or, if the file was
         compressed again, all events of the source.
         """
@@ -118,7 +125,7 @@ class TraceStream:
             yield [event for event in batch if event.pid == piece.pid]
         self.header = header
 
-    def _decoded(self, source: Iterator[bytes], limits: Limits) -> Iterator[list[Event]]:
+    def _decoded(self, source: Iterator[bytes], limits: Limits) -> Iterator[Sequence[Event]]:
         batch = min(BLOCK, limits.event_bytes)
         text = self._head(source)
         if text is None:
@@ -131,9 +138,9 @@ class TraceStream:
             if size < wanted and not passing:
                 continue
             if not passing:
-                rest, events = self._quickly(held)
-                if events:
-                    yield events
+                rest, batches = self._quickly(held)
+                if batches:
+                    yield from batches
                     held, size, wanted = [rest], len(rest), batch
                     continue
             text = b"".join(held)
@@ -158,8 +165,8 @@ class TraceStream:
             held, size = [text], len(text)
         yield from self._end(b"".join(held))
 
-    def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Event]]:
-        """Decode up to the last border; return no events if that fails.
+    def _quickly(self, held: list[bytes]) -> tuple[bytes, list[Sequence[Event]]]:
+        """Decode up to the last border; return no batches if that fails.
 
         Only the last piece is searched for the border, so the text is copied once.
         """
@@ -169,10 +176,16 @@ class TraceStream:
             return b"", []
         border = BORDER.match(last, cut)
         try:
-            events = self._decode(b"".join((b"[", *held[:-1], memoryview(last)[: cut + 1], b"]")))
+            batches = self._decoded_at_once(
+                b"".join((b"[\n  ", *held[:-1], memoryview(last)[: cut + 1], AFTER))
+            )
         except DECODE_ERRORS:
             return b"", []
-        return last[border.end() :] if border else b"", events
+        return last[border.end() :] if border else b"", [batch for batch in batches if batch]
+
+    def _decoded_at_once(self, text: bytes) -> Sequence[Sequence[Event]]:
+        by_lines = self._lines and self._lines(text)
+        return by_lines or (self._decode(text),)
 
     def _has_ended(self, text: bytes) -> bool:
         """Return whether the array of events ends in a text that is too long for one event."""
