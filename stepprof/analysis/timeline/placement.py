@@ -48,19 +48,23 @@ def process_name(source: Source, place: Place) -> str:
 
 def suffixes(origins: Sequence[Origin]) -> list[str]:
     """Return the suffix that distinguishes each source from others of its name and host: its
-    content, and its file only if necessary.
+    content, its file only if necessary, and the path of this file if two have its name.
 
     >>> suffixes([Origin("spans", "spans/rank-0.jsonl", rank=0), Origin("rank", "step/rank-0.trace.json.gz", rank=0)])
     [' · spans', ' · torch']
+    >>> suffixes([Origin("rank", "a/rank-0.json"), Origin("rank", "b/rank-0.json")])
+    [' (a/rank-0.json)', ' (b/rank-0.json)']
     """
     names = [(origin.label, origin.host) for origin in origins]
     contents = [_content(origin) for origin in origins]
     held = Counter(name for name, _ in set(zip(names, contents, strict=True)))
     like = Counter(zip(names, contents, strict=True))
+    files = [PurePath(origin.path).name for origin in origins]
+    alike = Counter(zip(names, contents, files, strict=True))
     return [
         (f" · {content}" if held[name] > 1 else "")
-        + (f" ({PurePath(origin.path).name})" if like[name, content] > 1 else "")
-        for origin, name, content in zip(origins, names, contents, strict=True)
+        + (f" ({origin.path if alike[name, content, file] > 1 else file})" if like[name, content] > 1 else "")
+        for origin, name, content, file in zip(origins, names, contents, files, strict=True)
     ]
 
 

@@ -51,6 +51,9 @@ class Archive:
         paths = [file["path"] for file in self.manifest["files"]]
         assert sorted(paths) == sorted(self.members)
         assert len(set(paths)) == len(paths)
+        # files of one machine share its processes and threads
+        machines = [file["machine"]["name"] for file in self.manifest["files"]]
+        assert len(set(machines)) == len(machines)
         assert set(self.manifest["trace_time"]) == {"clock", "file"}
         assert self.manifest["trace_time"]["clock"] in CLOCKS
         assert self.manifest["trace_time"]["file"] in paths
@@ -190,7 +193,9 @@ def test_a_trace_without_a_start_time(tmp_path):
 def test_names_of_members(tmp_path):
     """A name that Perfetto would skip, that its page cannot hold, or that two files have."""
     inputs = []
-    for number, shown in enumerate((".hidden.json", "x" * 200 + ".json", "a.json", "a.json", "é\ud800.json")):
+    for number, shown in enumerate(
+        (".hidden.json", "x" * 200 + ".json", "a.json", "./a.json", "é\ud800.json")
+    ):
         file = tmp_path / f"{number}.json"
         file.write_bytes(gzip.decompress(kineto(f"s{number}")))
         inputs.append(Input(Origin("trace", shown), (str(file),), 1))
@@ -198,6 +203,25 @@ def test_names_of_members(tmp_path):
     archive = Archive(tmp_path / "a.zip")
     assert sorted(name for _, name, _, _ in archive.slices()) == ["s0", "s1", "s2", "s3", "s4"]
     assert {"_hidden.json", "a.json", "é?.json"} < set(archive.members)
+
+
+def test_traces_of_one_rank_of_two_runs(tmp_path):
+    """Each names its rank in its head; their folders distinguish them."""
+    files = []
+    for run in ("before", "after"):
+        file = tmp_path / run / "rank-0.trace.json"
+        file.parent.mkdir()
+        head = {
+            "baseTimeNanoseconds": BASE,
+            "stepprof": {"run_id": run, "step": 2, "role": "actor", "rank": 0},
+        }
+        event = {"ph": "X", "name": run, "pid": 7, "tid": 7, "ts": 0, "dur": 5}
+        file.write_text(json.dumps({**head, "traceEvents": [event]}))
+        files.append(file)
+    _, archive = archived(find(files, output_dir=tmp_path), tmp_path / "a.zip")
+    assert {(machine, name) for machine, name, _, _ in archive.slices()} == {
+        (f"actor rank 0 ({file.as_posix()})", file.parent.name) for file in files
+    }
 
 
 def test_nothing_to_write(tmp_path):
