@@ -7,6 +7,7 @@ of torch_npu, damaged traces) is in the archive as Chrome JSON that stepprof wri
 
 from __future__ import annotations
 
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,12 @@ CONVERTED = "stepprof.json"
 """The archive's member for all sources that Perfetto cannot read itself."""
 _LONGEST = 99
 """Bytes in the name of a member. Perfetto's UI supports no longer ones."""
+_LOOKED_AT = 128
+"""Bytes by which Perfetto recognises the format of a member."""
+_CHROME = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?!(?:meta|libs|perfetto_manifest)")')
+"""How a trace of Chrome's format begins. Perfetto takes one that begins otherwise for another format, or
+refuses the whole archive.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,8 @@ def _offset(wanted: Input, source: Source) -> int | None:
         return None
     if not wanted.paths[0].endswith((".json", ".json.gz")):
         return None  # a database
+    if not _CHROME.match(b"".join(blocks(Path(wanted.paths[0]), _LOOKED_AT, [], _LOOKED_AT))):
+        return None
     return source.anchor_ns - source.alignment.offset_ns
 
 

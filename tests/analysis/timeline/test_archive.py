@@ -70,6 +70,10 @@ class Archive:
             assert file["clocks"]["sync_to"]["clock"] in CLOCKS
             # an override is refused for a member that is an archive itself
             assert self.members[file["path"]][:2] not in (b"\x1f\x8b", b"PK")
+            # anything else is of another format for Perfetto, or fails the import
+            begins = b"".join(self.members[file["path"]][:128].split())
+            assert begins.startswith((b'{"', b'[{"'))
+            assert not begins.startswith((b'{"meta"', b'{"libs"', b'{"perfetto_manifest"'))
         for key, value in self.manifest["attributes"].items():
             assert key
             assert isinstance(value, str | int)
@@ -151,6 +155,19 @@ def test_a_damaged_trace_is_converted(tmp_path):
         "actor rank 1 · h",
         "is in stepprof.json, converted, and not as it was recorded",
     ) in merged.findings
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [b"\xef\xbb\xbf{", b" " * 200 + b"{", b'{"meta": {}, ', b'{"perfetto_manifest": {}, ', b'{"libs": [],'],
+)
+def test_a_beginning_that_perfetto_does_not_recognise(tmp_path, begins):
+    """It would fail the import of the whole archive, or bring no slice; such a trace is converted."""
+    file = tmp_path / "a.json"
+    file.write_bytes(begins + gzip.decompress(kineto("a"))[1:])
+    merged, archive = archived(find([file], output_dir=tmp_path), tmp_path / "a.zip")
+    assert archive.slices() == [("stepprof", "a", BASE, 5_000)]
+    assert ("a.json", "is in stepprof.json, converted, and not as it was recorded") in merged.findings
 
 
 def test_a_capture_of_two_steps(tmp_path):
