@@ -92,6 +92,7 @@ def write_archive(
     refuse_nothing([each.part for each in sources])
     alignments = [each.part.alignment for each in sources]
     others = [each.wanted for each in sources if each.offset_ns is None and each.part.events]
+    originals = [each.wanted for each in sources if each.offset_ns is not None]
     made = Merged(
         output, "archive", 0, [each.part for each in sources], describe(alignments), worst_error(alignments)
     )
@@ -103,7 +104,13 @@ def write_archive(
                 if others:
                     files.append(
                         _write_converted(
-                            archive, others, Path(scratch), title=title, assume=assume, roles=roles
+                            archive,
+                            others,
+                            Path(scratch),
+                            title=title,
+                            assume=assume,
+                            roles=roles,
+                            apart_from=originals,
                         )
                     )
                 archive.writestr(MANIFEST, manifest(files, _attributes(made, about or {})))

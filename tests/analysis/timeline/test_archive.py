@@ -142,6 +142,18 @@ def test_spans_are_converted(tmp_path):
     assert ("stepprof", "update", BASE + 1_000_001, 2_000_003) in archive.slices()
 
 
+def test_converted_spans_are_named_as_in_other_formats(tmp_path):
+    """Next to the trace of the same rank."""
+    made = make_run(tmp_path, "r")
+    record(made, role=None, data=kineto("a"))
+    spans(made, 0, ("update", 1_000, 2_000))
+    merged, archive = archived(find([made.path], output_dir=tmp_path), tmp_path / "a.zip")
+    events = json.loads(archive.members["stepprof.json"])["traceEvents"]
+    shown = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert shown == {"rank 0 · spans · h"}
+    assert [part.label for part in merged.parts] == ["rank 0 · spans · h", "rank 0 · torch · h"]
+
+
 def test_a_damaged_trace_is_converted(tmp_path):
     """It would fail the import of the whole archive."""
     made = make_run(tmp_path, "r")
