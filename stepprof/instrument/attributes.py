@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["LONGEST_NAME", "plain", "short_name"]
+from stepprof.instrument.scope import LONGEST_NAME
+
+__all__ = ["plain", "short_name"]
 
 DEEPEST_VALUE = 4
 MOST_ITEMS = 64
 MOST_VALUES = 1024
 LONGEST_TEXT = 4096
-LONGEST_NAME = 1024
-"""Maximum characters of the name of a region, mark, counter or window."""
 LONGEST_INT = 1024
 """Limits of an attribute's value: levels, items of a list, values in total, characters, bits."""
 

@@ -16,10 +16,18 @@ from time import perf_counter_ns
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stepprof.instrument.attributes import LONGEST_NAME
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
-from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, holding, newest, scope
+from stepprof.instrument.scope import (
+    LONGEST_NAME,
+    SIMPLE,
+    WAKE_AT,
+    Scope,
+    current_scope,
+    holding,
+    newest,
+    set_scope,
+)
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
@@ -167,7 +175,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     task = None if loop is None else id(recorder.current_task(loop))
     # as in the enter of a window, inlined in both: a shared helper would be one more call per span,
     # 35 ns of 600
-    where = scope.get()
+    where = current_scope()
     if where is not None and not where._start:
         # where._outer is None after a window of this very thread: the loop between two steps
         if where._outer is None and where._thread == thread and where._task == task:
@@ -267,7 +275,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         self._recorder = recorder
         self._thread = recorder.thread.id
         self._task = recorder.task_id()
-        self._outer = outer = holding(scope.get(), recorder, self._thread, self._task)
+        self._outer = outer = holding(current_scope(), recorder, self._thread, self._task)
         around = outer or newest.window
         attributes = self._attributes
         if "step" in attributes:
@@ -285,7 +293,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
             self.number = step if isinstance(step, int) else self.number
         self._bound = attributes
         self._start = perf_counter_ns()
-        scope.set(self)
+        set_scope(self)
         return self
 
     def __exit__(
@@ -295,8 +303,8 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
             return
         self._start = 0
         self._outer = holding(self._outer, cell.recorder, self._thread, self._task)
-        if scope.get() is self:
-            scope.set(self._outer)
+        if current_scope() is self:
+            set_scope(self._outer)
 
     async def __aenter__(self) -> bind:
         return self.__enter__()

@@ -17,17 +17,22 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Protocol
 
-from stepprof.instrument.attributes import LONGEST_NAME, plain, short_name
-from stepprof.instrument.scope import SIMPLE, WAKE_AT, Scope, Span, holding, newest, scope
+from stepprof.instrument.attributes import plain, short_name
+from stepprof.instrument.scope import (
+    LONGEST_NAME,
+    SIMPLE,
+    WAKE_AT,
+    Scope,
+    Span,
+    current_scope,
+    holding,
+    newest,
+)
 
 __all__ = ["MAX_PENDING", "Hook", "Recorder", "is_compiling"]
 
 MAX_PENDING = 262_144
 """Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
-
-
-_current_scope = scope.get
-"""Bound once: CPython 3.11 looks up a method of an imported name at each call, which costs a mark 30 ns."""
 
 
 class Hook(Protocol):
@@ -130,7 +135,7 @@ class Recorder:
 
     def where(self) -> Scope | None:
         """Return the scope of a span that ends here and now."""
-        return holding(_current_scope(), self, self.thread.id, self.task_id()) or newest.window
+        return holding(current_scope(), self, self.thread.id, self.task_id()) or newest.window
 
     def relieve(self) -> None:
         """Wake the writer, because many spans wait; beyond the limit, drop the oldest."""
@@ -156,7 +161,7 @@ class Recorder:
         thread = self.thread.id
         loop = self.running_loop()
         task = None if loop is None else id(self.current_task(loop))
-        where = _current_scope()
+        where = current_scope()
         if where is not None and not where._start:
             where = holding(where, self, thread, task)
         span: Span = (name, kind, now, now, thread, task, where or newest.window, attributes, False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
-from stepprof.instrument.scope import WAKE_AT, Scope, holding, last_open, newest, scope
+from stepprof.instrument.scope import WAKE_AT, Scope, current_scope, holding, last_open, newest, set_scope
 from stepprof.instrument.state import State
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ class StepWindow(Scope):
 
     def __enter__(self, _early: EarlyStart | None = None) -> StepWindow:
         recorder = cell.recorder
-        if recorder is None or recorder.is_compiling():
+        if recorder is None:
+            return self
+        # read before they are called, here and below: CPython 3.11 does not specialise a method call of a slot
+        is_compiling = recorder.is_compiling
+        if is_compiling():
             return self
         session = cell.session
         if session is None:
@@ -75,9 +79,10 @@ class StepWindow(Scope):
         try:
             self._recorder = recorder
             self._thread = thread = recorder.thread.id
-            loop = recorder.running_loop()
+            running_loop = recorder.running_loop
+            loop = running_loop()
             self._task = task = None if loop is None else id(recorder.current_task(loop))
-            outer = scope.get()
+            outer = current_scope()
             if outer is not None and not outer._start:
                 if outer._outer is None and outer._thread == thread and outer._task == task:
                     outer = None  # the window before this one
@@ -87,7 +92,7 @@ class StepWindow(Scope):
             self._bound = None if outer is None else outer._bound
             self._before = newest.window
             newest.window = self
-            scope.set(self)
+            set_scope(self)
             self._start = start = perf_counter_ns()
             if after:
                 after.begin(start)
@@ -116,12 +121,13 @@ class StepWindow(Scope):
                 self._before = before = last_open(before)
             if newest.window is self:
                 newest.window = before
-            if start == UNSEEN:
+            if start is UNSEEN:
                 return
-            if self._outer is not None:
-                self._outer = holding(self._outer, cell.recorder, self._thread, self._task)
-            if scope.get() is self:  # a task that begins after the window inherits the enclosing scope
-                scope.set(self._outer)
+            outer = self._outer
+            if outer is not None:
+                self._outer = outer = holding(outer, cell.recorder, self._thread, self._task)
+            if current_scope() is self:  # a task that begins after the window inherits the enclosing scope
+                set_scope(outer)
             recorder = cell.recorder
             if recorder is None:
                 return

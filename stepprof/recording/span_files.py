@@ -10,8 +10,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.host.clock import Anchor
-from stepprof.instrument.attributes import LONGEST_NAME, plain
-from stepprof.instrument.scope import Measured
+from stepprof.instrument.attributes import plain
+from stepprof.instrument.scope import LONGEST_NAME, Measured
 from stepprof.log import logger
 
 if TYPE_CHECKING:

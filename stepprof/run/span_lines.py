@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypedDict
 
 from stepprof.host.plain_files import data_bytes, open_plain
 from stepprof.host.plain_json import parse_json
-from stepprof.instrument.attributes import LONGEST_NAME, short_name
+from stepprof.instrument.attributes import short_name
+from stepprof.instrument.scope import LONGEST_NAME
 
 __all__ = ["LONGEST_LINE", "parse_span", "span_lines"]
 

@@ -62,6 +62,21 @@ class TestImport:
         done = run_script(LOADED.replace("    BODY\n", body)).check()
         assert done.stdout.split() == []
 
+    def test_only_what_the_training_loop_calls_is_loaded(self, run_script) -> None:
+        """The import loads no other module of stepprof: each is a file to find and read in every process."""
+        done = run_script(
+            """
+            import sys, stepprof
+            print(*sorted(name for name in sys.modules if name.startswith("stepprof.")))
+            """
+        ).check()
+        instrument = ("context", "decorators", "region", "scope", "state", "step")
+        assert done.stdout.split() == [
+            "stepprof.instrument",
+            *(f"stepprof.instrument.{name}" for name in instrument),
+            "stepprof.version",
+        ]
+
     def test_a_session_without_torch(self, run_script) -> None:
         """A session over the null backend records without any of the heavy ones."""
         done = run_script(

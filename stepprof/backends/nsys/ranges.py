@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from stepprof.instrument.context import cell
-from stepprof.instrument.scope import newest, scope
+from stepprof.instrument.scope import current_scope, newest
 from stepprof.run.model import WHOLE_STEP, Window
 
 __all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
@@ -136,7 +136,7 @@ def may_leave(mark: object) -> bool:
 
 def _role() -> str | None:
     """Return the role of the current scope: `Recorder.where`, inlined for the usual case."""
-    where = scope.get()
+    where = current_scope()
     if where is None:
         where = newest.window
     elif not where._start:
