@@ -15,10 +15,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def environment(tree: Path = REPOSITORY) -> dict[str, str]:
     """Return the caller's environment, without its stepprof settings and with one thread for torch.
 
+    Python keeps its byte code there, as it does of an installed package: else each process compiles the sources.
+
     Args:
         tree: the work tree from which stepprof is imported.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("STEPPROF") and name != "PYTHONDONTWRITEBYTECODE"
+    }
     path = os.pathsep.join(filter(None, [str(tree), kept.get("PYTHONPATH")]))
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 

@@ -2,8 +2,9 @@
 where FOLDER is a work tree of that version (``git worktree add FOLDER COMMIT``).
 
 Each subject is one process per version. The processes take turns in short bursts, so that a slow
-phase of the machine affects all alike. The figures of a call are minima. Those of a recorded window
-are lower quartiles, because each window is measured by itself.
+phase of the machine affects all alike. The figures of a call are minima, of several processes one
+after the other: where a process has its memory changes them by up to 5 %. Those of a recorded
+window are lower quartiles, because each window is measured by itself.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ def measure_versions(against: Path | None, *, quick: bool) -> tuple[list[Row], d
     rows = _import_rows(other, this, rounds=2 if quick else 40)
     for name, (config, statement) in CALLS.items():
         script = (_CALLS, config, statement)
-        bursts, count = (2, 100) if quick else (300, 2_000)
-        rows += _rows(name, "ns", _of(_measure([other, this], script, bursts, count), "thread"), min)
+        bursts, count, processes = (2, 100, 1) if quick else (60, 2_000, 9)
+        found = _measure([other, this], script, bursts, count, processes)
+        rows += _rows(name, "ns", _of(found, "thread"), min)
     for name, config in WINDOWS.items():
         if "torch" in config and find_spec("torch") is None:
             continue
@@ -131,18 +133,23 @@ def _import_rows(other: Version, this: Version, rounds: int) -> list[Row]:
 
 
 def _measure(
-    versions: Sequence[Version], script: Sequence[str], bursts: int, count: int
+    versions: Sequence[Version], script: Sequence[str], bursts: int, count: int, processes: int = 1
 ) -> dict[str, list[Sample]]:
-    """Run bursts of this many calls, alternately in a process of each version. Return the samples of each."""
+    """Run bursts of this many calls, alternately in a process of each version. Return the samples of each.
+
+    Args:
+        processes: how many processes of each version, one after the other.
+    """
     found: dict[str, list[Sample]] = {version.name: [] for version in versions}
-    with contextlib.ExitStack() as stack:
-        processes = [(each.name, stack.enter_context(_started(each, script))) for each in versions]
-        for _, process in processes:  # not counted: one-time costs of a process
-            _burst(process, count)
-        for _ in range(bursts):
-            for name, process in processes:
-                found[name] += _burst(process, count)
-            processes = processes[1:] + processes[:1]
+    for _ in range(processes):
+        with contextlib.ExitStack() as stack:
+            running = [(each.name, stack.enter_context(_started(each, script))) for each in versions]
+            for _, process in running:  # not counted: one-time costs of a process
+                _burst(process, count)
+            for _ in range(bursts):
+                for name, process in running:
+                    found[name] += _burst(process, count)
+                running = running[1:] + running[:1]
     return found
 
 
