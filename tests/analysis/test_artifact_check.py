@@ -96,7 +96,7 @@ class TestTraces:
         assert checked.problem is None
         assert checked.notes == ("1 events have no end: they are shown up to the last known time",)
 
-    def test_without_the_reader(self, tmp_path):
+    def test_without_the_reader_a_note_says_what_was_not_checked(self, tmp_path):
         """On a machine without stepprof[report], compression and JSON are checked, and a note says that nothing else was."""
         whole, cut = gzip.compress(TRACE, mtime=0), gzip.compress(TRACE[:-1], mtime=0)
         program = (
@@ -152,7 +152,7 @@ class TestOthers:
         """What is wrong, in words."""
         assert self.check(tmp_path, name, data, kind="report").problem.startswith(expected)
 
-    def test_another_size(self, tmp_path):
+    def test_a_changed_size_is_reported_with_both_sizes(self, tmp_path):
         """Both sizes are reported."""
         checked = self.check(tmp_path, "a.json", TRACE, 1)
         assert checked.problem == f"has {len(TRACE)} bytes; the manifest lists 1"

@@ -72,7 +72,7 @@ class TestRecordingCost:
         assert cost(run).seconds == 2
 
     @pytest.mark.parametrize("lengths", [[], [1, 1, 1], [1, 1, 1, 1]])
-    def test_nothing_to_compare_with(self, run, lengths) -> None:
+    def test_no_cost_without_steps_to_compare_with(self, run, lengths) -> None:
         """No spans, the last step, or one neighbour alone."""
         write(run, lengths)
         assert cost(run) is None

@@ -27,7 +27,7 @@ def log(caplog):
 
 
 class TestCheck:
-    def test_a_command_that_never_ran(self, tmp_path):
+    def test_a_missing_command_counts_once_no_process_is_left(self, tmp_path):
         """Once no process of the job is left; not where it ran."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "step"})
         record(run)

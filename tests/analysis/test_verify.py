@@ -135,7 +135,7 @@ class TestVerifyRun:
         assert result.ok
         assert [note.problem for note in result.notes] == ["still recording"]
 
-    def test_in_worker_processes(self, tmp_path):
+    def test_worker_processes_find_the_same_problems(self, tmp_path):
         """Artifacts are read by as many processes as are wanted: the same problems in the same order, and each is counted once it is read."""
         run = make_run(tmp_path)
         for rank in range(5):
@@ -149,7 +149,7 @@ class TestVerifyRun:
         ]
         assert reported == [(number, 5) for number in range(1, 6)]
 
-    def test_many_joined_windows(self, tmp_path, mocker):
+    def test_joined_windows_read_a_folder_once(self, tmp_path, mocker):
         """Each folder is read once, however many windows joined a capture in it."""
         run = make_run(tmp_path)
         for rank in range(20):

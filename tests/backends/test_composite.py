@@ -243,7 +243,7 @@ class TestMarks:
         together = Together([first, Silent()])
         assert type(together.mark("update")) is type(first.mark("update"))
 
-    def test_those_in_progress_are_left_before_the_stop(self) -> None:
+    def test_open_ranges_are_left_before_the_stop(self) -> None:
         """Each backend leaves its own, by its own way where it has one."""
         first, second = First(), Second()
         left: list[object] = []

@@ -365,13 +365,13 @@ class TestShow:
         record(run, world_size=1)
         assert "no window of rank" not in render_step(run.path, 2)
 
-    def test_many_absent_ranks(self, output_dir):
+    def test_only_the_first_absent_ranks_are_listed(self, output_dir):
         """The first of them, and how many more."""
         run = make_run(output_dir, config={"ranks": "all"})
         record(run, world_size=64)
         assert "no window of rank 1, 2, 3, 4, 5, 6, 7, 8 and 55 more" in render_step(run.path, 2)
 
-    def test_more_ranks_than_columns(self, output_dir):
+    def test_many_ranks_show_the_spread_and_the_slowest(self, output_dir):
         """The spread over the ranks, and the slowest."""
         run = make_run(output_dir)
         for rank in range(8):
@@ -433,7 +433,7 @@ class TestCheck:
         assert lines[1] == "PROBLEM  step-000002/actor/rank-0.trace.json.gz: is missing"
         assert lines[2].startswith("1 problem: ")
 
-    def test_nothing_but_spans(self, tmp_path, capsys):
+    def test_a_run_without_artifacts_fails(self, tmp_path, capsys):
         """A run without artifacts fails the check."""
         (tmp_path / "spans").mkdir()
         assert "no step is recorded" in printed(capsys, "check", str(tmp_path), status=1)

@@ -99,7 +99,7 @@ class TestHostileRun:
                 assert not re.search("^forged", text, re.MULTILINE), command
 
     @pytest.mark.parametrize("command", ["report", "status"])
-    def test_on_a_terminal(self, hostile, command) -> None:
+    def test_a_terminal_gets_only_colour_sequences(self, hostile, command) -> None:
         """With colours, there are no control sequences but those of colours."""
         shown = on_terminal("-m", "stepprof", command, str(hostile))
         assert "\x1b[" in shown

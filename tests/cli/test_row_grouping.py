@@ -150,7 +150,7 @@ class TestShow:
         assert len(content["manifest"]["windows"]) == RANKS
         assert len(content["manifest"]["engines"]) == 1000
 
-    def test_many_regions_and_many_different_notes(self, tmp_path) -> None:
+    def test_many_regions_and_notes_are_shortened(self, tmp_path) -> None:
         """The longest, a few notes of each kind, and how many are left out."""
         run = make_run(tmp_path)
         for rank in range(30):
@@ -232,7 +232,7 @@ def statuses(tmp_path):
 
 
 class TestStatus:
-    def test_many_processes(self, statuses, capsys) -> None:
+    def test_many_processes_are_grouped(self, statuses, capsys) -> None:
         """Grouped rows, those that differ by themselves, engines of one state together, and the way to all of them."""
         assert main(["status", str(statuses.path)]) == 0
         text = capsys.readouterr().out
@@ -279,7 +279,7 @@ class TestGrouped:
         assert groups.rows == [[n] for n in range(FULL_ROWS)]
         assert groups.note("things") is None
 
-    def test_more_groups_than_rows(self) -> None:
+    def test_omitted_rows_are_counted_and_urgent_ones_first(self) -> None:
         """Urgent rows are first, and the number of omitted rows is printed."""
         groups = grouped(range(100), lambda n: n, urgent=lambda n: n > 95)
         assert [row[0] for row in groups.rows[:5]] == [96, 97, 98, 99, 0]

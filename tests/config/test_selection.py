@@ -47,7 +47,7 @@ def naive(parts: list[object], step: int) -> bool:
 
 class TestSteps:
     @given(items)
-    def test_members_are_those_of_the_definition(self, parts: list[object]) -> None:
+    def test_numbers_and_ranges_select_their_members(self, parts: list[object]) -> None:
         """A step is selected where a number, a range or a period says so, and nowhere else."""
         steps = Steps.parse(text_of(parts))
         assert [step for step in range(-3, 130) if naive(parts, step)] == [
@@ -187,7 +187,7 @@ class TestSteps:
 
 class TestRanks:
     @given(st.lists(st.one_of(numbers, ranges), max_size=6))
-    def test_members_are_those_of_the_definition(self, parts: list[object]) -> None:
+    def test_numbers_and_ranges_select_their_members(self, parts: list[object]) -> None:
         """A rank is selected where a number or a range says so; the text reads back."""
         ranks = Ranks.parse(text_of(parts))
         expected = [rank for rank in range(70) if naive(parts, rank)]

@@ -48,7 +48,7 @@ class TestFirstFinding:
             ({"text": "rank 1 is slow"}, 'no "tokens"'),
         ],
     )
-    def test_each_difference(self, change: dict[str, object], missed: str) -> None:
+    def test_each_difference_makes_it_wrong(self, change: dict[str, object], missed: str) -> None:
         """Each of them has to be right."""
         assert misses(outcome({**FOUND, **change})) == [missed]
 

@@ -56,7 +56,7 @@ class TestTorchFindings:
         assert "set_env.sh" in found["torch_npu"].remedy
         assert found["torch"].level == found["cpu capture"].level == "ok"
 
-    def test_another_broken_extension(self, tmp_path):
+    def test_a_broken_extension_is_named_and_skipped(self, tmp_path):
         """The extension is named, and torch is tried again without it."""
         broken = (
             "import os\n"
@@ -92,7 +92,7 @@ class TestTorchFindings:
         assert found["torch"].detail == "a process that was importing torch did not end within 2 s"
         assert "isal" in found
 
-    def test_without_process_groups(self, tmp_path, monkeypatch):
+    def test_without_process_groups_only_the_probe_is_ended(self, tmp_path, monkeypatch):
         """On a system that has none, the probe itself is ended."""
         monkeypatch.delattr(os, "killpg")
         found = tried(package(tmp_path, "torch", "import time; time.sleep(60)\n"), timeout=2)
@@ -237,14 +237,14 @@ class TestTorchProbe:
         assert stages["cpu_capture"]["events"] > 0
         assert stages["npu"] == {"installed": False}
 
-    def test_without_torch(self, tmp_path):
+    def test_without_torch_no_further_stage_runs(self, tmp_path):
         """It stops there."""
         environ = package(tmp_path, "torch", "raise ImportError('no') from OSError('c')\n")
         stages = self.stages(environ)
         assert stages["torch"] == {"error": "ImportError: no <- OSError: c"}
         assert "options" not in stages
 
-    def test_nothing_installed(self, tmp_path):
+    def test_an_empty_installation_runs_no_further_stage(self, tmp_path):
         """The finding says so, and no further stage runs."""
         (tmp_path / "sitecustomize.py").write_text(
             "import importlib.util\n"

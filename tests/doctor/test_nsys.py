@@ -31,13 +31,13 @@ def found(**environ):
 
 
 class TestReports:
-    def test_of_a_new_nsys(self, tools):
+    def test_a_new_nsys_leaves_the_environment_out(self, tools):
         """It leaves the environment out, whatever is in it."""
         finding = found(PATH=tools.path(), HF_TOKEN="x")["nsys reports"]
         assert finding.level == "ok"
         assert "at the end of its window; the environment is left out" in finding.detail
 
-    def test_of_an_old_one(self, tools, monkeypatch):
+    def test_an_old_nsys_gives_a_warning_about_secrets(self, tools, monkeypatch):
         """Secrets are a warning, by their names."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         finding = found(PATH=tools.path(), HF_TOKEN="hf_x")["nsys reports"]
@@ -48,7 +48,7 @@ class TestReports:
 
 
 class TestWindow:
-    def test_not_under_nsys(self):
+    def test_not_running_under_nsys_is_no_problem(self):
         """No fault of the machine's."""
         finding = found(PATH="")["nsys window"]
         assert finding.level == "ok"
@@ -56,7 +56,7 @@ class TestWindow:
         assert "nvtx " in finding.detail
         assert "libcudart" in finding.detail
 
-    def test_as_started_by_the_command(self, tools, tmp_path):
+    def test_a_job_of_the_command_shows_its_windows_and_folder(self, tools, tmp_path):
         """How many windows, and where the reports go."""
         config = {"steps": "2, 4", "backend": "nsys", "output_dir": str(tmp_path)}
         command = nsys_command(config, nsys=tools.nsys)
@@ -71,7 +71,7 @@ class TestWindow:
         assert finding.level == "warning"
         assert "report_dir" in finding.remedy
 
-    def test_without_nvtx(self, monkeypatch, tmp_path):
+    def test_without_nvtx_regions_are_missing(self, monkeypatch, tmp_path):
         """A window would have no regions in it."""
         from importlib import metadata
 

@@ -235,7 +235,7 @@ class TestFinish:
         with pytest.raises(FileExistsError):
             finished(tmp_path, classic("op"))
 
-    def test_without_isal(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_isal_the_file_is_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the fast compressor the file is the same, only later."""
         monkeypatch.setitem(sys.modules, "isal", None)
         _, written = finished(tmp_path, classic("op"))

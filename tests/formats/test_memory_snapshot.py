@@ -99,7 +99,7 @@ class TestPeaks:
         assert peak.peak_bytes == 420 * MIB
         assert (peak.peak_entry, peak.peak_unix_us) == (None, None)
 
-    def test_two_devices(self) -> None:
+    def test_each_device_has_its_own_peak(self) -> None:
         """Each has its own."""
         table = training_step()
         table["segments"].append(segment(0x7000, block(0x7000, 5 * MIB), device=1))
@@ -192,7 +192,7 @@ class TestRead:
         assert read_snapshot(path).finding == f"is not read: more than {memory_snapshot.MAX_ENTRIES} entries"
 
     @pytest.mark.parametrize("content", [[], {"segments": 3}, "text", {"device_traces": []}])
-    def test_another_pickle(self, tmp_path: Path, content: object) -> None:
+    def test_a_plain_pickle_is_not_a_snapshot(self, tmp_path: Path, content: object) -> None:
         """It is plain, and no snapshot."""
         finding = read_snapshot(write(tmp_path / "s.pickle", content)).finding
         assert finding == "is not read: not a snapshot of CUDA's allocator: it has no segments"

@@ -33,14 +33,14 @@ class TestAheadOf:
 
         return take
 
-    def test_one_clock(self, anchor):
+    def test_processes_of_one_boot_have_one_clock(self, anchor):
         """Two processes of one boot have one wall clock, also in another namespace of time."""
         here = Anchor.take()
         assert anchor(0, 0).ahead_of(here) == (0, 0)
         assert anchor(0, 1000 * SECOND).ahead_of(here) == (0, 0)
 
     @pytest.mark.parametrize("seconds", [37, -0.001])
-    def test_another_wall_clock(self, anchor, seconds):
+    def test_another_wall_clock_is_compared_by_the_monotonic_one(self, anchor, seconds):
         """The monotonic clock shows by how much it is ahead."""
         ahead, error = anchor(int(seconds * SECOND), 0).ahead_of(Anchor.take())
         assert abs(ahead - seconds * SECOND) <= error + 1000

@@ -54,7 +54,7 @@ def test_bytes_of_storage(tmp_path) -> None:
     assert after[0] >= before[0]
 
 
-def test_another_system(monkeypatch, tmp_path) -> None:
+def test_on_another_system_nothing_is_known(monkeypatch, tmp_path) -> None:
     """Nothing is known, and no thread is taken to have ended."""
     monkeypatch.setattr(kernel_times, "_TASKS", tmp_path / "task")
     monkeypatch.setattr(kernel_times, "_IO", tmp_path / "io")

@@ -95,7 +95,7 @@ class TestOfThisProcess:
         monkeypatch.setattr(memory, "_STATM", tmp_path / "nothing")
         assert memory.resident_bytes() is None
 
-    def test_on_devices(self, monkeypatch) -> None:
+    def test_memory_of_all_devices_is_added_up(self, monkeypatch) -> None:
         """All of them together, once torch has touched one; asking loads nothing and touches nothing."""
         cuda = SimpleNamespace(
             is_initialized=lambda: False, device_count=lambda: 2, memory_allocated=lambda device: 100 + device

@@ -64,7 +64,7 @@ class TestIsAlive:
         """A process id that was given out again is another process; of another host or container nothing is known."""
         assert is_alive({**writer_identity(), **change}) is expected
 
-    def test_without_proc(self, monkeypatch, tmp_path, child):
+    def test_without_proc_only_the_process_id_is_used(self, monkeypatch, tmp_path, child):
         """Without /proc only the process id is used. On Windows it is not used either."""
         monkeypatch.setattr(process_identity, "_BOOT_ID", tmp_path / "none")
         identity = {**writer_identity(), "pid": child.pid}

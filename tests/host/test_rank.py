@@ -43,7 +43,7 @@ class TestGiven:
         assert found == Identity(3, 8, "rank")
         assert (found.final, found.records) == (True, True)
 
-    def test_other_integers(self) -> None:
+    def test_integers_of_numpy_are_accepted(self) -> None:
         """numpy's, say."""
         assert find_identity(Index(3), Index(8), {}) == Identity(3, 8, "rank")
 
@@ -149,7 +149,7 @@ class TestRay:
         module(monkeypatch, "ray", is_initialized=lambda: True, get_runtime_context=lambda: context)
         assert find_identity(None, None, {}) == Identity(name, None, "ray", final=False, records=False)
 
-    def test_not_initialised(self, monkeypatch) -> None:
+    def test_ray_is_not_started_to_find_the_rank(self, monkeypatch) -> None:
         """To ask it would start one."""
         module(monkeypatch, "ray", is_initialized=lambda: False)
         assert find_identity(None, None, {}).source == "default"

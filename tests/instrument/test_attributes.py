@@ -22,7 +22,7 @@ LONG = "x" * 2**20
 
 
 class TestShortName:
-    def test_others_stay_different(self) -> None:
+    def test_different_long_names_stay_different(self) -> None:
         """Two that differ behind the cut are two, and one that was cut is not cut again."""
         names = [short_name(LONG + end) for end in ("a", "b", "\ud800")]
         assert len(set(names)) == 3
@@ -52,7 +52,7 @@ class TestRecording:
         assert len(reported) == 1
         assert len(reported[0]) < 500
 
-    def test_in_a_capture(self, start) -> None:
+    def test_backends_get_the_short_names(self, start) -> None:
         """A backend gets names that are as short, for the ranges of its trace and for what it writes into it."""
         start(steps="1")
         with profile_step(1), region(LONG, batch=1):

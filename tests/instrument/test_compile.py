@@ -158,7 +158,7 @@ def loop(compiled, steps, *arguments):
 
 class TestInside:
     @pytest.mark.parametrize("function", FUNCTIONS)
-    def test_without_a_session(self, counted, function) -> None:
+    def test_without_a_session_nothing_is_recompiled(self, counted, function) -> None:
         """One graph, the same result, no recompile."""
         compiled = torch.compile(function, backend=counted, fullgraph=True)
         for result in loop(compiled, range(4), X):
@@ -167,7 +167,7 @@ class TestInside:
 
     @pytest.mark.parametrize("backend", ["null", "torch"])
     @pytest.mark.parametrize("function", FUNCTIONS)
-    def test_with_a_session(self, counted, begin, function, backend) -> None:
+    def test_with_a_session_it_is_compiled_once(self, counted, begin, function, backend) -> None:
         """Compiled once, for recorded steps and the others alike; a capture that runs changes nothing."""
         begin(backend)
         compiled = torch.compile(function, backend=counted, fullgraph=True)

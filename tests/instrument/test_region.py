@@ -563,7 +563,7 @@ class TestBind:
         assert found["bound"][1] == {"sample": 2}
         assert found["neither"] == (None, None)
 
-    def test_without_a_session(self) -> None:
+    def test_without_a_session_nothing_is_bound(self) -> None:
         """Nothing is bound, and leaving is as quiet as coming in."""
         with bind(sample=1) as bound:
             assert bound is not None
@@ -599,7 +599,7 @@ class TestPoints:
         assert [s["name"] for s in spans] == ["actor", "[1, 2]", "c", "fine"]
         assert spans[2]["value"] == "<Hostile>"
 
-    def test_without_a_session(self) -> None:
+    def test_without_a_session_points_do_nothing(self) -> None:
         """They cost a look at one cell, and leave nothing."""
         mark("m")
         counter("c", 1)

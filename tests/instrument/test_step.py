@@ -91,7 +91,7 @@ class TestForms:
             pass
         assert [s["step"] for s in spans_of(session)] == [3, 3, 3, 3]
 
-    def test_without_a_session(self) -> None:
+    def test_without_a_session_every_form_does_nothing(self) -> None:
         """Every form is quiet, and a stop that was never started is too."""
         with profile_step(1), profile_step(1, role="actor"):
             tick()
@@ -212,7 +212,7 @@ class TestCurrentStep:
         first.stop()
         assert current_step() is None
 
-    def test_in_threads_and_tasks(self, session) -> None:
+    def test_threads_follow_the_open_step_and_tasks_keep_theirs(self, session) -> None:
         """A thread is in the step that is open; a task stays in the step in which it began; `bind` overrules both."""
         found = []
 
@@ -237,7 +237,7 @@ class TestCurrentStep:
                 found.append(current_step())
         assert found == [5, 6, 7, 4]
 
-    def test_without_a_session(self) -> None:
+    def test_without_a_session_there_is_no_step(self) -> None:
         """There is no step."""
         with profile_step(1):
             assert current_step() is None
@@ -507,7 +507,7 @@ class TestConcurrency:
         asyncio.run(main())
         assert [(s["step"], s["role"]) for s in spans_of(session, "later")] == [(1, "actor"), (None, None)]
 
-    def test_many_threads(self, session) -> None:
+    def test_windows_of_threads_do_not_mix(self, session) -> None:
         """Windows and regions of several threads at once are each of their own thread and step."""
 
         def work(step):

@@ -107,7 +107,7 @@ class TestAllOrNothing:
         (run,) = list_runs(tmp_path / "runs")
         assert read_run(run)["adapters"]["fake"]["status"] == "untested"
 
-    def test_two_adapters(self, run_script, tmp_path) -> None:
+    def test_two_adapters_patch_one_function(self, run_script, tmp_path) -> None:
         """Two adapters patch the same functions: both see each call, the framework's code runs once."""
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"

@@ -40,7 +40,7 @@ def pipeline(*, profiles=False):
 
 
 class TestGroups:
-    def test_with_reference_models(self) -> None:
+    def test_each_reference_model_has_its_own_workers(self) -> None:
         """Each has its own workers; the critic trains in the actor's phase."""
         pipeline = SimpleNamespace(
             actor_train=cluster("a"), critic=cluster("c"), references={"x": cluster("x"), "y": cluster("y")}
@@ -52,7 +52,7 @@ class TestGroups:
             (["y"], ("ref",)),
         ]
 
-    def test_one_reference_model(self) -> None:
+    def test_dpo_has_one_reference_model_and_no_critic(self) -> None:
         """DPO has one, and no critic."""
         pipeline = SimpleNamespace(actor_train=cluster("a"), reference=cluster("r"))
         assert [*roll._groups(pipeline)] == [(["a"], ("actor", "weight_sync")), (["r"], ("ref",))]

@@ -70,12 +70,12 @@ class TestCheck:
         line = check(dataclasses.replace(adapter, needs={need: parameters}))
         assert (line.status, line.reason) == ("name_missing", f"not found: {named}")
 
-    def test_another_version(self, adapter) -> None:
+    def test_another_version_is_tried_all_the_same(self, adapter) -> None:
         """It would be tried all the same."""
         assert check(dataclasses.replace(adapter, tested="<1")).status == "untested"
 
     @pytest.mark.parametrize("change", [{"distributions": ("no-such",)}, {"trigger": "no_such.module"}])
-    def test_not_installed(self, adapter, change) -> None:
+    def test_a_missing_distribution_or_module_is_reported(self, adapter, change) -> None:
         """No distribution, or no such module."""
         assert check(dataclasses.replace(adapter, **change)).status == "not_installed"
 

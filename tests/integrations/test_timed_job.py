@@ -54,7 +54,7 @@ def run(tmp_path, monkeypatch):
 
 
 class TestTimers:
-    def test_of_a_job(self, run) -> None:
+    def test_timers_of_a_job_are_step_roles_or_regions(self, run) -> None:
         """One is the step, some are roles, one is the evaluation, the others are regions."""
         with Timer("total"):
             for name in ("generate", "log"):
@@ -70,7 +70,7 @@ class TestTimers:
             ("window", "step", None),
         ]
 
-    def test_of_other_processes(self, run) -> None:
+    def test_timers_of_other_processes_are_regions(self, run) -> None:
         """Without a job each is a region; one without a name is not recorded."""
         run.running.clear()
         with Timer("total"), Timer():

@@ -57,7 +57,9 @@ class TestSteps:
         ],
         ids=["not recorded", "recorded", "a role may be"],
     )
-    def test_without_spans(self, run_script, tmp_path, step, roles, busy) -> None:
+    def test_without_spans_only_recorded_steps_use_the_timers(
+        self, run_script, tmp_path, step, roles, busy
+    ) -> None:
         """In a step that is not recorded the patches of timers do nothing; one that is has its roles."""
         write(tmp_path)
         (tmp_path / "stepprof.toml").write_text(CONFIG + roles)

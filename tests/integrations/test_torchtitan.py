@@ -43,7 +43,7 @@ class TestOwnSteps:
             ({"enable_profiling": False}, []),
         ],
     )
-    def test_of_a_schedule(self, profiler, steps) -> None:
+    def test_steps_are_those_of_torchs_schedule(self, profiler, steps) -> None:
         """They are those of torch's schedule, from 1."""
         assert torchtitan._own_steps(trainer(**profiler).config) == steps
 
@@ -69,7 +69,7 @@ class TestSpans:
         torchtitan._training_ends(begun, None)
         assert cell.session is None
 
-    def test_without_a_job(self) -> None:
+    def test_without_a_session_a_span_records_nothing(self) -> None:
         """A span of a process without a session leaves nothing behind."""
         span = SimpleNamespace(base_name="optim")
         torchtitan._span_begins(span, (), {})

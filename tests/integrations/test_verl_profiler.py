@@ -57,7 +57,7 @@ class TestConfiguration:
             assert tuple(options.activities) == ("cpu",)
 
     @pytest.mark.parametrize("options", [{"contents": ["stack"]}, SimpleNamespace(contents=["stack"])])
-    def test_of_a_server(self, options) -> None:
+    def test_a_server_has_a_dataclass_of_tools(self, options) -> None:
         """A server's own profiler is a dataclass with a mapping of tools."""
         profiler = SimpleNamespace(tool="torch", tool_config={"torch": options})
         assert verl_profiler.engine_options(profiler) == {"with_stack": True, "activities": ["cpu"]}

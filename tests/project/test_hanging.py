@@ -67,7 +67,7 @@ def test_another():
 
 class TestAWorkerThatHangs:
     @pytest.mark.parametrize("dist", ["loadscope", "worksteal"])
-    def test_with_a_child(self, tmp_path, dist) -> None:
+    def test_a_living_child_does_not_delay_the_end(self, tmp_path, dist) -> None:
         """The run ends soon after the bound although the worker's child lives on. It names the test, once, and its status is no failure's."""
         began = time.monotonic()
         ran = run(tmp_path, HELD, "-n", "2", "--dist", dist, seconds=2)
@@ -96,7 +96,7 @@ def test_lasts():
 
 
 class TestAProcessThatHangs:
-    def test_at_its_end(self, tmp_path) -> None:
+    def test_a_thread_that_keeps_the_process_is_named(self, tmp_path) -> None:
         """A thread that a test has left keeps it: it is named, with where it stands."""
         ran = run(
             tmp_path,
@@ -114,7 +114,7 @@ def test_leaves_a_thread():
         assert "Timeout (0:00:02)!" in ran.stderr
         assert "in keep" in ran.stderr
 
-    def test_in_c(self, tmp_path) -> None:
+    def test_a_process_that_hangs_in_c_is_ended(self, tmp_path) -> None:
         """A process that hangs in C code is ended, although no exception reaches it."""
         ran = run(
             tmp_path,

@@ -107,7 +107,7 @@ class TestImport:
         ).check()
         assert (done.stdout.strip(), done.stderr) == ("", "")
 
-    def test_without_assertions_and_docstrings(self, tmp_path) -> None:
+    def test_the_package_works_without_assertions_and_docstrings(self, tmp_path) -> None:
         """`python -OO` removes both; the package relies on neither."""
         code = "import stepprof\n@stepprof.region\ndef f(): return 3\nassert_ = f(); print(assert_)"
         done = subprocess.run(

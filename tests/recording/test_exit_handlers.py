@@ -235,7 +235,7 @@ class TestSignals:
         assert (warm.window()["status"], warm.window()["error"]) == ("partial", "SIGTERM")
 
     @pytest.mark.parametrize("ended", [False, True])
-    def test_after_a_capture_that_ended_on_another_thread(self, warm, ended):
+    def test_sigterm_still_kills_after_a_stop_on_another_thread(self, warm, ended):
         """Only the main thread can give SIGTERM back; until it does, the process dies of it all the same."""
         ran = warm.run(
             """

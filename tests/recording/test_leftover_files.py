@@ -112,7 +112,7 @@ class TestRemove:
 
 class TestSession:
     @pytest.mark.parametrize(("rank", "stays"), [(0, False), (1, True)])
-    def test_at_the_end_of_the_first_rank(self, tmp_path, rank, stays):
+    def test_only_one_process_of_a_run_looks_for_leftovers(self, tmp_path, rank, stays):
         """One process of a run looks, since each would look through the files of all."""
         session = stepprof.init({"output_dir": str(tmp_path), "backend": "null"}, rank=rank, world_size=2)
         process, file = writing(session.path / "status" / "rank-3.json", "killed")

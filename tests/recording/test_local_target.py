@@ -272,8 +272,8 @@ class TestLeftOpen:
             in_thread(lambda: profile_step(3, role="actor").start().stop())
             assert window._start
 
-    async def test_in_tasks(self, start) -> None:
-        """Each task has its own."""
+    async def test_each_task_has_its_own_window(self, start) -> None:
+        """A window that is left open in one task does not affect another task."""
         session = start(steps="2-3")
 
         async def work():

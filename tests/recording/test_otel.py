@@ -207,8 +207,8 @@ class TestSender:
     def span(self, name="r") -> tuple:
         return (name, "region", 1, 2, 1, None, None, None, False)
 
-    def test_more_than_the_queue_holds(self) -> None:
-        """Dropped and counted; taking never waits."""
+    def test_spans_beyond_the_queue_are_dropped_and_counted(self) -> None:
+        """Spans that do not fit are dropped and counted. Taking a span never waits."""
         release = threading.Event()
 
         class Slow(InMemorySpanExporter):

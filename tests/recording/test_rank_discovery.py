@@ -122,7 +122,7 @@ class TestTorchrun:
         assert verify_run(run).ok
         assert len(list((run / "spans").iterdir())) == 2
 
-    def test_without_an_id_of_the_launcher(self, tmp_path, warm):
+    def test_without_a_launcher_id_ranks_agree_by_its_process(self, tmp_path, warm):
         """Where the launcher names no job its ranks still agree, by its process. The next job with the same address is another run; its ranks hear of their world after `init`."""
         static = [
             "--nnodes=1",

@@ -323,7 +323,7 @@ class TestWhatIsInTheCapture:
         assert len([line for line in log if line["event"] == "region.not_marked"]) == 1
         assert [w["status"] for w in ended(session)] == ["complete"]
 
-    def test_without_spans(self, start) -> None:
+    def test_without_spans_regions_are_still_in_the_capture(self, start) -> None:
         """Regions are in the capture all the same."""
         session = start(steps="2", spans=False)
         with profile_step(2), region("forward", n=1):

@@ -71,7 +71,7 @@ class TestInit:
             init({"steps": "3", "ranks": "all"})
         assert cell.session is first
 
-    def test_after_the_end_another_may_begin(self, init) -> None:
+    def test_the_next_session_is_a_new_run(self, init) -> None:
         """The next session is a new run."""
         first = init({"steps": "2"})
         stepprof.shutdown()
@@ -102,8 +102,8 @@ class TestInit:
         loop([1, 2])
         assert list(tmp_path.iterdir()) == []
 
-    def test_from_the_environment(self, init, monkeypatch) -> None:
-        """Steps, backend and folder."""
+    def test_the_environment_sets_steps_backend_and_folder(self, init, monkeypatch) -> None:
+        """The variables STEPPROF_STEPS, _BACKEND and _OUTPUT_DIR set these options."""
         for name, value in {"STEPS": "2", "BACKEND": "null", "OUTPUT_DIR": "here", "RUN_ID": "mine"}.items():
             monkeypatch.setenv(f"STEPPROF_{name}", value)
         session = init()

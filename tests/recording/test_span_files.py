@@ -127,7 +127,7 @@ class TestFiles:
         file.close()
         assert [line["name"] for line in folder.lines()[0][1:]] == [f"r{n}" for n in range(10_000)]
 
-    def test_two_sessions_of_a_rank(self, start) -> None:
+    def test_the_second_session_of_a_rank_takes_the_next_name(self, start) -> None:
         """The second one takes the next name; nothing is overwritten."""
         first = start(backend="null")
         mark("first")

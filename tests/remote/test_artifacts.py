@@ -117,7 +117,7 @@ class TestAdopt:
         ],
         ids=["bare", "keys behind", "nested behind", "list", "compact"],
     )
-    def test_other_shapes(self, tmp_path, window, text):
+    def test_one_line_and_list_traces_become_a_table(self, tmp_path, window, text):
         """Merged files are on one line, Ascend's are a list: all become a table with our key in front."""
         artifact = adopt(written(tmp_path, text), window, "rank-0", rank=0)
         trace = content(window, artifact)
@@ -125,7 +125,7 @@ class TestAdopt:
         assert len(trace["traceEvents"]) == artifact.events == 3
 
     @pytest.mark.parametrize("base", ['"baseTimeNanoseconds": 1790857026000000000,', ""])
-    def test_when_its_recording_ended(self, tmp_path, window, base):
+    def test_the_recording_ends_with_the_last_event_of_torch(self, tmp_path, window, base):
         """The end is the last event of torch, on the clock of the engine. The time of writing is that of
         the file.
         """
@@ -200,7 +200,7 @@ class TestDamage:
         with pytest.raises(EngineFailure, match="is damaged"):
             adopt(source, window, "rank-0")
 
-    def test_without_isal(self, tmp_path, window, monkeypatch):
+    def test_without_isal_damage_is_found_as_well(self, tmp_path, window, monkeypatch):
         """The standard library does the same."""
         for module in ("isal", "isal.igzip", "isal.isal_zlib"):
             monkeypatch.setitem(sys.modules, module, None)

@@ -78,7 +78,7 @@ def job(tmp_path):
 class TestTwoJobs:
     """Concurrent processes, each of them rank 0 of a different job."""
 
-    def test_at_once(self, job, tmp_path):
+    def test_two_jobs_at_once_are_logged_as_a_conflict(self, job, tmp_path):
         """The second job logs the conflict once, `check` reports it, and the windows of each job are a
         separate occurrence.
         """
@@ -100,8 +100,8 @@ class TestTwoJobs:
         notes = [note.problem for note in verify_run(run).notes]
         assert any("two jobs that ran at once under one run id" in note for note in notes)
 
-    def test_one_after_the_other(self, job, tmp_path):
-        """A job that is started again under its run id is no other job."""
+    def test_a_restarted_job_is_no_conflict(self, job, tmp_path):
+        """A job that is started again under its run id is the same job."""
         logs = []
         for _ in range(2):
             again = job()
@@ -131,7 +131,7 @@ class TestNumbers:
         entries = [entry("step-rank-0.json", "j", 10, 20, "a"), entry("step-rank-0.2.json", "j", 12, 22, "b")]
         assert set(number_fragments(entries).values()) == {1}
 
-    def test_two_jobs(self):
+    def test_recordings_of_one_job_precede_those_of_the_other(self):
         """All recordings of one job precede all recordings of the other one, in the order of their first
         begin.
         """
@@ -154,7 +154,7 @@ class TestNumbers:
         ]
         assert jobs_apart([spans]) == [{"j", "l"}, {"k"}]
 
-    def test_without_times(self):
+    def test_a_window_without_times_is_in_the_last_occurrence(self):
         """A window that never began belongs to the last occurrence."""
         late = {**entry("step-rank-1.json", "k", None, None, "c")}
         assert number_fragments([entry("step-rank-0.json", "j", 1, 2), late])["step-rank-1.json"] == 1

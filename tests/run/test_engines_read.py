@@ -155,8 +155,8 @@ class TestLost:
         return found["status"], found["error"]
 
     @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "flushing")])
-    def test_while_the_driving_process_lives(self, run, end, status):
-        """Written ahead as lost: it records, or its stop has been sent."""
+    def test_an_engine_is_not_lost_while_its_driver_lives(self, run, end, status):
+        """The entry is written ahead as lost. While the driver lives it is shown as recording or flushing."""
         assert self.read(run, writer_identity(), end_unix_ns=end) == (status, None)
         assert notes(run) == [f"step-000002/rollout/0: still {status}"]
 

@@ -52,7 +52,7 @@ def spin(seconds: float) -> None:
 
 
 class TestTiming:
-    def test_before_the_body(self) -> None:
+    def test_an_entry_before_the_body_has_only_known_times(self) -> None:
         """The entry that is written before the body has the time of the entry, and no unknown figure."""
         found = keys(Timing(500, waited_seconds=1.23456789))
         assert (found["start_unix_ns"], found["end_unix_ns"]) == (10**18 + 500, None)

@@ -74,7 +74,7 @@ class TestReading:
         names = {span["name"] for span in read_spans(run(*ALL))}
         assert names == {"forward", "unrecorded", "actor"}
 
-    def test_another_step(self, run) -> None:
+    def test_another_step_has_no_evidence(self, run) -> None:
         """Another step has no evidence."""
         assert read_evidence(run(*ALL), 3) == []
 

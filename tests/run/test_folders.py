@@ -39,7 +39,7 @@ class TestMakeFolder:
         assert os.path.lexists(aside)
         assert trap is not TRAPS["a file"] or aside.read_text() == "precious"
 
-    def test_many_ranks_at_once(self, tmp_path):
+    def test_many_ranks_at_once_make_one_folder(self, tmp_path):
         """No rank moves a folder that another one has just made."""
         for number in range(20):
             run = tmp_path / str(number)

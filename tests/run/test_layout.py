@@ -82,7 +82,7 @@ class TestPublish:
         assert (tmp_path / name).read_bytes() == b"old"
         assert (tmp_path / second).read_bytes() == b"new"
 
-    def test_without_hard_links(self, tmp_path, without_links):
+    def test_without_hard_links_names_are_still_unique(self, tmp_path, without_links):
         """Where the file system has no hard links, names are as unique, and nothing is left behind."""
         for content in (b"1", b"2", b"3"):
             tmp = tmp_path / ".x"

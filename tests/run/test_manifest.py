@@ -91,8 +91,8 @@ class TestFindRun:
         assert not is_run(tmp_path / "empty")
 
     @pytest.mark.parametrize("folder", ["", "absent"])
-    def test_nothing_recorded(self, tmp_path, folder):
-        """Says where it looked, and what to do."""
+    def test_an_empty_folder_says_where_it_looked(self, tmp_path, folder):
+        """The error says where it looked, and what to do."""
         with pytest.raises(
             ConfigError, match=r'output_dir = ".*": no run is recorded there; .*stepprof demo'
         ):
@@ -130,7 +130,7 @@ class TestReadRun:
 
 
 class TestSteps:
-    def test_in_order_and_nothing_else(self, tmp_path):
+    def test_steps_are_sorted_by_number(self, tmp_path):
         """Numbers, not names, decide the order."""
         run = make_run(tmp_path)
         for step in (1_000_000, 10, 2):
@@ -312,7 +312,7 @@ class TestLost:
             == f"the process ended (or still running: liveness can only be checked on {where} alone)"
         )
 
-    def test_without_a_writer(self, tmp_path):
+    def test_a_fragment_without_a_writer_is_believed(self, tmp_path):
         """A fragment that does not say who wrote it is believed."""
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, {**fragment({**self.lost(), "error": None}), "writer": None})
@@ -340,8 +340,8 @@ class TestReadSpans:
         ]
 
     @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-    def test_of_one_step(self, tmp_path, separators):
-        """Only those, however the numbers look alike."""
+    def test_only_spans_of_the_step_are_read(self, tmp_path, separators):
+        """Steps 0 and 20 are not read for step 2."""
         run = make_run(tmp_path)
         lines = [
             json.dumps({"name": str(step), "step": step}, separators=separators).encode() + b"\n"

@@ -91,7 +91,7 @@ class TestFragment:
         assert [w["status"] for w in read(fragment)["windows"]] == ["complete"]
         assert len(list(fragment.claim.fragment.parent.iterdir())) == 1
 
-    def test_two_fragments_of_one_window(self, origin) -> None:
+    def test_fragments_of_one_window_do_not_overwrite_each_other(self, origin) -> None:
         """Neither fragment overwrites the other one."""
         claims = [Fragment(origin, WINDOW, at_once).write_ahead() for _ in range(2)]
         assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2"]

@@ -86,7 +86,7 @@ def times(run, step=2):
 
 
 class TestSplit:
-    def test_one_visit(self, tmp_path):
+    def test_windows_of_one_visit_are_one_occurrence(self, tmp_path):
         """Windows of one role may follow each other in one step."""
         run = make_run(tmp_path)
         for occurrence, at in enumerate((0, 5, 9), 1):
@@ -165,8 +165,8 @@ class TestSplit:
 
 
 class TestRecording:
-    def test_one_warning(self, epochs):
-        """However many steps and roles are used again."""
+    def test_reused_steps_are_warned_about_once(self, epochs):
+        """There is one warning, however many steps and roles are used again."""
         _, (log,) = epochs(steps="1-2")
         assert log.count("a step number was used again") == 1
         assert "--occurrence" in log
@@ -373,14 +373,14 @@ class TestClocksThatWereNeverCompared:
         assert spans.findings == problems
         return regions, problems
 
-    def test_as_many_visits_as_occurrences(self, tmp_path, capsys):
+    def test_visits_and_occurrences_are_matched_by_order(self, tmp_path, capsys):
         """They are matched by their order, whatever the clock says."""
         run = self.visits(tmp_path, 7_200, 7_300)
         assert self.names(run, capsys, 1) == ({"at 7200"}, [])
         assert self.names(run, capsys, 2) == ({"at 7300"}, [])
 
     @pytest.mark.parametrize("times", [(7_200,), (7_200, 7_300, 7_400), (7_200, 9_300)])
-    def test_other_visits(self, tmp_path, capsys, times):
+    def test_visits_that_do_not_match_are_left_out_with_a_reason(self, tmp_path, capsys, times):
         """Its spans are left out, and the reason is given."""
         run = self.visits(tmp_path, *times)
         for number in (1, 2):
@@ -411,7 +411,7 @@ class TestClocksThatWereNeverCompared:
         found = find([run.path], output_dir=tmp_path, step=2)
         assert not any("may be of another occurrence" in problem for _, problem in found.findings)
 
-    def test_one_visit_of_one_occurrence(self, tmp_path, capsys):
+    def test_one_visit_belongs_to_the_one_occurrence(self, tmp_path, capsys):
         """It is the usual case: they belong together."""
         run = self.visits(tmp_path, 7_200, recorded=(0,))
         assert self.names(run, capsys, 1) == ({"at 7200"}, [])

@@ -34,7 +34,7 @@ class TestIsPending:
 @pytest.mark.parametrize("read", [read_window, read_engine])
 @pytest.mark.parametrize("text", ["the process ended", "export: nothing", "any words", None])
 class TestReading:
-    def test_while_the_writer_lives(self, read, text) -> None:
+    def test_a_pending_entry_of_a_living_writer_is_being_recorded(self, read, text) -> None:
         """A pending entry is being recorded, a final one is lost, whatever the message says."""
         entry = {"rank": 0, "status": "lost", "error": text, "stop_seconds": 1.0}
         found, _ = read({**entry, "pending": True, "reason_code": "recording"}, writer_identity())

@@ -163,7 +163,7 @@ class TestSelectorWithRequests:
         assert here.select(7, None) is not None
         assert there.select(7, None) is None
 
-    def test_two_requests_and_a_configured_step(self) -> None:
+    def test_each_rank_gets_its_requests_and_the_configured_step(self) -> None:
         """Each rank gets what concerns it, and a configured step stays one."""
         asked = selector(rank=0, steps="7", max_seconds=5)
         asked.request(Request.make(7, ranks="3", max_seconds=6))
@@ -182,7 +182,7 @@ class TestSelectorWithRequests:
             assert asked.select(step, f"actor-{step}") is None
         assert len(asked.quiet) <= MOST_ROLES
 
-    def test_two_for_one_step(self) -> None:
+    def test_the_first_request_for_a_step_holds(self) -> None:
         """The one that was made first holds on every rank, in whatever order they see them; without it, the other."""
         first, second = Request.make(7, max_seconds=1), Request.make(7, max_seconds=2)
         for order in ((first, second), (second, first)):

@@ -456,7 +456,7 @@ class TestClaimForLauncher:
 
         return join_or_found
 
-    def test_without_proc(self, monkeypatch, tmp_path):
+    def test_without_proc_the_current_time_is_used(self, monkeypatch, tmp_path):
         """If the start of the launcher or of the machine cannot be read, the current time is used."""
         monkeypatch.setattr(rendezvous, "_BOOT", tmp_path / "none")
         assert current_launcher().started > 1_600_000_000

@@ -51,7 +51,7 @@ def reason(*paths):
 
 
 class TestTwoRuns:
-    def test_one_after_the_other_on_one_machine(self, tmp_path):
+    def test_jobs_that_follow_each_other_are_two_runs(self, tmp_path):
         """Two real jobs with one id: by the clock of their machine the second began when the first had ended."""
         runs = [job(tmp_path / name) for name in "ab"]
         assert "by the clock of one machine" in reason(*runs)
@@ -172,14 +172,14 @@ class TestWallClocks:
         ahead = Anchor(BEGIN + 37 * SECOND, 5 + shifted, 1, 7)
         assert reason(*self.nodes(tmp_path, Anchor(BEGIN, 5, 1, 7), ahead)) is None
 
-    def test_one_clock(self, tmp_path):
+    def test_on_one_clock_jobs_ran_one_after_the_other(self, tmp_path):
         """If the clock is the same, they ran one after the other."""
         anchors = Anchor(BEGIN, 5, 1, 7), Anchor(BEGIN + 37 * SECOND, 5 + 37 * SECOND, 1, 7 + 37 * SECOND)
         assert "by the clock of one machine" in reason(*self.nodes(tmp_path, *anchors))
 
 
 class TestIsPart:
-    def test_on_a_shared_disk(self, tmp_path):
+    def test_one_directory_seen_from_two_nodes_is_one_run(self, tmp_path):
         """One directory, seen from two nodes."""
         run = job(tmp_path / "a")
         assert is_part(run, evidence_of(run))

@@ -41,7 +41,7 @@ class TestEntry:
 
 
 class TestLists:
-    def test_after_a_recording(self) -> None:
+    def test_each_list_of_a_recording_has_its_entries(self) -> None:
         """Each list has its entries; no two entries share a list."""
         assert set(AFTER) == {"uploads", "completions", "pruned"}
         assert PrunedEntry().paths is not PrunedEntry().paths

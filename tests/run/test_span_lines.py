@@ -41,7 +41,7 @@ class TestLines:
         with path.open("rb") as file:
             assert lines_of(path) == list(file)
 
-    def test_of_one_step(self, tmp_path, small_blocks):
+    def test_only_lines_of_the_step_are_yielded(self, tmp_path, small_blocks):
         """The first line, and those that name the step: however the numbers look alike, and once each."""
         path = tmp_path / "f"
         lines = [b"header\n", span(1), span(2), span(12), span(2, attrs={"step": 2}), span(21), span(None)]
@@ -117,7 +117,7 @@ class TestParse:
         """What Python's json reads is read, within bounds; anything else is damaged."""
         assert parse_span(line) == found
 
-    def test_without_msgspec(self, tmp_path):
+    def test_without_msgspec_the_result_is_the_same(self, tmp_path):
         """The base installation has only Python's json: `ls`, `show` and `spans` say the same."""
         path = tmp_path / "runs"
         run = make_run(path)

@@ -126,7 +126,7 @@ class TestBound:
         assert not source.whole
         assert [track.name for track in source.tracks] == ["loader"]
 
-    def test_by_default(self, tmp_path: Path) -> None:
+    def test_ten_million_events_are_within_the_default_bound(self, tmp_path: Path) -> None:
         """Ten million operators with their shapes are within the bound, for a report and for a timeline."""
         assert Limits().memory_bytes == 4 << 30
         path = write(tmp_path / "t.json.gz", "nested operators", 50_000)

@@ -111,7 +111,9 @@ def test_all_requests(recorded: tuple[Path, dict[int, Samples]], step: int) -> N
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_each_sample(recorded: tuple[Path, dict[int, Samples]], step: int) -> None:
+def test_each_sample_has_the_means_of_its_requests(
+    recorded: tuple[Path, dict[int, Samples]], step: int
+) -> None:
     """A sample has the means of its own requests; what none of them states is None."""
     folder, truth = recorded
     row = row_of(folder, step)

@@ -35,7 +35,7 @@ def test_every_table_is_written(run, tmp_path, capsys):
     assert f"{tmp_path}/out/spans.parquet  2 rows" in capsys.readouterr().out
 
 
-def test_one_step(run, tmp_path, capsys):
+def test_one_step_exports_only_its_rows(run, tmp_path, capsys):
     assert export(run, "--parquet", tmp_path / "out", "--step", 2, "--json") == 0
     assert set(pq.read_table(tmp_path / "out" / "slices.parquet")["step"].to_pylist()) == {2}
     reported = json.loads(capsys.readouterr().out)

@@ -134,7 +134,7 @@ class TestRun:
         found = rows(stepprof.open_run(made.path).steps)
         assert [row["recorded"] for row in found] == [None, False, None]
 
-    def test_without_spans(self, tmp_path):
+    def test_without_spans_steps_come_from_the_manifest(self, tmp_path):
         """The recorded steps come from the manifest."""
         made = make_run(tmp_path, "r")
         record(made, step=2, rank=1, end_unix_ns=None)
@@ -333,7 +333,7 @@ class TestTable:
                 b"unit": column.unit.encode(),
             }
 
-    def test_without_pyarrow(self, run_script, tmp_path):
+    def test_without_pyarrow_the_error_names_the_extra(self, run_script, tmp_path):
         """The error names the extra."""
         make_run(tmp_path, "r")
         done = run_script(

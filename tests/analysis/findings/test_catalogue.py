@@ -393,7 +393,7 @@ def stretch(call, *, cpu, file="train.py", function="main"):
     return replace(of, stretches=tuple(made))
 
 
-def test_another_program():
+def test_a_wait_in_subprocess_is_a_wait_for_another_program():
     """A wait below a frame of `subprocess` is a wait for another program, whatever calls it."""
     frames = (
         Frame("Popen._try_wait", "subprocess.py", 1900),

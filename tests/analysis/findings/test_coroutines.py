@@ -42,7 +42,7 @@ def test_the_last_of_many():
     assert tail.why == "the longest call took 900 ms, the median 300 ms"
 
 
-def test_one_after_the_other():
+def test_calls_that_follow_each_other_do_not_overlap():
     """Eight coroutines of 100 ms that a semaphore lets through one by one."""
     (serial,) = found(*(("tool", 100 * number, 100, number) for number in range(8)))
     assert (serial.topic, serial.region) == ("serial", "tool")
@@ -59,7 +59,7 @@ def test_one_after_the_other():
     ],
     ids=["as long as the others", "few", "two at the same time"],
 )
-def test_nothing_to_mend(calls):
+def test_calls_that_cannot_overlap_give_no_finding(calls):
     assert found(*calls) == []
 
 

@@ -106,10 +106,10 @@ class TestRetraction:
             f"rollout/0 took sequences out of its batch 1 time for lack of memory{again}; how long that took is not known"
         )
 
-    def test_without_a_retraction(self):
+    def test_no_finding_without_a_retraction(self):
         assert self.found(preemptions=0) == []
 
-    def test_two_schedulers(self):
+    def test_each_scheduler_has_its_own_first_decode_step(self):
         """Prompts of one of them may be new although the other one has begun to generate."""
         names = RETRACTED[:3], ["step[EXTEND bs=1 toks=4]", "step[DECODE bs=1]", "step[EXTEND bs=1 toks=6]"]
         steps = ((0, 20, 3), (20, 10, 1), (30, 30, 4)), ((40, 10, 1), (50, 10, 1), (60, 40, 1))

@@ -114,7 +114,7 @@ class TestIssued:
             assert issued(source, bounds) == Issued(2, "7")
             assert seen == list(range(1, count))
 
-    def test_other_groups(self):
+    def test_with_other_groups_the_call_order_is_unknown(self):
         """With a second process group it is not known which one a call was of, also if that has one rank alone; the trace has to say which there are."""
         ((source, bounds, _), _) = run(np.random.default_rng(1), [Call(10 * MS, 0)] * 5, (1, 5), loaded=False)
         assert issued(source, bounds) is not None

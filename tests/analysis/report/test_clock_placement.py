@@ -176,7 +176,7 @@ class TestGloo:
         edit(job[0], group)
         assert placed_by(job)[0] == "unmeasured"
 
-    def test_another_thread(self, job):
+    def test_calls_of_another_thread_are_left_out(self, job):
         """Calls of a thread that is not in the window are not those of the window."""
         for run in job:
             for file in run.glob("step-*/manifest/*.json"):

@@ -42,7 +42,7 @@ def test_the_last_of_three():
     ]
 
 
-def test_one_after_the_other():
+def test_calls_that_follow_each_other_do_not_overlap():
     """A call that begins when another one ends does not overlap it."""
     assert [each[:4] for each in found(("tool", 0, 30, 0), ("tool", 30, 40, 1))] == [("tool", 2, 2, 1)]
 

@@ -37,7 +37,7 @@ def test_a_rank_in_no_role_waits_for_the_driver() -> None:
     ]
 
 
-def test_without_a_driver_it_works() -> None:
+def test_without_a_driver_the_whole_window_is_work() -> None:
     """Its window is all that is known."""
     assert path(RANK) == [
         ("rank 0", 0, 60, None, "work"),

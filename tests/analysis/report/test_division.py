@@ -59,7 +59,7 @@ def test_a_role_that_covers_the_whole_step_does_not_divide_it() -> None:
     assert parts_of(report([actor], regions=[], path=[])) == [actor]
 
 
-def test_without_roles_and_regions() -> None:
+def test_without_roles_and_regions_the_step_is_one_part() -> None:
     """The step as a whole; on clocks that were never compared, no region of one of them."""
     assert parts_of(report([WHOLE], regions=[], path=[])) == [WHOLE]
     assert parts_of(report([WHOLE], islands=[Island(["a"], 0, 1.0), Island(["b"], 0, 1.0)])) == [WHOLE]

@@ -145,7 +145,7 @@ class TestStatistics:
         assert work.generated_tokens_per_second == pytest.approx(100)
         assert work.recomputed_tokens is None
 
-    def test_without_forward_steps(self):
+    def test_statistics_are_shown_without_forward_steps(self):
         """Its files are on another host, or of another profiler."""
         entry = engine_entry(
             artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED, kind="vllm"

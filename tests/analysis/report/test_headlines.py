@@ -239,7 +239,7 @@ class TestShortfalls:
 
 
 class TestIslands:
-    def test_where_the_step_went_by_each_clock(self):
+    def test_several_clocks_have_a_time_each_and_no_share(self):
         """No share of a role: a role may have been on several clocks."""
         islands = [Island(["a", "b"], 0, 10.0), Island(["c"], 0, 7.0)]
         roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]

@@ -58,7 +58,7 @@ class TestWindows:
             ("lost", "export: killed", None),
         ],
     )
-    def test_other_outcomes_with_their_reason(self, status, reason, recorded):
+    def test_other_outcomes_are_listed_with_their_reason(self, status, reason, recorded):
         """Only what was written covers anything."""
         lost = window(status=status, error=reason)
         assert short(lost, sources=[actor()]) == [("actor rank 0", status, None, reason, recorded, 0.1)]

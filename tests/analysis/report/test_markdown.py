@@ -66,7 +66,7 @@ def test_a_line_break_in_a_name(report):
     assert "\n# x" not in render(replace(report, run_id="a\n# x"))
 
 
-def test_many_problems(report):
+def test_only_the_first_five_problems_are_listed(report):
     """The first five."""
     shown = texts(render(replace(report, problems=[Problem(None, f"p{number}") for number in range(9)])))
     assert shown[-2:] == ["p4", "and 4 more, in the JSON"]

@@ -81,7 +81,7 @@ class TestSelfTime:
         """Regions of a window whose end is not known are in no window."""
         assert not digest(spans(0, ("region", "load", 0, 20, None))).tree.windows
 
-    def test_other_threads(self):
+    def test_regions_of_other_threads_do_not_reduce_self_time(self):
         """Regions of another thread stand apart, and take nothing from the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
@@ -152,7 +152,7 @@ class TestSelfTime:
         made.slices.task = np.array([-1, 0, 1, 2, 3], np.int32)
         assert [*paths(digest(made).tree)] == ["step", "step/sample", "step/sample/tool", "step/verify"]
 
-    def test_another_thread_before_the_window(self):
+    def test_work_before_the_window_is_left_out(self):
         """What another thread did before the step is no time of the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(

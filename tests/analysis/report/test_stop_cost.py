@@ -27,7 +27,7 @@ def processes(*workers, replica=0):
 
 
 class TestEstimate:
-    def test_in_proportion_to_the_forward_steps(self):
+    def test_cost_is_in_proportion_to_the_forward_steps(self):
         """The estimate uses the worker with the most forward steps, because the stop waits for all workers."""
         reported = engine_entry(write_seconds=2.0)
         assert stop_costs(processes(10, 40), [reported]) == [

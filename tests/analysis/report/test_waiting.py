@@ -86,7 +86,7 @@ class TestSynchronising:
         alone = waits(peer("a", 0, (0, 12), world=2), computing=computing)
         assert in_ms(alone.unmatched[ACTOR].spent) == {"a": 5}
 
-    def test_of_devices_the_durations_bound_a_wait(self):
+    def test_durations_of_kernels_bound_a_wait(self):
         """The kernels leave together: one that took only 3 ms longer than the other has not waited for 8 ms."""
         assert waited(waits(peer("a", 0, numbered(0, 5, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 3}
         assert waited(waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 8}

@@ -272,7 +272,7 @@ def test_spans(tmp_path, ahead_ns):
     assert answered[-1] <= end + alignment.error_ns
 
 
-def test_without_a_comparison(tmp_path):
+def test_without_a_comparison_times_stay_and_a_finding_says_so(tmp_path):
     """Without a comparison of clocks nothing is invented: the other host's times are its own, and a finding says so."""
     record(tmp_path, 3_700_000_000)
     for file in (tmp_path / "node-0" / "runs" / "r").glob("step-*/manifest/*.json"):

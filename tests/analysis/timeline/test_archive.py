@@ -253,7 +253,7 @@ def test_traces_of_one_rank_of_two_runs(tmp_path):
     }
 
 
-def test_nothing_to_write(tmp_path):
+def test_with_nothing_to_write_an_existing_archive_stays(tmp_path):
     """An archive that is there stays."""
     (tmp_path / "a.zip").write_text("old")
     file = tmp_path / "a.json"

@@ -56,7 +56,7 @@ def by_track(made):
 
 
 class TestForwardSteps:
-    def test_those_that_began_in_the_window(self):
+    def test_only_forward_steps_that_began_in_the_window_are_kept(self):
         """A stop that was carried out 100 ms late brought ten steps too many."""
         made = cut(engine(0, *STEPS), window(0, 100))
         assert [start for start, _ in kept(made)] == [at * 10.0 for at in range(10)]
@@ -176,7 +176,7 @@ class TestEvents:
         made = cut(self.traced(*kernels), window(45, 95))
         assert kept(made, "stream") == [(at * 10.0 + 1, 12.0) for at in range(5, 10)]
 
-    def test_without_forward_steps_by_time_alone(self):
+    def test_without_forward_steps_events_are_cut_by_time(self):
         """An old engine names none."""
         ops = [(("thread", "main"), "cpu_op", "op", at * 10, 8) for at in range(20)]
         made = cut(source(ENGINE, *ops), window(0, 95))
@@ -235,7 +235,7 @@ class TestOf:
         entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 10**9)
         assert CaptureWindow.of(entry) == CaptureWindow(T0, T0 + 10**9, T0 - 250_000_000, T0 + 1_500_000_000)
 
-    def test_on_the_common_clock(self):
+    def test_window_times_are_on_the_common_clock(self):
         """Driver and engine each have an offset of their own."""
         driver, other = Alignment("ping-pong", 5, 20), Alignment("http-date", -7, 100)
         placed = CaptureWindow(100, 200, 90, 300).placed(driver, other)
@@ -247,7 +247,7 @@ class TestOf:
     @pytest.mark.parametrize(
         "change", [{"start_unix_ns": None}, {"end_unix_ns": None}, {"end_unix_ns": 1e300}]
     )
-    def test_without_times(self, change):
+    def test_without_times_there_is_no_window(self, change):
         """A capture that never began, and a damaged entry."""
         assert CaptureWindow.of({**engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 5), **change}) is None
 

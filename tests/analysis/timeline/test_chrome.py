@@ -99,7 +99,7 @@ class TestSlices:
         data = b"".join(chrome.encode(make_source([(0, 0, 5, "a", "c", raw)]), Place(0, 1)))
         assert raw in data
 
-    def test_more_slices_than_one_block(self, monkeypatch):
+    def test_blocks_of_slices_follow_each_other_without_a_gap(self, monkeypatch):
         """Blocks follow each other without a gap, also with times of different widths."""
         monkeypatch.setattr(chrome, "_BLOCK", 7)
         source = make_source(

@@ -82,7 +82,7 @@ class TestClocks:
         )
         assert clocks.alignment(of("localhost")) == Alignment("same-host", 0, 0)
 
-    def test_two_machines_of_one_name(self):
+    def test_machines_of_one_name_are_placed_by_their_own_fragments(self):
         """A name that two machines have places only what its own fragment places."""
         clocks = Clocks.of(
             [
@@ -155,7 +155,7 @@ class TestClocks:
             for each, offset in zip(placed, true, strict=True):
                 assert abs(each.offset_ns - (offset - true[first])) <= each.error_ns
 
-    def test_two_that_contradict_each_other(self):
+    def test_contradicting_comparisons_give_a_finding_and_a_wider_error(self):
         """Two comparisons of one host that cannot both be right: a finding with the host and both values, and an error that covers both."""
         clocks = Clocks.of(
             [
@@ -171,7 +171,7 @@ class TestClocks:
         assert "b against a: +3.5 s ± 60 µs by ping-pong" in finding
         assert "b against a: +1 s ± 50 µs by ping-pong" in finding
 
-    def test_two_that_agree(self):
+    def test_of_two_agreeing_comparisons_the_better_one_counts(self):
         """Of two comparisons that agree within their errors, from either side, the better one counts."""
         clocks = Clocks.of(
             [compared("a", ("b", 100, 60, "ping-pong")), compared("b", ("a", -130, 5, "ping-pong"))]

@@ -62,7 +62,7 @@ def series(source):
 
 
 class TestSlices:
-    def test_on_the_common_clock(self, load):
+    def test_times_are_moved_to_the_common_clock(self, load):
         """Common time is the file's base plus its own time, less what its host is ahead."""
         source = load(complete(ts=4447104522337.108, dur=0.001), alignment=Alignment("ping-pong", 5_000, 10))
         assert source.slices.start.tolist() == [BASE + 4447104522337108 - 5_000]
@@ -96,7 +96,7 @@ class TestSlices:
             "python [TP01] 7: thread 8",
         ]
 
-    def test_other_metadata(self, load):
+    def test_metadata_without_a_name_changes_nothing(self, load):
         """Metadata that names neither a process nor a thread, or with an empty name, changes nothing."""
         source = load(
             complete(),
@@ -362,7 +362,7 @@ class TestAsync:
         assert source.slices.args[0] == b'{"kind": "region"}'
         assert {source.tracks[track].name.split(": ")[-1] for track in source.slices.track} == {"regions"}
 
-    def test_other_ids(self, load):
+    def test_global_and_missing_ids_are_accepted(self, load):
         """An id may be global, or none; steps of what has begun say nothing of their own."""
 
         def half(ph, name, ts, pid=1, **more):

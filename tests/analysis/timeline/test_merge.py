@@ -189,7 +189,7 @@ class TestMerge:
         assert 0 <= event["ts"] < 3 * 86_400 * 10**6
         assert [part.slices for part in result.parts] == [1, 0]
 
-    def test_nothing_but_damaged_files(self, tmp_path):
+    def test_only_damaged_files_write_no_timeline(self, tmp_path):
         """Damaged files alone make no timeline, in either format, and an existing one stays."""
         (tmp_path / "rank0.pt.trace.json").write_bytes(b"no trace")
         found = find([tmp_path], output_dir=tmp_path)
@@ -451,5 +451,5 @@ class TestWorkers:
         assert results == [4, Failed("the process that read it died, probably out of memory"), 9, 16]
         assert told == [(n, 4) for n in range(1, 5)]
 
-    def test_nothing_to_do(self):
+    def test_no_worker_starts_without_sources(self):
         assert each_in_worker(square, [], sizes=[]) == []

@@ -115,7 +115,7 @@ class TestWholeFiles:
         assert names(write(data, "t.json.gz")) == [f"op {n}" for n in range(50)]
         assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
 
-    def test_other_keys_for_the_events(self, write):
+    def test_compression_is_recognised_by_the_content(self, write):
         """What a file is, its content says."""
         assert len(names(write(gzip.compress(compact([event(1)])), "t.json"))) == 1
         assert len(names(write(b"\xef\xbb\xbf" + compact([event(1)]), "t.json.gz"))) == 1
@@ -246,7 +246,7 @@ class TestDamage:
         assert any("damaged as gzip" in finding for finding in raw.findings)
 
     @pytest.mark.parametrize("layout", [pretty, compact])
-    def test_one_damaged_event(self, write, layout, small_blocks):
+    def test_one_damaged_event_loses_only_itself(self, write, layout, small_blocks):
         """A damaged event costs itself."""
         text = layout([event(n) for n in range(60)]).replace(b'"op 17"', b'"op 17" 5 !')
         raw = read_raw(write(text))
@@ -277,7 +277,7 @@ class TestDamage:
         assert raw.header == {"baseTimeNanoseconds": BASE, "traceName": "t"}
         assert [each.name for each in raw.events] == ["op 1"]
 
-    def test_many_nested_keys(self, write):
+    def test_many_nested_keys_end_the_search(self, write):
         """A head that is full of the key ends the search."""
         inner = b",".join(b'"k%d":{"traceEvents":[]}' % number for number in range(500))
         raw = read_raw(write(b'{"config":{' + inner + b'},"traceEvents":[{"ph":"X"}]}'))

@@ -118,7 +118,7 @@ class TestWhatIsServed:
         status, headers, body = ask(server, trace_path(server), "HEAD")
         assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
 
-    def test_many_requests_at_once(self, server) -> None:
+    def test_a_silent_connection_delays_no_other_client(self, server) -> None:
         """A silent open connection delays no other client."""
         with socket.create_connection(server.server_address[:2]):
             assert ask(server, home(server) + "/")[0] == 200

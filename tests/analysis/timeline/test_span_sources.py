@@ -148,7 +148,7 @@ class TestSource:
         assert source.counters.value.tolist() == [17.0]
         assert source.tracks[source.counters.track[0]].name == "q"
 
-    def test_only_the_step_and_roles(self, tmp_path):
+    def test_only_spans_of_the_step_and_roles_are_read(self, tmp_path):
         spans = [
             span("a"),
             span("b", step=22),
@@ -210,7 +210,7 @@ class TestSource:
 
 
 class TestFiles:
-    def test_one_group_for_each_process(self, tmp_path):
+    def test_files_are_grouped_by_process(self, tmp_path):
         """Rolling files of one process belong together, another process of the rank does not; the driver comes first."""
 
         def write(name, header):

@@ -75,7 +75,7 @@ def test_every_event(traces):
         assert source.findings == []
 
 
-def test_on_unix_time(traces):
+def test_region_times_are_unix_time(traces):
     """A region that was entered before a reading of the clock, and left after it, encloses that reading."""
     _, began, inside, ended = traces
     for name, source in sources(traces).items():

@@ -106,7 +106,7 @@ class TestWithoutCuda:
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync")
         assert "CUDA's allocator here is cudaMallocAsync" in str(MemoryBackend().probe())
 
-    def test_another_allocator(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_allocator_is_refused(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same as above, for any code that set the allocator."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
         assert "do not replace it with torch.cuda.memory.change_current_allocator" in str(
@@ -169,7 +169,7 @@ print(len(stepprof.state().recorded_steps), stepprof.state().last_error, asked, 
         assert printed.stdout.endswith(" [] False\n")
         assert ("3 None" if backend == "torch" else "has not used CUDA yet") in printed.stdout
 
-    def test_without_torch(self, run_script) -> None:
+    def test_without_torch_the_reason_says_how_to_install_it(self, run_script) -> None:
         """The reason says how to install it."""
         run_script(
             """
@@ -377,7 +377,7 @@ class TestOutOfMemory:
         assert (line["step"], line["role"], line["snapshot"]) == (7, "actor", snapshot["path"])
         assert cuda.calls == ["snapshot"], "no history runs outside a window"
 
-    def test_only_a_few_in_a_run(self, cuda: Allocator, session) -> None:
+    def test_only_a_few_snapshots_are_taken_in_a_run(self, cuda: Allocator, session) -> None:
         """Code that tries ever smaller batches does not fill the disk."""
         run = session(memory={"on_oom": True, "on_oom_limit": 2})
         for _ in range(5):
@@ -385,7 +385,7 @@ class TestOutOfMemory:
                 cuda.alloc(2000 * MIB)
         assert len(ended(run)) == 2
 
-    def test_only_roles_and_ranks_that_ask(self, cuda: Allocator, session) -> None:
+    def test_only_roles_and_ranks_that_enable_it_take_snapshots(self, cuda: Allocator, session) -> None:
         """One role enables it. In other roles, and outside of roles, no snapshot is taken."""
         run = session(roles={"actor": {"memory": {"on_oom": True}}, "ref": {"backend": "null"}})
         for role in ("ref", None, "actor"):
@@ -530,7 +530,7 @@ class TestReading:
 
 
 class TestElsewhere:
-    def test_another_thread(self, cuda: Allocator, session) -> None:
+    def test_an_error_on_another_thread_belongs_to_the_open_window(self, cuda: Allocator, session) -> None:
         """One that inherited no context is put into the window that is open."""
         run = session(memory={"on_oom": True})
         caught: list[BaseException] = []
@@ -565,7 +565,7 @@ class TestElsewhere:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert ended(run) == []
 
-    def test_two_threads_at_once(self, cuda: Allocator, session) -> None:
+    def test_two_errors_at_once_take_one_snapshot(self, cuda: Allocator, session) -> None:
         """One takes the snapshot; the other does not wait for it."""
         run = session(memory={"on_oom": True})
         (observer,) = cuda.observers

@@ -50,7 +50,7 @@ class TestWhereItIsFound:
         """Whatever its name and place: what the process uses comes first."""
         assert called(LD_PRELOAD=tools.cudart) == (["None", "[]"], BOTH)
 
-    def test_in_a_wheel(self, called, tools, tmp_path):
+    def test_the_library_in_a_wheel_is_found(self, called, tools, tmp_path):
         """The library of the package nvidia-cuda-runtime is found."""
         folder = tmp_path / "site" / "nvidia" / "cu13" / "lib"
         folder.mkdir(parents=True)

@@ -257,7 +257,7 @@ stepprof.shutdown()
         assert found.pushed[BEYOND] == 500
         assert sum(event["op"] == "string" for event in found.events) <= MAX_NAMES + 2
 
-    def test_without_a_tool(self, noted):
+    def test_without_a_tool_no_range_is_made(self, noted):
         """No range is marked, no name is registered, and no object is made for a region."""
         script = """
 session = begin()
@@ -276,7 +276,7 @@ class TestColours:
         assert (hex(colour("actor")), hex(colour(None))) == (ACTOR, "0xff7f7f7f")
         assert len({colour(role) for role in ("actor", "rollout", "ref", "critic", "reward")}) > 2
 
-    def test_without_the_package(self, monkeypatch):
+    def test_without_the_package_the_message_names_it(self, monkeypatch):
         """The message names the package to install."""
         monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
         assert "stepprof[nsys]" in (Ranges().missing() or "")

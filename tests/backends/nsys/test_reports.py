@@ -189,7 +189,7 @@ class TestWholeJob:
         assert job.statuses(windows) == {"failed": 4}, windows
         assert "no libcudart was found" in windows[0]["error"]
 
-    def test_two_ranks_on_one_host(self, job):
+    def test_each_rank_waits_for_its_own_reports(self, job):
         """Each rank waits for the reports of its own process, in any order of arrival."""
         first = job.start(rank=0, NSYS_STAND_IN="late 0.4", WORLD="2")
         second = job.start(rank=1, WORLD="2")
@@ -285,7 +285,7 @@ class TestWholeJob:
         assert f"nsys wrote no report to {job.folder}/runs/nsys" in windows[0]["error"]
         assert main(["check", str(job.run)]) == 1
 
-    def test_without_nsys(self, job):
+    def test_without_nsys_the_loss_is_reported_at_once(self, job):
         """No report is awaited and no libcudart is needed. One log line explains the correction, and the
         manifest reports the loss while the job still runs.
         """
@@ -478,7 +478,7 @@ class TestReport:
         assert path.read_bytes() == b"report"
 
     @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no second file system to write to")
-    def test_another_file_system(self, place, request):
+    def test_a_report_is_copied_to_another_file_system(self, place, request):
         """Copied, and removed only then; where the copy fails, it is back under its name."""
         other = Path("/dev/shm", f"stepprof-test-{os.getpid()}")
         other.mkdir()
@@ -494,7 +494,7 @@ class TestReport:
         assert (place / "step" / artifact.path).read_bytes() == b"report"
         assert list(other.iterdir()) == []
 
-    def test_two_captures_of_one_name(self, place):
+    def test_captures_of_one_name_overwrite_no_file(self, place):
         """No file is overwritten."""
         written(place)
         report(place)()

@@ -266,7 +266,7 @@ class TestOptions:
             ({"with_modules": True}, "cpu_op", "External id"),
         ],
     )
-    def test_each_reaches_torch(
+    def test_each_option_reaches_torch(
         self, place: Capture, options: dict[str, bool], category: str, argument: str
     ) -> None:
         """What an option promises is in the trace, together with whatever else is chosen for it."""
@@ -595,7 +595,7 @@ class TestDevices:
         monkeypatch.setattr(torch.accelerator, "current_accelerator", Kind)
         assert TorchBackend().export_mode() == mode
 
-    def test_without_proc(self, mocker: MockerFixture) -> None:
+    def test_without_proc_torchs_answer_decides(self, mocker: MockerFixture) -> None:
         """If descriptors cannot be listed, torch's answer decides."""
         listing = mocker.patch.object(Path, "iterdir", side_effect=FileNotFoundError("/proc"))
         assert not device_in_use()

@@ -193,7 +193,7 @@ class TestPerReplica:
         return run
 
     @pytest.mark.parametrize("format_", ["perfetto", "json"])
-    def test_one_file_for_each(self, run, capsys, format_):
+    def test_each_replica_gets_one_file(self, run, capsys, format_):
         """The workers of one replica and nothing else; what reads the run afterwards takes it for no source."""
         assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
         reported = json.loads(capsys.readouterr().out)["timelines"]
@@ -226,7 +226,7 @@ class TestPerReplica:
         assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
         assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
 
-    def test_without_an_engine(self, folder, capsys):
+    def test_a_run_without_engines_has_no_replica(self, folder, capsys):
         """The run has no replica."""
         assert main(["merge", str(folder), "--per-replica"]) == 2
         assert "no trace of an engine's replica was found" in capsys.readouterr().err

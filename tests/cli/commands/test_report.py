@@ -305,7 +305,7 @@ class TestGate:
         assert report("a", "b", "--json") == 0
         assert json.loads(capsys.readouterr().out)["gate"] is None
 
-    def test_two_steps_of_one_run(self, runs, capsys):
+    def test_noise_of_two_steps_is_that_of_the_other_steps(self, runs, capsys):
         """Their noise is that between the other steps."""
         path = make(runs, steps=(2, 5))
         base = {"name": "actor", "kind": "window", "role": "actor"}

@@ -137,7 +137,7 @@ class TestDriver:
         names = {"train.save", "train.log_stats", "train.eval", "fsdp_engine.forward", "ppo_actor.ppo_update"}
         assert names <= set(spans(driver, 1, "region"))
 
-    def test_before_the_rollout(self, driver) -> None:
+    def test_work_before_the_rollout_belongs_to_the_next_step(self, driver) -> None:
         """What has no number, and comes before the first scope that has, belongs to the step that begins."""
         assert (
             spans(driver, 2, "region")["train.rollout_onload"] == 2

@@ -30,7 +30,7 @@ class TestNames:
         assert missing_in_interface(adapter, load("nemo_rl")) == []
 
     @pytest.mark.parametrize("target", nemo_rl.TRAINERS)
-    def test_each_loop(self, target) -> None:
+    def test_each_loop_has_a_step_timer_and_known_parameters(self, target) -> None:
         """It has the timer of a step; all that is attached is in a parameter that is known."""
         module = f"nemo_rl.algorithms.{target.partition(':')[0]}"
         assert nemo_rl.STEP in load("nemo_rl")["timers"][module]

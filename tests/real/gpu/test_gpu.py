@@ -210,7 +210,7 @@ class TestMemory:
         kinds = [artifact["kind"] for artifact in recorded[0]["artifacts"]]
         assert kinds == ["torch-trace", "memory-snapshot", "memory-summary"]
 
-    def test_another_codes_history(self, torch: Any, session: Any) -> None:
+    def test_a_history_of_another_program_is_not_changed(self, torch: Any, session: Any) -> None:
         """If another program records a history, it is not changed, and the window is skipped."""
         run = session(backend="memory")
         torch.cuda.memory._record_memory_history(max_entries=10)
@@ -269,7 +269,7 @@ class TestNsys:
         assert list((folder / "runs/run/step-000002/actor").glob("*.nsys-rep")), reported
         return reported
 
-    def test_one_window_under_nsys(self, torch: Any, tmp_path: Path) -> None:
+    def test_a_window_under_nsys_has_a_report_in_its_step(self, torch: Any, tmp_path: Path) -> None:
         """The window is a range of nsys's, and its report is in the step's folder."""
         if shutil.which("nsys") is None:
             pytest.skip("nsys is not on PATH")

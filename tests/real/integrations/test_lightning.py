@@ -134,7 +134,7 @@ class TestTrainer:
         (window,) = read_step(run, 2)["windows"]
         assert "out of luck" in window["body_error"]
 
-    def test_in_code(self, job, tmp_path) -> None:
+    def test_callback_and_profiler_record_in_a_session_of_the_job(self, job, tmp_path) -> None:
         """With the callback and the profiler, in a session of the job's own."""
         script = TRAINER.replace(
             "enable_checkpointing=False,",
@@ -181,7 +181,7 @@ class TestAccelerate:
         assert read_run(run)["adapters"]["accelerate"]["status"] == "attached"
         assert {"backward", "optimizer_step"} <= regions(tmp_path)
 
-    def test_in_code(self, job, tmp_path) -> None:
+    def test_watch_records_in_a_session_of_the_job(self, job, tmp_path) -> None:
         """`watch` in a session of the job's own; a resumed job goes on counting."""
         config = {"steps": "12", "backend": "null", "output_dir": "runs"}
         watch = (

@@ -147,7 +147,7 @@ class TestWindow:
         )
         assert done == ["armed", HISTORY_OFF]
 
-    def test_another_codes_history(self, npu):
+    def test_a_history_of_another_program_is_not_changed(self, npu):
         """If another program records a history, it is not changed and keeps its content."""
         done = ran(
             npu,

@@ -268,7 +268,7 @@ class TestOthers:
         npu.run(TWO.replace("use_device()", ""), env={"STEPPROF_ACL_DEVICES": "0"}).check()
         assert "sees no NPU" in npu.window()["error"]
 
-    def test_without_cann(self, run_script, tmp_path):
+    def test_without_cann_the_log_says_what_to_install(self, run_script, tmp_path):
         """The job runs without a recording, and the log says what to install."""
         ran = run_script(
             """

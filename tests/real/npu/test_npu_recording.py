@@ -215,7 +215,7 @@ class TestWindow:
         assert npu.window()["status"] == "complete"
         assert ran.stderr.count("no mstx here") == 2, ran.stderr  # of the window, and of the first region
 
-    def test_without_a_device_in_use(self, npu):
+    def test_a_process_without_a_device_gets_no_context(self, npu):
         """A process that uses none yet is not given a context ahead of its window."""
         ran = npu.run(
             """

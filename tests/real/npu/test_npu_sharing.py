@@ -43,7 +43,7 @@ def windows(npu, step):
 
 
 class TestTurns:
-    def test_two_processes(self, npu):
+    def test_two_processes_take_turns(self, npu):
         """They take turns: no window is lost, and no two sessions are there at once."""
         env = {"STEPPROF_STEPS": "1-5", "STEPPROF_RUN_ID": "r"}
         both = [npu.start(RECORDER, role, env=env) for role in ("trainer", "engine")]

@@ -74,7 +74,7 @@ def engines(session, step, role="rollout", timeout=10):
 
 
 class TestWindows:
-    def test_a_loop(self, ray_here, make, session):
+    def test_two_of_five_steps_are_recorded_in_every_kind_of_actor(self, ray_here, make, session):
         """Of five steps two are recorded, by engines in actors of different kinds, each into its own folder."""
         handles = [make(Server), make(AsyncServer)]
         ray_here.get([handle.generate.remote("warm") for handle in handles])
@@ -401,7 +401,7 @@ class TestTheDriverLeaves:
 
         return leave
 
-    def test_at_the_end_of_the_script(self, leave, tmp_path):
+    def test_a_silent_end_of_the_script_keeps_everything(self, leave, tmp_path):
         """Initialised before Ray was imported, and ended silently while it records: everything is
         stopped and kept before Ray ends.
         """

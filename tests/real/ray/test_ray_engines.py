@@ -73,7 +73,7 @@ def names(window, artifact):
 
 class TestRecording:
     @pytest.mark.parametrize("kind", ACTORS)
-    def test_two_steps(self, ray_here, make, connect, windows, kind):
+    def test_each_window_has_exactly_its_own_forward_steps(self, ray_here, make, connect, windows, kind):
         """Each window's trace holds the forward steps of exactly that window, in any kind of actor, with no method of ours in its class."""
         handle = make(kind)
         driver = connect(handle, find="engine")
@@ -303,7 +303,7 @@ class TestTrouble:
         until(lambda: ray_here.get(handle.count.remote(), timeout=30) == (1, 0, False))
         assert not starting.done()
 
-    def test_without_stepprof(self, ray_here, make, connect, windows):
+    def test_an_actor_without_stepprof_is_not_configured(self, ray_here, make, connect, windows):
         """An actor whose environment has no stepprof is not configured."""
 
         class Alone:
@@ -325,7 +325,7 @@ class TestTrouble:
 
 
 class TestClocks:
-    def test_one_measurement_per_machine(self, found, connect, windows, monkeypatch):
+    def test_clocks_are_measured_once_per_machine(self, found, connect, windows, monkeypatch):
         """The clock of another machine is measured through one of its actors; the clock of this machine is
         not measured.
         """

@@ -138,7 +138,7 @@ def spans(session, rank):
 
 class TestRanks:
     @pytest.mark.parametrize("kind", ACTORS)
-    def test_two_steps(self, ray_here, trainers, connect, session, windows, kind):
+    def test_ranks_record_two_steps_in_a_row(self, ray_here, trainers, connect, session, windows, kind):
         """Ranks record the methods between the start and the stop, two steps in a row; each writes its own manifest."""
         ranks = range(2 if kind == "plain" else 1)
         handles = trainers(len(ranks), kind)
@@ -294,7 +294,9 @@ class TestRanks:
         assert caught.value.health == "unconfigured"
 
     @without_torch
-    def test_another_rank_than_attached(self, ray_here, make, connect, session, windows):
+    def test_a_rank_that_differs_from_the_attached_one_is_refused(
+        self, ray_here, make, connect, session, windows
+    ):
         """The rank that was given and that of the session there have to agree."""
         handle = make()
         config = {"output_dir": str(session.path.parent), "steps": [2], "ranks": "all", "backend": "null"}

@@ -200,7 +200,7 @@ def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -
     assert '--ray = "127.0.0.1:1": no cluster responds' in done.stderr
 
 
-def test_without_ray(monkeypatch) -> None:
+def test_without_ray_the_error_says_what_to_install(monkeypatch) -> None:
     """The error says what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="pip install ray"):

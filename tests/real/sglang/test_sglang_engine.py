@@ -98,7 +98,7 @@ class TestBounds:
         assert brought["capped_by"] is None
         assert brought["left_later"] == brought["left"]
 
-    def test_by_stage(self, host: Host, tmp_path: Path) -> None:
+    def test_by_stage_prefill_and_decode_have_a_file_each(self, host: Host, tmp_path: Path) -> None:
         """Prefill and decode have a file each, within the limit of both."""
         options = {"max_iterations": 3, "by_stage": True}
         brought = host.run(sglang_scenarios.window_with, tmp_path, 8, options)
@@ -107,7 +107,7 @@ class TestBounds:
         assert brought["capped_by"] == "engine"
         assert brought["left_later"] == ["rank-0.decode.trace.json.gz", "rank-0.prefill.trace.json.gz"]
 
-    def test_by_stage_many_times(self, host: Host, tmp_path: Path) -> None:
+    def test_by_stage_many_windows_end_no_process(self, host: Host, tmp_path: Path) -> None:
         """SGLang's own capture by stage ends its process within a few windows; ours does not."""
         for number in range(12):
             options = {"max_iterations": 4, "by_stage": True}

@@ -149,7 +149,9 @@ class TestServer:
         assert "cannot be written" in str(refused)
         server.generate(1)
 
-    def test_other_folder_of_both(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
+    def test_files_come_from_the_folder_that_both_see(
+        self, server: Server, driver: SglangDriver, tmp_path: Path
+    ) -> None:
         """Files come from the folder that both see, and leave nothing there."""
         window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
         brought = described(window, record(driver, window, lambda: server.generate(3)))

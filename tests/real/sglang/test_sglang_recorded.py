@@ -27,7 +27,7 @@ PARALLEL = {"dp_size": 2}
 
 
 class TestSessions:
-    def test_two_steps_of_a_training_loop(self, host: Host, tmp_path: Path) -> None:
+    def test_each_trace_has_exactly_its_windows_forward_steps(self, host: Host, tmp_path: Path) -> None:
         """Every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
         seen = host.run(sglang_recorded.synchronous, tmp_path, {})
         assert seen[1:3] == ["recording", "recording"]

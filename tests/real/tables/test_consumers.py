@@ -106,7 +106,9 @@ class TestEachTable:
         assert consumer(table) == expected
         assert expected
 
-    def test_without_rows(self, empty: Run, name: str, consumer: Callable[[Table], Rows]) -> None:
+    def test_tables_without_rows_can_be_read(
+        self, empty: Run, name: str, consumer: Callable[[Table], Rows]
+    ) -> None:
         """A recorded step without events, whose report has findings all the same."""
         table = tables(empty)[name]
         assert name in ("steps", "findings") or pa.table(table).num_rows == 0

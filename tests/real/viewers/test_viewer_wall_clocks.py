@@ -78,7 +78,7 @@ class TestTwoClocks:
             source.offset_ns for source in report.sources
         }
 
-    def test_without_collectives(self, tmp_path):
+    def test_without_collectives_spans_are_placed_by_the_kernels_clock(self, tmp_path):
         """Spans alone are placed by the kernel's clock."""
         faked = {"LD_PRELOAD": str(LIBRARY), "FAKETIME": "+37s", **MONOTONIC}
         report = analyse(find([steps(tmp_path, {}, faked, backend="null")], output_dir=tmp_path), workers=1)

@@ -398,7 +398,9 @@ class TestSelection:
 
 
 class TestFolders:
-    def test_two_engines_may_not_share_one_link(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
+    def test_a_link_of_another_engine_is_refused(
+        self, live: Live, driver: VllmDriver, tmp_path: Path
+    ) -> None:
         """The second one is refused before anything is sent: their traces would be mixed up."""
         on_remote(driver.arm(make_window(tmp_path)))
         link = ObjectLink(live.engine, "other")

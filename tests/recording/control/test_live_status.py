@@ -208,7 +208,7 @@ class TestTrigger:
         assert stepprof.trigger(job.run, step=4900).step == 4900
         job.end()
 
-    def test_two_requests_one_withdrawn_one_for_a_past_step(self, job: Job) -> None:
+    def test_withdrawn_and_past_requests_have_their_own_outcomes(self, job: Job) -> None:
         """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
         job.start(0, 0.05)
         job.wait_for(0)
@@ -680,7 +680,9 @@ def on_a_terminal(
 
 class TestTerminal:
     @pytest.mark.parametrize("arguments", [[], ["--watch", "0.1"]])
-    def test_with_colours(self, written: Path, tmp_path: Path, arguments: list[str]) -> None:
+    def test_colours_do_not_change_the_words(
+        self, written: Path, tmp_path: Path, arguments: list[str]
+    ) -> None:
         """On a terminal the same words are in colours; --watch ends with the run."""
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
@@ -698,7 +700,7 @@ class TestTerminal:
         for word in (b"rollout/0", b"a disk is full", b"live"):
             assert word in printed
 
-    def test_more_ranks_than_lines(self, written: Path, tmp_path: Path) -> None:
+    def test_troubled_ranks_come_first_until_the_end(self, written: Path, tmp_path: Path) -> None:
         """While each of them is watched, what is not as it should be comes first; at the end all are shown."""
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"

@@ -93,7 +93,9 @@ class TestTaking:
         assert session.enter(8)
         assert session.look() == {request.name: "reached"}
 
-    def test_two_within_one_tick_of_the_clock(self, session: Session, tmp_path: Path) -> None:
+    def test_requests_within_one_tick_of_the_clock_are_both_read(
+        self, session: Session, tmp_path: Path
+    ) -> None:
         """A folder that has just changed is read again although its time of change is the same."""
         one, other = Request.make(7), Request.make(8)
         path = place_request(tmp_path, one)

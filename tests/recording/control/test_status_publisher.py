@@ -83,8 +83,10 @@ class TestName:
         published.origin.rank = 3
         assert list(published.after(6)) == ["rank-3.json"]
 
-    def test_another_process_of_the_same_rank(self, published: WatchedPublisher, tmp_path: Path) -> None:
-        """One that lives keeps its file; one that has ended leaves it."""
+    def test_a_living_process_of_the_same_rank_keeps_its_file(
+        self, published: WatchedPublisher, tmp_path: Path
+    ) -> None:
+        """A living process keeps its file. The file of one that has ended is taken over."""
         script = (
             "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
             "sys.stdout.flush(); sys.stdin.read()"
@@ -202,8 +204,8 @@ class TestPace:
         pace.see([self.window(50, 30.0, 31.0), self.window(60, 31.0, 31.5)])
         assert (pace.newest, pace.seconds, pace.stride) == (60, 1.0, 10)
 
-    def test_without_spans(self) -> None:
-        """From look to look."""
+    def test_without_spans_the_pace_is_measured_between_looks(self) -> None:
+        """Without spans, the pace is measured from one look to the next."""
         pace = Pace()
         assert pace.since_unix_ns(None) is None
         first = pace.since_unix_ns(1)

@@ -213,7 +213,7 @@ with profile_step(2):
         rest = [each for each in others if each.task and each.task.endswith("other")]
         assert not {each.thread for each in short} & {each.thread for each in rest}
 
-    def test_only_from_the_start_of_the_window(self, evidence, tmp_path) -> None:
+    def test_stacks_start_with_the_window(self, evidence, tmp_path) -> None:
         """The work of the recorder before the window is not included. It may take long on a busy machine."""
         found = evidence("""
 from stepprof.recording.evidence.collector import Evidence
@@ -309,7 +309,7 @@ with profile_step(2, role="actor"):
         ]
         assert "gc.collect" in {each.label for each in during} | {each.call for each in found.stretches}
 
-    def test_many_short_ones(self, evidence) -> None:
+    def test_many_short_collections_are_merged(self, evidence) -> None:
         """They are merged, and their number and their seconds are kept."""
         found = evidence("""
 gc.set_threshold(50, 1000, 1000)
@@ -386,8 +386,8 @@ with profile_step(2):
         assert used == {"busy": pytest.approx(0.3, abs=0.05), "asleep": pytest.approx(0.0, abs=0.05)}
         assert all(0 <= each.cpu_seconds <= seconds([each]) for each in found.regions)
 
-    def test_only_in_recorded_windows(self, run_script, tmp_path) -> None:
-        """And not where a region can be suspended, or ends on another thread."""
+    def test_cpu_times_are_kept_only_in_recorded_windows(self, run_script, tmp_path) -> None:
+        """They are also left out where a region can be suspended, or ends on another thread."""
         run_script(
             PRELUDE
             + """

@@ -85,7 +85,7 @@ class TestReturn:
 
 
 class TestBounds:
-    def test_many_short_threads(self, threads) -> None:
+    def test_many_short_threads_stay_within_the_limits(self, threads) -> None:
         """A capture has so many lines at most, and no file stays open of a thread that has ended."""
         sampler = StackSampler(
             {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()

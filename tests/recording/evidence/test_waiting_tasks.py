@@ -61,7 +61,7 @@ class TestHeldTasks:
 
         assert seen(main) == ("call", 5, 3, 1)
 
-    def test_other_tasks(self) -> None:
+    def test_ended_tasks_do_not_count(self) -> None:
         """Tasks that have ended do not count, others do."""
 
         async def main():
@@ -114,7 +114,7 @@ class TestHeldTasks:
 
 
 class TestPrice:
-    def test_many_coroutines(self) -> None:
+    def test_many_coroutines_cost_no_more_than_the_limit(self) -> None:
         """With 1,000 coroutines it executes less Python than with as many as it counts."""
 
         async def counted(count: int) -> int:

@@ -104,7 +104,7 @@ class TestModes:
 
 
 class TestQueue:
-    def test_two_children_at_a_time(self, tmp_path: Path) -> None:
+    def test_at_most_two_children_run_at_a_time(self, tmp_path: Path) -> None:
         """Any number of jobs may be submitted from any thread; no more than two children run, and each job ends once."""
         running = tmp_path / "running"
         running.mkdir()
@@ -164,7 +164,7 @@ class TestQueue:
         assert exporter.wait(30)
         assert len(results) == 1
 
-    def test_many_descriptors(self) -> None:
+    def test_pipes_beyond_1023_work(self) -> None:
         """Pipes with numbers beyond 1023 work as well."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard < 3000:
@@ -207,7 +207,7 @@ class TestBadEnds:
         monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
         assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
 
-    def test_another_code_reaps_the_child(self) -> None:
+    def test_a_child_that_other_code_reaps_is_still_reported(self) -> None:
         """A program that ignores SIGCHLD takes our exit status; the report is enough."""
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
@@ -377,7 +377,7 @@ class TestHungChild:
         assert all("exported in a thread: the export process hung" in str(result.note) for result in results)
 
     @linux
-    def test_in_a_thread_of_the_child(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_child_whose_threads_all_hang_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A child whose threads all wait for locks hangs as well."""
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         parent = os.getpid()
@@ -395,7 +395,7 @@ class TestHungChild:
         assert "hung" in str(result.note)
 
     @linux
-    def test_after_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_child_that_hangs_after_its_report_exports_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A child that hangs after its export has done its work: nothing is exported twice."""
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         results: list[ExportResult] = []
@@ -435,7 +435,9 @@ class TestHungChild:
         assert (results[0].error, results[0].note) == (None, None)
         assert results[0].artifacts[0].path != str(os.getpid())
 
-    def test_without_proc(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_proc_a_hung_child_is_killed_at_its_limit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Where the system does not show what a process waits for, a child that hangs is killed at its limit, and its job fails."""
         monkeypatch.setattr(deadlock, "_PROC", tmp_path)
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.0)

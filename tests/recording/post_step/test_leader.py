@@ -220,7 +220,7 @@ class TestCommand:
         job.end(killed=(0,), steps=2)
         assert job.ran == ["2 lost 1000 0"]
 
-    def test_at_the_end_of_the_run(self, job: Job) -> None:
+    def test_the_last_process_runs_the_command_once(self, job: Job) -> None:
         """Once, by the last process; and again at the end of a job that goes on in the same run."""
         command = ["sh", "-c", "echo $STEPPROF_RECORDED_STEPS $STEPPROF_STATUS ${STEPPROF_STEP-none} >> ran"]
         config = {"on_complete": command, "on_complete_when": "run"}
@@ -428,7 +428,7 @@ class TestKeeping:
         main(["merge", str(job.run), "--step", "1"])
         assert "deleted" in capsys.readouterr().out
 
-    def test_with_an_upload_and_a_command(self, job: Job) -> None:
+    def test_a_step_is_deleted_after_its_upload_and_command(self, job: Job) -> None:
         """A step goes when it was uploaded and its command has ended, and lies in the store."""
         command = ["sh", "-c", "ls $STEPPROF_STEP_DIR/actor | wc -l >> ran"]
         config = {"keep_steps": 1, "upload": f"file://{job.folder}/up", "on_complete": command}

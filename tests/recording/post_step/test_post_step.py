@@ -450,7 +450,7 @@ class TestLeader:
         third.look(final=False)
         assert third._claim.name == "leader.3.json"
 
-    def test_other_processes_only_read(self, tmp_path) -> None:
+    def test_processes_that_do_not_lead_only_read(self, tmp_path) -> None:
         """Thousands of processes look in one folder every few seconds: where another one keeps, none writes, links or removes anything."""
         run = runs.make_run(tmp_path)
         self.leader(run, keep_steps=1).look(final=False)

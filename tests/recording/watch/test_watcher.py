@@ -270,7 +270,7 @@ class TestWatcher:
         watched.window(12, 30.0, "actor", [("update", 1.0)])
         assert [line["event"] for line in watched.look()] == ["watch.alert"]
 
-    def test_without_regions(self, loop) -> None:
+    def test_an_empty_list_of_regions_still_watches_windows(self, loop) -> None:
         """An empty list leaves the windows."""
         watched = loop(regions=[])
         watched.steps(1, 10, 1.0, role="actor", regions=[("a", 0.2)])
@@ -372,7 +372,7 @@ class TestBudget:
         (folder / "rank-0.2.trace.json.gz").write_bytes(b"x" * 600_000)
         assert self.slow(watched, 70) == "none: the captures of this run have used up max_bytes = 976.6 KiB"
 
-    def test_without_a_limit_of_bytes(self, loop) -> None:
+    def test_without_a_byte_limit_the_configured_cap_holds(self, loop) -> None:
         """The configured cap of one capture holds."""
         watched = loop(max_bytes="none")
         assert self.slow(watched, 10) == "step 12"

@@ -138,7 +138,7 @@ class TestElsewhere:
         assert one.asked("stop") == 1
         assert [entry.status for entry in await settled(session)] == ["complete"]
 
-    async def test_two_windows_in_a_row(self, recording, slow):
+    async def test_two_windows_in_a_row_do_not_mix(self, recording, slow):
         """Nothing of the second is in the first one's capture."""
         one, session = slow(), recording()
         stepprof.attach(one)

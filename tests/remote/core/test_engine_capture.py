@@ -62,7 +62,7 @@ class TestRecording:
         asyncio.run(check())
 
     @pytest.mark.parametrize("state", CAPTURE_STATES)
-    def test_what_each_state_means(self, state) -> None:
+    def test_each_state_has_its_pending_stop_joins_and_gates(self, state) -> None:
         """When a stop is pending, when windows may join, and which gates are open."""
 
         async def check() -> tuple[bool, ...]:

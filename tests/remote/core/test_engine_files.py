@@ -114,21 +114,21 @@ class TestWriters:
         """Only that user's: a hard link to a file of the driver's user is none of the engine's."""
         assert writers(os.geteuid() + 4321) == {os.geteuid() + 4321}
 
-    def test_not_known(self) -> None:
+    def test_with_an_unknown_user_files_of_all_are_accepted(self) -> None:
         """If the user is unknown, as on another host, files of every user are accepted."""
         assert writers(None) is None
 
 
 class TestUserOfServer:
-    def test_of_this_user(self) -> None:
-        """Both families of addresses."""
+    def test_a_server_of_this_user_is_found_in_both_families(self) -> None:
+        """The user is found for servers that listen on IPv4 and on IPv6."""
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             with socket.socket(family) as listening:
                 listening.bind((host, 0))
                 listening.listen()
                 assert user_of_server(listening.getsockname()[1]) == os.geteuid()
 
-    def test_nothing_listens(self, tmp_path) -> None:
+    def test_without_a_listener_the_user_is_unknown(self, tmp_path) -> None:
         """The user is unknown if no process listens, and if the kernel's table is missing or cut off."""
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
@@ -242,7 +242,7 @@ class TestTraceFolder:
         assert (tmp_path / "private.json").read_text() == KEY
 
     @needs_root
-    def test_only_files_of_the_engines_user(self, tmp_path, window) -> None:
+    def test_files_of_another_user_are_left_alone(self, tmp_path, window) -> None:
         """What another user leaves in a folder that both can write is no trace of the engine."""
         folder = self.folder(tmp_path, users=writers(os.geteuid()))
         folder.prepare()
@@ -296,7 +296,7 @@ class TestSglang:
     ASCEND = "h_7_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"
 
     @needs_root
-    def test_only_files_of_the_engines_user(self, window) -> None:
+    def test_files_of_another_user_are_left_alone(self, window) -> None:
         """Traces, snapshots and folders of torch_npu that another user left are neither brought nor removed."""
         folder = window.output
         facts = Facts("engine", users=writers(os.geteuid()))
@@ -355,8 +355,8 @@ class TestSglang:
         assert [path.name for path in shared.rglob("*.json")][-1] == "x-TP-1.trace.json"
 
     @needs_root
-    def test_only_files_of_a_third_user(self, shared, tmp_path) -> None:
-        """The reason says so."""
+    def test_files_of_a_third_user_are_named_in_the_reason(self, shared, tmp_path) -> None:
+        """The reason says that the files belong to another user than the engine."""
         said = failure(self.record, make_window(tmp_path, trace_dir=shared), [1234])
         assert "belong to another user than the engine" in said
 

@@ -40,7 +40,7 @@ class TestLease:
         child.wait()
         assert made.is_over
 
-    def test_another_host(self):
+    def test_a_lease_of_another_host_holds_without_an_answer_of_ray(self):
         """Without a word from Ray nothing is known, and the lease holds."""
         made = Lease({**writer_identity(), "host": "elsewhere"})
         assert (made.here, made.is_over) == (None, False)

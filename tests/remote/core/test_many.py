@@ -121,7 +121,7 @@ class TestMany:
         stepprof.shutdown()
         assert not (session.path / "step-000003").exists()
 
-    def test_each_may_record_for_as_long_as_the_others(self, recording, engine):
+    def test_the_cap_counts_from_each_engines_own_start(self, recording, engine):
         """The cap counts from each one's own start, however late it was answered."""
         engines = [engine(name=f"{delay}", delays={"start": delay}) for delay in (0, 0.15, 0.45)]
         session = recording(max_seconds=0.3)

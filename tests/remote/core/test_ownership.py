@@ -457,7 +457,7 @@ class TestKeeping:
             keep(window, Stopped([Artifact(name, "trace", 1)]), "why", fragment.origin.writer)
         assert [each["path"] for each in fragment.engines[0].artifacts] == ["a", "b"]
 
-    def test_without_a_fragment(self, window: EngineWindow) -> None:
+    def test_a_process_that_died_at_once_gets_a_fragment(self, window: EngineWindow) -> None:
         """A process that died at once has written none: it gets one, in its name."""
         gone = ended_writer()
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", gone)

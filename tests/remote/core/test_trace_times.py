@@ -31,12 +31,12 @@ class TestOverrun:
             ([12 * SECOND], None, None),
         ],
     )
-    def test_how_long_it_recorded_on(self, ends, clock, seconds):
-        """From the sending of the stop to the end of the longest recording, on one clock; nothing is claimed within its error."""
+    def test_overrun_lasts_from_the_stop_to_the_end_of_the_recording(self, ends, clock, seconds):
+        """It lasts from the sending of the stop to the end of the longest recording, on one clock. Nothing is stated if it is within the error of the clock."""
         assert overrun_seconds(10 * SECOND, map(trace, ends), clock) == seconds
 
-    def test_without_an_end(self):
-        """A start that failed has none."""
+    def test_a_failed_start_has_no_overrun(self):
+        """If the start failed, no time of the overrun is stated."""
         assert overrun_seconds(None, [trace(5)], HERE) is None
 
 
@@ -45,8 +45,8 @@ class TestWriting:
         ("written", "clock", "seconds"),
         [(13 * SECOND, HERE, 3.0), (13 * SECOND, THERE, None), (9 * SECOND, HERE, None), (None, HERE, None)],
     )
-    def test_how_long_a_trace_took_to_be_written(self, written, clock, seconds):
-        """From the end of the recording to the file's time, where both are of one clock."""
+    def test_writing_lasts_from_the_end_to_the_files_time(self, written, clock, seconds):
+        """It is stated only if the end of the recording and the file's time are of one clock."""
         assert write_seconds([trace(10 * SECOND, written)], clock) == seconds
 
     def test_the_slowest_write_counts(self):

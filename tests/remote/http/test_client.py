@@ -41,7 +41,7 @@ class TestAddress:
             ("http://[2001:db8::1]:8000", "http://[2001:db8::1]:8000"),
         ],
     )
-    def test_one_name_without_secrets(self, url, name):
+    def test_a_server_has_one_name_without_secrets(self, url, name):
         """However it is written, a server has one name, and no password in it."""
         address = Address.parse(url)
         assert address.name == name
@@ -192,7 +192,7 @@ class TestFailures:
         assert "s3cret" not in "".join(traceback.format_exception(failure.value))
         return failure.value
 
-    async def test_nothing_listens(self):
+    async def test_a_refused_connection_leaves_no_stop_pending(self):
         """The server is down: nothing was sent, so no stop is pending."""
         error = await self.failed(Client(f"http://127.0.0.1:{free_port()}", "s3cret"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
@@ -282,7 +282,7 @@ class TestFailures:
             error = await self.failed(Client(server.url))
         assert "more than 100000 bytes" in str(error)
 
-    async def test_many_at_once(self):
+    async def test_requests_at_once_have_their_own_connections(self):
         """Each request has its own connection and thread."""
         with serving({"/a": lambda _: time.sleep(0.05) or {}}) as server:
             client = Client(server.url)

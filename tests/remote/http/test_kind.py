@@ -378,7 +378,7 @@ class TestServer:
 
 
 class TestClock:
-    async def test_on_this_host(self):
+    async def test_the_clock_of_this_host_is_not_measured(self):
         """One clock: nothing is measured."""
         with serving({}) as server:
             found = await clock(Client(server.url))

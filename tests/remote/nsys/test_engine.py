@@ -338,8 +338,8 @@ assert engine.calls == [], engine.calls
         assert [jobs.report(step, "step/rank-0.nsys-rep")["range"] for step in (2, 4)] == [1, 2]
         assert main(["check", str(jobs.folder / "runs" / "job")]) == 0
 
-    def test_not_under_nsys(self, jobs):
-        """Lost, and why."""
+    def test_without_nsys_the_recording_is_lost_with_a_reason(self, jobs):
+        """The entry is lost, and its error says why."""
         jobs.record(BEFORE=OBJECT)
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]

@@ -275,7 +275,7 @@ class TestStages:
         assert "gemm" in self.names(parts)["prefill"]
         assert "copy" in self.names(parts)["decode"]
 
-    def test_without_forward_steps(self) -> None:
+    def test_without_forward_steps_nothing_is_cut(self) -> None:
         """Nothing is cut."""
         assert cut_apart([self.event(1)]) == {}
 

@@ -571,7 +571,9 @@ class TestObjects:
         assert not kind.recognises(type("Engine", (), {})())
         assert not kind.recognises("http://localhost:30000")
 
-    def test_without_a_tokenizer_manager(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_engine_without_a_tokenizer_manager_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """In SGLang's Rust server and gRPC modes there is none to speak to."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
         driver = SglangDriver.of_engine(SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=None)))

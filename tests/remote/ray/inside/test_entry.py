@@ -190,7 +190,7 @@ class TestEngines:
             True,
         )
 
-    def test_not_prepared(self, ask, run):
+    def test_a_process_that_was_not_armed_was_restarted(self, ask, run):
         """A process that was not armed is another one than was: it has been restarted."""
         with pytest.raises(Unknown, match="restarted"):
             ask(None, "start", window(run))
@@ -317,7 +317,7 @@ class TestSessions:
         )
         guest.leave(5.0)
 
-    def test_two_attachments(self, run, attachment):
+    def test_two_attachments_share_one_session(self, run, attachment):
         """They share one session, which ends with the last of them."""
         one, other = Guest("token"), Guest("token")
         one.arm(None, attachment("rank"), window(run, role="actor", rank=True))
@@ -441,7 +441,7 @@ class TestLeases:
         assert cell.session.run_id == "next"
         ask(None, "leave", 5.0, token="after")
 
-    def test_two_drivers_of_one_run(self, ask, run, attachment, driver):
+    def test_two_drivers_of_one_run_share_the_session(self, ask, run, attachment, driver):
         """They share the session; it ends with the last of them."""
         ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="one")
         ask(None, "join", attachment("spans", lease=new_lease()), token="other")
@@ -454,7 +454,7 @@ class TestLeases:
         ask(None, "leave", 5.0, token="other")
         assert cell.session is None
 
-    def test_another_driver_that_lives(self, ask, run, attachment, driver):
+    def test_a_session_of_a_living_driver_is_not_taken(self, ask, run, attachment, driver):
         """Its session is not taken away; the message says whose it is."""
         ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="before")
         with pytest.raises(
