@@ -49,7 +49,7 @@ def pairs(*more: str) -> list[tuple[str, str]]:
 
 
 class TestTargetMachine:
-    def test_a_round(self, log) -> None:
+    def test_each_state_of_a_round_logs_one_line(self, log) -> None:
         """idle, armed, recording, flushing and back: one line each."""
         machine = TargetMachine("rank-0")
         for trigger in (*ROUND, "done"):
@@ -134,7 +134,7 @@ class TestTargetMachine:
 
 class TestEngineTargetMachine:
     @pytest.mark.parametrize(("state", "trigger"), pairs("nonsense"))
-    def test_the_same_table(self, state, trigger, log) -> None:
+    def test_an_engine_has_the_transitions_of_the_local_target(self, state, trigger, log) -> None:
         """An engine has the transitions of the local target; an illegal trigger changes nothing."""
         machine = engine_in_state(state, [])
         expected = destinations(trigger, state)

@@ -76,7 +76,7 @@ class TestTraces:
         ],
         ids=["text", "gzip", "byte order mark", "array with Unix times", "not ASCII", "base behind"],
     )
-    def test_whole(self, tmp_path, data):
+    def test_whole_traces_pass_in_every_form(self, tmp_path, data):
         """Every form that merge reads, whatever the file is called."""
         for name in ("a.trace.json", "a.trace.json.gz"):
             assert (
@@ -133,7 +133,7 @@ class TestOthers:
             ("a.sqlite.gz", gzip.compress(b"x" * 3_000_000, mtime=0), "nsys"),
         ],
     )
-    def test_whole(self, tmp_path, name, data, kind):
+    def test_whole_files_of_other_kinds_pass(self, tmp_path, name, data, kind):
         """Every kind that is read to its end."""
         assert self.check(tmp_path, name, data, kind=kind).problem is None
 
@@ -148,8 +148,8 @@ class TestOthers:
             ("a.sqlite.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "is damaged: "),
         ],
     )
-    def test_damaged(self, tmp_path, name, data, expected):
-        """What is wrong, in words."""
+    def test_damage_of_other_kinds_is_described(self, tmp_path, name, data, expected):
+        """The problem says in words what is wrong."""
         assert self.check(tmp_path, name, data, kind="report").problem.startswith(expected)
 
     def test_a_changed_size_is_reported_with_both_sizes(self, tmp_path):

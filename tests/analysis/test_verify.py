@@ -18,8 +18,8 @@ def problems(path):
 
 
 class TestVerifyRun:
-    def test_a_whole_run(self, tmp_path):
-        """Everything that is claimed is there."""
+    def test_a_whole_run_has_no_problems(self, tmp_path):
+        """Everything that the manifest claims is there."""
         run = make_run(tmp_path)
         for rank in (0, 1):
             record(run, rank=rank)
@@ -30,7 +30,7 @@ class TestVerifyRun:
         assert (result.steps, result.windows, result.artifacts) == (1, 2, 2)
         assert result.bytes == 2 * len(gzip.compress(TRACE, mtime=0))
 
-    def test_an_empty_directory(self, tmp_path):
+    def test_an_empty_directory_fails(self, tmp_path):
         """Nothing to check is a failure."""
         assert problems(tmp_path) == ["run.json: missing", ": no step is recorded"]
 
@@ -60,7 +60,7 @@ class TestVerifyRun:
         assert [note.problem for note in result.notes] == ["partial: SIGTERM"]
         assert [problem.problem for problem in result.problems] == ["has no complete window"]
 
-    def test_still_recording(self, tmp_path):
+    def test_a_window_that_still_records_is_no_problem(self, tmp_path):
         """A living process is not a problem; but there is nothing complete yet."""
         run = make_run(tmp_path)
         record(run, data=b"", status="lost", writer=writer_identity())

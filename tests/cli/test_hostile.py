@@ -60,7 +60,7 @@ def carried_out(reader, run, *commands):
 
 @pytest.mark.parametrize("trap", [fifo, device, sparse])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_trap(run, reader, place, trap):
+def test_every_command_survives_a_hostile_file(run, reader, place, trap):
     """Every command ends within seconds, and `check` (of a status file `status`) names the file."""
     trap(run / place)
     out = dict(zip(COMMANDS, carried_out(reader, run, *COMMANDS), strict=True))

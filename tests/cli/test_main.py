@@ -101,7 +101,7 @@ class TestMain:
         assert main(["show", "nothing"]) == 2
         assert capsys.readouterr().err.startswith('stepprof show: run "nothing": neither a run')
 
-    def test_interrupted(self, monkeypatch, output_dir):
+    def test_an_interrupted_command_ends_with_130(self, monkeypatch, output_dir):
         """Status 130, as of a process that SIGINT ended."""
         from stepprof.cli.commands import ls
 
@@ -297,7 +297,7 @@ class TestShow:
         record(a_run, step=7)
         assert printed(capsys, "show").startswith("run r  step 7\n")
 
-    def test_for_a_program(self, a_run, capsys):
+    def test_json_has_the_combined_manifest(self, a_run, capsys):
         """The manifest as the readers combine it, the regions, and what is missing."""
         content = as_json(capsys, "show", "r")
         assert content["manifest"]["schema_version"] == 1
@@ -424,7 +424,7 @@ class TestCheck:
         """Status 0 and one line."""
         assert printed(capsys, "check").startswith("ok: 1 step, 2 windows, 2 artifacts, ")
 
-    def test_problems(self, a_run, capsys):
+    def test_each_problem_is_on_its_own_line(self, a_run, capsys):
         """The exit status is 1, and every problem is on its own line."""
         (a_run.path / "step-000002" / "actor" / "rank-0.trace.json.gz").unlink()
         (a_run.path / "step-000002" / "actor" / "left").touch()
@@ -442,8 +442,8 @@ class TestCheck:
         assert content["checked"] == {"steps": 0, "windows": 0, "engines": 0, "artifacts": 0, "bytes": 0}
         assert content["problems"][0] == {"step": None, "where": "run.json", "problem": "missing"}
 
-    def test_for_a_program(self, a_run, capsys):
-        """Status 0."""
+    def test_json_of_a_whole_run_has_status_0(self, a_run, capsys):
+        """The exit status is 0, and the JSON lists no problem."""
         content = as_json(capsys, "check")
         assert (content["ok"], content["problems"], content["notes"]) == (True, [], [])
 

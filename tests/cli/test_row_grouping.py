@@ -98,8 +98,8 @@ def shown(many):
 
 
 class TestShow:
-    def test_few_lines(self, shown) -> None:
-        """However many ranks, engines, files, hosts and notes there are."""
+    def test_any_number_of_rows_makes_few_lines(self, shown) -> None:
+        """There are few lines, however many ranks, engines, files, hosts and notes there are."""
         assert len(shown.splitlines()) <= LINES
         assert max(map(len, shown.splitlines())) < 200
 
@@ -118,14 +118,14 @@ class TestShow:
         assert "  actor rank 7-9, 4000: failed: CUDA is busy" in shown
         assert "  rollout/77 (http://node-77:8000): failed: unreachable" in shown
 
-    def test_engines(self, shown) -> None:
+    def test_slow_and_failed_engines_have_their_own_rows(self, shown) -> None:
         """The slow engine and the failed one have separate rows."""
         assert re.search(r"rollout/500 +vllm +complete +ok +1\.500 +0\.003 +9\.500", shown)
         assert re.search(r"rollout/77 +vllm +failed", shown)
         assert re.search(r"rollout/0-76, 78-499, 501-999 .* 998 hosts +998 engines", shown)
         assert "(1,000 engines in 3 rows; --all shows each)" in shown
 
-    def test_files(self, shown) -> None:
+    def test_files_that_differ_in_a_number_share_a_row(self, shown) -> None:
         """Files whose paths differ in a number only share a row, with the sum of their bytes."""
         assert re.search(
             r"actor/rank-0\.trace\.json\.gz … rank-\d+\.trace\.json\.gz +torch-trace +4,092 ", shown
@@ -138,7 +138,7 @@ class TestShow:
         assert re.search(r"^node-999 +\+0\.001 +0\.001 ", shown, re.MULTILINE)
         assert "(997 clocks with a smaller error omitted; --all shows them)" in shown
 
-    def test_all(self, many, capsys) -> None:
+    def test_all_shows_a_row_for_each(self, many, capsys) -> None:
         """With --all there is a row for each; for a program it is complete in any case."""
         assert main(["show", str(many.path), "--all"]) == 0
         text = capsys.readouterr().out
@@ -266,8 +266,8 @@ class TestState:
         assert "rollout/0,4,8,12,16,20,… (250):idle" in line
         assert str(State(engines=dict.fromkeys(states, "idle"))) == "idle engines=rollout/0-999:idle"
 
-    def test_few_engines(self) -> None:
-        """Each by its name."""
+    def test_few_engines_are_shown_by_name(self) -> None:
+        """Each engine is shown by its name."""
         states = {"rollout/0": "idle", "reward/0": "armed"}
         assert str(State(engines=states)) == "idle engines=rollout/0:idle,reward/0:armed"
 

@@ -57,7 +57,7 @@ class TestJob:
         assert gain == pytest.approx(planted, abs=0.1 * faulty["step_seconds"] + noise)
 
     @with_fault
-    def test_first_finding(self, name: str, outcome: Run) -> None:
+    def test_the_first_finding_names_the_planted_fault(self, name: str, outcome: Run) -> None:
         """It names the planted fault: its kind, its process, its innermost region, and its seconds within 10 %."""
         missed = misses(outcome(name))
         assert bool(missed) == (name in NOT_YET), missed

@@ -66,7 +66,7 @@ class TestLease:
         assert "also after 0.2 s" in str(caught.value)
         assert not lease.held
 
-    def test_given_back(self, holder, lease):
+    def test_a_waiting_process_gets_a_released_lease(self, holder, lease):
         """Who waits gets it."""
         holder.stdin.close()
         lease.take("rollout/rank-0", 10)
@@ -83,7 +83,7 @@ class TestLease:
         assert other.held
         other.release()
 
-    def test_taken_twice(self, lease):
+    def test_a_lease_taken_twice_is_released_once(self, lease):
         """The description is updated, and one release is enough."""
         lease.take("armed")
         lease.take("actor/rank-0")
@@ -144,13 +144,13 @@ class TestLease:
     @pytest.mark.parametrize(
         "text", ["{", "[" * 4000, '{"pid": 1, "holder": "x", "since": 1' + "0" * 400 + "}", "7"]
     )
-    def test_damaged(self, holder, lease, tmp_path, text):
+    def test_a_damaged_lease_file_affects_only_the_message(self, holder, lease, tmp_path, text):
         """The content of the file is used only for the message."""
         (tmp_path / "npu-0.lease").write_text(text)
         with pytest.raises(Busy, match="recorded by another process"):
             lease.take("rollout/rank-0")
 
-    def test_hostile(self, holder, lease, tmp_path):
+    def test_a_hostile_holder_name_is_shown_on_one_line(self, holder, lease, tmp_path):
         """A holder's name begins no line of the log, and moves no cursor."""
         reported = {"pid": "1\n[forged]", "holder": "\x1b[2J" + "x" * 3000, "since": 0}
         (tmp_path / "npu-0.lease").write_text(json.dumps(reported))

@@ -94,7 +94,7 @@ class TestHoles:
         with open_plain(tmp_path / "a") as file:
             assert data_bytes(file) == 5
 
-    def test_an_empty_file(self, tmp_path):
+    def test_an_empty_file_has_no_holes(self, tmp_path):
         """Nothing."""
         (tmp_path / "a").touch()
         with open_plain(tmp_path / "a") as file:

@@ -61,7 +61,7 @@ class TestRecording:
         assert [len(name) for name in control.marks if name[0] == "x"] == [LONGEST_NAME]
         assert max(len(each.name) for some in control.annotations for each in some) == LONGEST_NAME
 
-    def test_memory(self, run_script) -> None:
+    def test_long_names_do_not_use_memory(self, run_script) -> None:
         """600 names of 1 MB each leave a process as small as it was."""
         done = run_script(
             """

@@ -112,7 +112,7 @@ class TestSameFunction:
         with pytest.raises(ValueError, match="-1"):
             asyncio.run(f(-1))
 
-    def test_a_cancelled_coroutine(self, decorate) -> None:
+    def test_a_cancelled_coroutine_may_clean_up(self, decorate) -> None:
         """It sees the cancellation at its await, and may clean up."""
         cleaned = []
 
@@ -339,7 +339,7 @@ class TestSameFunction:
 
 
 class TestRealLife:
-    def test_the_default_name(self, session) -> None:
+    def test_the_qualified_name_is_the_default(self, session) -> None:
         """A bare decorator takes the qualified name."""
 
         class Worker:
@@ -358,7 +358,7 @@ class TestRealLife:
         assert names == ["Worker.update", "Worker.static"]
 
     @pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
-    def test_until_the_end(self, session, kind) -> None:
+    def test_coroutines_and_generators_last_until_their_end(self, session, kind) -> None:
         """A coroutine or generator lasts from its start to its end, not to its first await or yield."""
 
         @region("coroutine")

@@ -51,7 +51,7 @@ class TestProcesses:
         """Without a scheduler there are no workers."""
         assert areal._ranks(None) == []
 
-    def test_all_or_none(self, environment) -> None:
+    def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
         """If a group cannot be attached, no session is left behind."""
         with pytest.raises(ConfigError):
             areal._training_begins(
@@ -87,7 +87,7 @@ class TestOwnProfiler:
             areal._training_begins(trainer(own), (), {})
 
     @pytest.mark.parametrize(("own", "reported"), [([8, 9], [[9]]), ([9], []), (None, [])])
-    def test_steps_of_both(self, environment, own, reported) -> None:
+    def test_steps_of_both_profilers_are_reported(self, environment, own, reported) -> None:
         """They are reported when the training begins."""
         with capture_logs() as lines:
             areal._training_begins(trainer(SimpleNamespace(profile_steps=own)), (), {})

@@ -9,7 +9,7 @@ from stepprof.integrations.groups import is_ray_worker, merged
 
 
 class TestMerged:
-    def test_the_same_actors(self) -> None:
+    def test_groups_of_the_same_actors_are_merged(self) -> None:
         """They are one group with the roles of all."""
         first, second = SimpleNamespace(_actor_id="a"), SimpleNamespace(_actor_id="b")
         groups = [([first], ["actor"]), ([second], ["critic"]), ([], ["reward"]), ([first], ["ref"])]

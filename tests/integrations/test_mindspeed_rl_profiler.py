@@ -50,8 +50,8 @@ class TestTakeOver:
         assert (config.npu.level, config.npu.record_shapes, config.npu.mstx) == ("level1", True, True)
         assert not own.profile
 
-    def test_some_ranks(self) -> None:
-        """And a stage: each iteration is a capture of its own there."""
+    def test_some_ranks_and_stages_can_be_selected(self) -> None:
+        """With a stage, each iteration is a capture of its own."""
         found = made(options(profile_ranks=[0, 3], stage="actor_update")).as_configuration()
         assert (found["ranks"], found["join_steps"]) == ([0, 3], False)
 
@@ -63,7 +63,7 @@ class TestTakeOver:
 
 
 class TestBoth:
-    def test_steps_of_both(self, tmp_path) -> None:
+    def test_steps_of_both_profilers_are_reported(self, tmp_path) -> None:
         """They are reported, and the workers get their profiler."""
         cell.adapters["mindspeed_rl.timers"] = {"status": "attached"}
         stepprof.init({"steps": [4], "backend": "null", "output_dir": str(tmp_path)})

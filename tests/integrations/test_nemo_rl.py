@@ -22,7 +22,7 @@ def test_parameters_may_hold_one_several_or_no_workers(given, found) -> None:
     assert list(nemo_rl._each(given)) == found
 
 
-def test_owners() -> None:
+def test_the_first_actor_of_a_shared_model_owns_the_engine() -> None:
     """Of the actors that share a model the first one has vLLM's engine."""
     leaders = [0, 2]
     group = SimpleNamespace(
@@ -56,8 +56,8 @@ class TestTimers:
         yield end
         stepprof.shutdown()
 
-    def test_below_an_except(self, spans) -> None:
-        """The error that the job handles already is none of the step."""
+    def test_a_handled_error_is_not_the_steps(self, spans) -> None:
+        """An error that the job is already handling is not recorded as the error of the step."""
         timer = SimpleNamespace()
         try:
             raise ValueError
@@ -67,7 +67,7 @@ class TestTimers:
         ((kind, error),) = spans()
         assert (kind, bool(error)) == ("window", False)
 
-    def test_twice(self, spans) -> None:
+    def test_a_timer_that_is_started_twice_leaves_the_step_open(self, spans) -> None:
         """A timer that runs already, which NeMo-RL refuses, leaves the step open; one that does not run is no step."""
         timer = SimpleNamespace()
         nemo_rl._timer_ends(timer, (nemo_rl.STEP,), {})

@@ -47,7 +47,7 @@ class TestTakeOver:
         assert given["steps"] == [3, 4]
         assert [each for each in range(9) if each in load(given).policy(None).steps] == [3, 4]
 
-    def test_switched_off(self, module) -> None:
+    def test_switching_off_forgets_both_variables(self, module) -> None:
         """The module forgets both variables."""
         nemo_rl_nsys.take_over("frame.nsys")
         assert vars(module) == dict.fromkeys(READ, "")
@@ -59,7 +59,7 @@ class TestTakeOver:
         with pytest.raises(ConfigError, match=nemo_rl_nsys.RANGE):
             nemo_rl_nsys.as_configuration()
 
-    def test_patterns(self, monkeypatch) -> None:
+    def test_missing_patterns_are_refused(self, monkeypatch) -> None:
         """Without them NeMo-RL would profile nothing."""
         monkeypatch.delenv(nemo_rl_nsys.PATTERNS)
         with pytest.raises(ConfigError, match=nemo_rl_nsys.PATTERNS):
@@ -67,14 +67,14 @@ class TestTakeOver:
 
 
 class TestBeside:
-    def test_left_alone(self, module) -> None:
-        """A job that does not ask keeps NeMo-RL's profiling."""
+    def test_an_unasked_job_keeps_its_own_profiling(self, module) -> None:
+        """Without the variable, NeMo-RL's own profiling stays."""
         nemo_rl_nsys.take_over("frame.nsys")
         assert vars(module) == READ
         assert nemo_rl_nsys.as_configuration() is None
 
     @pytest.mark.parametrize(("steps", "reported"), [([4, 9], [[4]]), ([5], [])])
-    def test_steps_of_both(self, tmp_path, steps, reported) -> None:
+    def test_steps_of_both_profilers_are_reported(self, tmp_path, steps, reported) -> None:
         """A step that both record is reported."""
         stepprof.init({"steps": steps, "backend": "null", "output_dir": str(tmp_path)})
         with capture_logs() as lines:

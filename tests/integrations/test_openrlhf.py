@@ -54,7 +54,7 @@ class TestJob:
         stepprof.shutdown()
         assert [roles(environment, step) for step in (1, 2)] == [[None], [None]]
 
-    def test_a_resumed_job(self, environment) -> None:
+    def test_a_resumed_job_begins_after_the_checkpoints_step(self, environment) -> None:
         """The first rollout belongs to the step after the checkpoint's."""
         openrlhf._fit_is_due(trainer(), (), {"checkpoint_states": {"global_step": 4, "episode": 0}})
         openrlhf.close_timer(openrlhf._rollout_begins(), None)
@@ -85,7 +85,7 @@ class TestJob:
 
 
 class TestProcesses:
-    def test_all_or_none(self, environment) -> None:
+    def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
         """If a group cannot be attached, no session is left behind."""
         group = SimpleNamespace(_actor_handlers=[object()])
         with pytest.raises(ConfigError):

@@ -99,7 +99,7 @@ def around(patches, name):
 
 
 class TestAround:
-    def test_a_method(self, patches) -> None:
+    def test_a_method_is_passed_its_instance_separately(self, patches) -> None:
         """Its instance is apart from its arguments."""
         around(patches, "Worker.update")
         assert Worker().update(batch=1) == 2
@@ -151,7 +151,7 @@ class TestAround:
         around(patches, "Worker.update")
         assert pickle.loads(pickle.dumps(Worker.update)) is Worker.update
 
-    def test_undone(self, patches) -> None:
+    def test_undoing_restores_the_original_functions(self, patches) -> None:
         """The very functions of before are back."""
         before = dict(vars(Worker))
         around(patches, "Worker.make")
@@ -180,7 +180,7 @@ class TestBlock:
             CALLS.append(name)
         assert CALLS == [("before", ("gen",), {}), "gen begins", "gen", "gen ends", ("token", None)]
 
-    def test_an_error_inside(self, patches) -> None:
+    def test_an_error_passes_through_the_block(self, patches) -> None:
         """It passes through the framework's context manager and comes out."""
         blocks(patches, "block")
         error = RuntimeError("the block failed")
@@ -195,7 +195,7 @@ class TestBlock:
             pass
         assert [("before", (), {}), ("token", raised.value)] == CALLS
 
-    def test_an_asynchronous_one(self, patches) -> None:
+    def test_an_async_block_is_measured_until_its_exit_is_awaited(self, patches) -> None:
         """It is measured until its exit is awaited."""
         blocks(patches, "lock")
 
@@ -271,7 +271,7 @@ class TestTimerBlocks:
             "__exit__",
         ]
 
-    def test_undone(self, seen, patches) -> None:
+    def test_an_undone_patch_below_another_does_nothing(self, seen, patches) -> None:
         """A patch below another one stays in its place and does nothing."""
         below = Clock.__enter__
         patches.undo()

@@ -45,7 +45,7 @@ class TestRunner:
         rlinf._run_ends(begun, None)
         assert cell.session is None
 
-    def test_all_or_none(self, environment) -> None:
+    def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
         """If a group cannot be attached, no session is left behind."""
         worker = SimpleNamespace(worker=SimpleNamespace(_actor_id="a"))
         with pytest.raises(ConfigError):
@@ -88,7 +88,7 @@ class TestOwnProfiler:
         with pytest.raises(ConfigError, match=r"cluster\.profiling\.steps"):
             begin(profiling(None))
 
-    def test_steps_of_both(self, environment) -> None:
+    def test_steps_of_both_profilers_are_reported(self, environment) -> None:
         """They are reported; its own profiler is left as it is."""
         runner = profiling({8, 10})
         with capture_logs() as lines:

@@ -74,7 +74,7 @@ class TestPipeline:
         assert cell.session is None
         assert not roll._jobs
 
-    def test_all_or_none(self, environment) -> None:
+    def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
         """If a cluster cannot be attached, no session is left behind."""
         unattached = SimpleNamespace(actor_train=cluster(SimpleNamespace(_actor_id="a")))
         with pytest.raises(ConfigError):

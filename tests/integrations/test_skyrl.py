@@ -77,7 +77,7 @@ class TestJob:
 
 
 class TestProcesses:
-    def test_all_or_none(self, environment) -> None:
+    def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
         """If a group cannot be attached, no session is left behind."""
         group = SimpleNamespace(_actor_handlers=[object()])
         with pytest.raises(ConfigError):

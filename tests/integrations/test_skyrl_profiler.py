@@ -77,7 +77,7 @@ class TestSettle:
         assert not own_of(found).enable
         assert cell.adapters["skyrl"]["configuration"] == "trainer.policy.torch_profiler_config"
 
-    def test_steps_of_both(self) -> None:
+    def test_steps_of_both_profilers_are_reported(self) -> None:
         """They are reported, and it is left on."""
         found = trainer()
         with capture_logs() as lines:

@@ -71,7 +71,7 @@ class TestJob:
         job.end()
         assert spans(tmp_path, 1) == ["rollout", "offload", "weight_sync", "step"]
 
-    def test_resumed(self, job, tmp_path) -> None:
+    def test_a_resumed_job_numbers_steps_of_the_whole_training(self, job, tmp_path) -> None:
         """Steps have the numbers of the whole training."""
         job.calls("generate", (), {"rollout_id": 41})
         job.end()

@@ -61,7 +61,7 @@ class TestTakeOver:
 
 class TestBoth:
     @pytest.mark.parametrize(("begin", "reported"), [(3, [[3, 4]]), (0, [[3, 4]]), (4, [[4]]), (5, [])])
-    def test_steps_of_both(self, tmp_path, begin, reported) -> None:
+    def test_steps_of_both_profilers_are_reported(self, tmp_path, begin, reported) -> None:
         """The own profiler records them, or warms up in the one before them."""
         stepprof.init({"steps": [3, 4], "backend": "null", "output_dir": str(tmp_path)})
         args = options(profile_step_start=begin, profile_step_end=6)

@@ -49,7 +49,7 @@ class TestSession:
         (run,) = list_runs(tmp_path / "mine")
         assert steps(run) == [7]
 
-    def test_switched_off(self, run_script, tmp_path) -> None:
+    def test_switched_off_nothing_is_patched(self, run_script, tmp_path) -> None:
         """With STEPPROF=0 nothing is patched."""
         run_script(
             JOB

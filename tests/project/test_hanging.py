@@ -78,7 +78,7 @@ class TestAWorkerThatHangs:
         assert "Timeout (0:00:03)!" in ran.stderr
         assert "in test_keeps_a_child" in ran.stderr
 
-    def test_an_interrupted_run(self, tmp_path) -> None:
+    def test_an_interrupted_run_names_the_running_tests(self, tmp_path) -> None:
         """The output names the tests that the workers were running."""
         test = """
 import pathlib, time

@@ -323,7 +323,7 @@ class TestSignals:
         assert warm.window()["status"] == "lost"
 
     @pytest.mark.parametrize("inside", [False, True])
-    def test_the_budget(self, warm, inside):
+    def test_a_hanging_stop_delays_the_death_by_the_budget(self, warm, inside):
         """A stop that does not end delays the death by no more than the budget, whether the signal
         arrived before or during it.
         """
@@ -365,7 +365,7 @@ class TestSignals:
         assert ran.returncode == -signal.SIGTERM
         assert warm.window()["status"] == "lost"
 
-    def test_sigkill(self, warm):
+    def test_a_killed_process_is_lost_only_after_its_death(self, warm):
         """While the process lives the manifest reads as recording, afterwards as lost."""
         running = warm.start("""
             stepprof.init()

@@ -81,7 +81,7 @@ class TestRemove:
         assert all(file.exists() for file in [living, *others])
         assert read_step(run.path, 2)["windows"]
 
-    def test_bounded(self, run, left):
+    def test_a_slow_listing_leaves_the_remaining_files(self, run, left):
         """If listing the files takes too long, the remaining files stay."""
         assert remove_leftovers(run.path, -1.0) == 0
 

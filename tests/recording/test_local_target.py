@@ -361,7 +361,7 @@ class TestJoinSteps:
         ended(session)
         assert [status for _, _, status in outcomes(session)] == ["complete", "joined"] * 2
 
-    def test_a_single_step(self, start) -> None:
+    def test_a_single_step_joins_no_other(self, start) -> None:
         """Without a neighbour, siblings are captured each on its own."""
         session = start(steps="2", join_steps=True)
         loop([1, 2, 3], ["rollout", "actor"])

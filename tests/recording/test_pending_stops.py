@@ -78,7 +78,7 @@ class TestInsideAStep:
         step.stop()
         assert [entry.status for entry in read_entries(session, 2)] == ["complete"]
 
-    def test_an_interrupted_step(self, recording, elsewhere):
+    def test_an_interrupted_step_keeps_the_engines_file(self, recording, elsewhere):
         """Its exception reaches the caller, and the engine's file is kept."""
         session = recording()
         stepprof.attach(elsewhere())
@@ -95,8 +95,8 @@ class TestInsideAStep:
 
 
 class TestWhoIsWaitedFor:
-    def test_alone(self, recording, elsewhere):
-        """A rollout that is in no window of its step: its exit waits."""
+    def test_a_rollout_outside_a_step_waits_at_its_exit(self, recording, elsewhere):
+        """A rollout that is in no window of its step waits at its own exit."""
         session = recording()
         stepprof.attach(elsewhere())
         with profile_step(2, role="rollout"):
@@ -112,7 +112,7 @@ class TestWhoIsWaitedFor:
                 pass
             assert outcomes(session) == ["complete"]
 
-    async def test_coroutines(self, recording, elsewhere):
+    async def test_a_coroutine_awaits_its_engines(self, recording, elsewhere):
         """A coroutine awaits its engines itself."""
         session = recording()
         stepprof.attach(elsewhere())

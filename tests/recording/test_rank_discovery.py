@@ -251,7 +251,7 @@ class TestLaunchers:
         assert len(list((warm.run_path / "spans").iterdir())) == 2
         assert verify_run(warm.run_path).ok
 
-    def test_a_frozen_clock(self, warm):
+    def test_run_names_are_unique_on_a_frozen_clock(self, warm):
         """Names are unique although the time never changes."""
         frozen = textwrap.dedent("""
             for name in ("time", "time_ns"):

@@ -209,7 +209,7 @@ class TestSchedule:
             assert stepprof.state().status == "armed"
         assert stepprof.state().status == "idle"
 
-    def test_never_reached(self, start, log) -> None:
+    def test_a_region_that_is_never_reached_leaves_nothing_armed(self, start, log) -> None:
         """The window says how often the region came, and nothing stays armed."""
         session = start(steps="2", schedule={"region": "mini_batch", "skip_first": 5})
         with profile_step(2):
@@ -222,8 +222,8 @@ class TestSchedule:
         )
         assert transitions(log) == [("idle", "armed"), ("armed", "idle")]
 
-    def test_ended_early(self, start) -> None:
-        """The window ends before the last active entry: what there is, is kept as partial."""
+    def test_a_window_that_ends_early_keeps_a_partial_capture(self, start) -> None:
+        """If the window ends before the last active entry, the capture is kept as partial."""
         session = start(steps="2", schedule={"region": "mini_batch", "active": 5})
         with profile_step(2):
             mini_batches(2)

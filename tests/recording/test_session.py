@@ -95,7 +95,7 @@ class TestInit:
         assert init(config).path is None
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_switch(self, init, monkeypatch, tmp_path) -> None:
+    def test_the_variable_switches_off_any_configuration(self, init, monkeypatch, tmp_path) -> None:
         """STEPPROF=0 counts whatever the configuration says."""
         monkeypatch.setenv("STEPPROF", "0")
         assert init({"steps": "all"}).path is None

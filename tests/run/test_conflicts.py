@@ -181,13 +181,13 @@ class TestRival:
         assert rival_in(fragment(writer=parent, job="other"), writer_identity(), None) is None
         assert rival_in(fragment(writer=writer_identity(), job="other"), writer_identity(), "mine") is None
 
-    def test_an_ended_process(self, fragment):
-        """A job that was started again."""
+    def test_an_ended_process_is_no_rival(self, fragment):
+        """The job was started again."""
         gone = {**writer_identity(), "pid_start": 1}
         assert rival_in(fragment(writer=gone, job="other"), writer_identity(), "mine") is None
 
-    def test_a_damaged_fragment(self, tmp_path, fragment):
-        """It says nothing."""
+    def test_a_damaged_fragment_is_no_rival(self, tmp_path, fragment):
+        """A damaged fragment does not show that another job runs."""
         assert rival_in(tmp_path / "missing.json", writer_identity(), "mine") is None
         assert rival_in(fragment(writer=3, job="other"), writer_identity(), "mine") is None
 
@@ -204,7 +204,7 @@ class TestJobKey:
         assert job_key({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, 2) not in (None, "localhost 1")
         assert job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, 4) == "slurm-7.0"
 
-    def test_alone(self):
+    def test_a_process_without_launcher_is_its_own_job(self):
         """A process without a launcher is a job of its own; ranks without a launcher belong to an unknown job."""
         assert str(os.getpid()) in job_key({"STEPPROF_RUN_ID": "x"}, 1)
         assert job_key({"STEPPROF_RUN_ID": "x"}, 4) is None

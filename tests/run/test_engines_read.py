@@ -177,7 +177,7 @@ class TestLost:
 
 
 class TestCheck:
-    def test_whole(self, run):
+    def test_files_of_all_engines_are_checked(self, run):
         """Files of all engines are counted and looked at."""
         tell_engines(run, record_engine(run, 0, files=("rank-0", "rank-1")), record_engine(run, 1))
         result = verify_run(run.path)
@@ -195,8 +195,8 @@ class TestCheck:
         )
         assert problems(run) == [f"step-000002/rollout/1: {status}: why"]
 
-    def test_files(self, run):
-        """Missing, of another size, cut off; and one that no manifest names."""
+    def test_missing_and_damaged_files_are_problems(self, run):
+        """Files that are missing, of another size or truncated are problems, and so is a file that no manifest names."""
         engine = record_engine(run, files=("rank-0", "rank-1", "rank-2"))
         tell_engines(run, engine)
         files = [run.path / "step-000002" / artifact["path"] for artifact in engine["artifacts"]]
@@ -232,7 +232,7 @@ class TestCheck:
         assert problems(run) == []
         assert notes(run) == ["step-000002/rollout/0: partial: its traces are on node-0"]
 
-    def test_joined(self, run):
+    def test_a_joined_capture_must_exist(self, run):
         """A capture of the engine that another window opened has to be there; the process's own needs no file."""
         tell_engines(
             run,

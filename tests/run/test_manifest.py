@@ -98,8 +98,8 @@ class TestFindRun:
         ):
             find_run(tmp_path / folder)
 
-    def test_an_unknown_run(self, tmp_path):
-        """Names what is there instead."""
+    def test_an_unknown_run_names_those_that_exist(self, tmp_path):
+        """The error names the runs that exist."""
         with pytest.raises(ConfigError, match=r'run "x": .*; nothing is recorded there'):
             find_run(tmp_path, "x")
         make_run(tmp_path, "known")

@@ -104,7 +104,7 @@ class TestSplit:
             [("actor", 0, 150.0), ("rollout", 0, 100.0)],
         ]
 
-    def test_a_restarted_job(self, tmp_path):
+    def test_windows_of_a_restarted_job_are_another_occurrence(self, tmp_path):
         """Other processes, which begin when the first ones have ended; of the first attempt the second role never came."""
         run = make_run(tmp_path)
         fragment(run, at=0, role="rollout")
@@ -138,7 +138,7 @@ class TestSplit:
         fragment(run, at=0.5, pid=8)
         assert len(times(run)) == 1
 
-    def test_engines(self, tmp_path):
+    def test_engines_belong_to_the_occurrence_of_their_windows(self, tmp_path):
         """The engines of a driver belong to the occurrence of its windows."""
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
@@ -190,8 +190,8 @@ class TestRecording:
 
 
 class TestCommands:
-    def test_ls(self, epochs, capsys):
-        """One line for each."""
+    def test_ls_prints_one_line_per_occurrence(self, epochs, capsys):
+        """Each occurrence has one line."""
         run, _ = epochs()
         assert main(["ls", str(run)]) == 0
         rows = capsys.readouterr().out.splitlines()[2:]
@@ -203,8 +203,8 @@ class TestCommands:
         ]  # fmt: skip
 
     @pytest.mark.parametrize("number", [None, 1, 2, 3])
-    def test_show(self, epochs, capsys, number):
-        """The last one by default; windows and regions are of it alone, and the others are mentioned."""
+    def test_show_uses_the_last_occurrence_by_default(self, epochs, capsys, number):
+        """Windows and regions are those of the last occurrence. The other occurrences are mentioned."""
         run, _ = epochs(ranks=2)
         assert main(["show", str(run), *([] if number is None else ["--occurrence", str(number)])]) == 0
         text = capsys.readouterr().out
@@ -226,8 +226,8 @@ class TestCommands:
         assert main(["show", str(run), "--occurrence", "7"]) == 2
         assert "--occurrence = 7: step 2 was recorded 3 times; did you mean 3?" in capsys.readouterr().err
 
-    def test_report(self, epochs, capsys):
-        """The step is as long as one occurrence of it; each has a file of its own."""
+    def test_report_covers_one_occurrence(self, epochs, capsys):
+        """The step is as long as one occurrence of it. Each occurrence has its own report file."""
         run, _ = epochs(ranks=2)
         assert main(["report", str(run)]) == 0
         assert main(["report", str(run), "--occurrence", "1"]) == 0
@@ -244,7 +244,7 @@ class TestCommands:
             ends = [window["end_unix_ns"] for window in part["windows"]]
             assert report.seconds == pytest.approx((max(ends) - min(begins)) / SECOND, abs=1e-3)
 
-    def test_merge(self, epochs, capsys):
+    def test_merge_has_only_spans_of_the_occurrence(self, epochs, capsys):
         """Only spans of the occurrence are in the timeline."""
         run, _ = epochs(ranks=2)
         parts = split(read_step(run, 2))
@@ -269,7 +269,7 @@ class TestCommands:
                 assert source["last_unix_ns"] < ends[number][name]
 
     @pytest.mark.parametrize("number", [None, 1])
-    def test_spans(self, epochs, capsys, number, tmp_path):
+    def test_spans_of_a_step_are_of_one_occurrence(self, epochs, capsys, number, tmp_path):
         """With a step, the spans of one occurrence are read; without a step, all spans."""
         run, _ = epochs(ranks=2)
         chosen = [] if number is None else ["--occurrence", str(number)]

@@ -25,8 +25,8 @@ class TestIsPending:
         assert is_pending({"status": "lost"})
         assert not is_pending({"status": "failed"})
 
-    def test_the_field_decides(self) -> None:
-        """Whatever the outcome is."""
+    def test_the_pending_field_decides_for_any_outcome(self) -> None:
+        """The status of the entry does not matter."""
         assert is_pending({"status": "failed", "pending": True})
         assert not is_pending({"status": "lost", "pending": False})
 

@@ -197,8 +197,8 @@ class TestSelectorWithRequests:
             assert policy is not None
             assert policy.max_seconds == 2
 
-    def test_withdrawn(self) -> None:
-        """It no longer applies; an unknown one is refused."""
+    def test_a_withdrawn_request_no_longer_applies(self) -> None:
+        """Withdrawing an unknown request is refused."""
         asked = selector()
         request = Request.make(7)
         assert not asked.withdraw(request.name)

@@ -66,8 +66,8 @@ def names(launcher):
 
 
 class TestOrderOfAuthority:
-    def test_the_argument_first(self, tmp_path):
-        """What the caller said holds against everything."""
+    def test_the_argument_wins_over_everything(self, tmp_path):
+        """The run id that the caller passes has priority over all other sources."""
         assert agree(tmp_path, run_id="mine", STEPPROF_RUN_ID="env").run_id == "mine"
 
     @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x" * 101])
@@ -124,7 +124,7 @@ class TestRay:
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
         assert agree(tmp_path).source == "process"
 
-    def test_half_imported(self, tmp_path, monkeypatch):
+    def test_a_half_imported_ray_is_ignored(self, tmp_path, monkeypatch):
         """A ray that is only being imported has no attributes yet."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
         assert agree(tmp_path).source == "process"

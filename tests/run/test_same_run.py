@@ -90,7 +90,7 @@ class TestTwoRuns:
 
 
 class TestOneRun:
-    def test_a_copy(self, tmp_path):
+    def test_a_copy_of_a_directory_is_the_same_run(self, tmp_path):
         """A directory and a copy of it have one founder."""
         run = job(tmp_path / "a")
         copy = tmp_path / "b" / run.name

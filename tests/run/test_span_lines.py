@@ -34,8 +34,8 @@ class TestLines:
     @pytest.mark.parametrize(
         "content", [b"", b"\n", b"a\nbb\n", b"a\n\nb", b"a", b"a\r\nb\x85\x0c\n" * 9, b"x" * 50 + b"\ny\n"]
     )
-    def test_all_of_them(self, tmp_path, small_blocks, content):
-        """As Python's own files part them."""
+    def test_all_lines_are_split_as_by_python(self, tmp_path, small_blocks, content):
+        """The lines are those that iterating over Python's own file yields."""
         path = tmp_path / "f"
         path.write_bytes(content)
         with path.open("rb") as file:

@@ -62,7 +62,7 @@ class TestOtherThreads:
         assert why == "1.0 other threads were busy on average, 100% of their time in time.sleep"
 
     @pytest.mark.parametrize("frames", [RESULT, JOIN, POLL])
-    def test_several_threads(self, frames) -> None:
+    def test_several_busy_threads_are_one_finding(self, frames) -> None:
         tasks = [stretch(100, 900, "socket.recv", thread=8 + number, task="ask") for number in range(3)]
         [(topic, text, _)] = causes(wait(frames), *tasks)
         assert topic == "threads"
@@ -93,7 +93,7 @@ class TestOtherThreads:
         ("call", "frames", "label"),
         [("lock.__enter__", USER, "lock.__enter__"), ("waiter.acquire", SEMAPHORE, "Semaphore.acquire")],
     )
-    def test_a_lock(self, call, frames, label) -> None:
+    def test_waits_for_a_lock_are_found(self, call, frames, label) -> None:
         """At least as many threads waited for the lock as worked."""
         held = [
             stretch(100, 900, call, thread=8 + number, frames=frames, task="encode") for number in range(4)

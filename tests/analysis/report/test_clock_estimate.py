@@ -216,7 +216,7 @@ class TestRefused:
         assert "order or count" in self.made(other)
         assert "the call with one number" in self.made(other, numbered=True)
 
-    def test_a_rank_twice(self):
+    def test_a_rank_that_occurs_twice_is_refused(self):
         """Two jobs in one run, or a restarted job: it is not known which calls belong together."""
         assert "recorded twice" in self.made(lambda members: [*members, members[0]], numbered=True)
 

@@ -92,7 +92,7 @@ def placed_by(runs, **options):
 
 @pytest.mark.torch
 class TestGloo:
-    def test_hours_apart(self, job):
+    def test_clocks_hours_apart_are_placed_by_collectives(self, job):
         """The ranks are on one clock, within the stated error, and the step is as long as it was."""
         found = find(job, output_dir=job[0].parent)
         report = analyse(found, workers=1)
@@ -103,7 +103,7 @@ class TestGloo:
             assert source.alignment == ("reference" if source.host == "node-0" else "collectives")
             assert abs(source.offset_ns - 5 * HOUR * (source.host == "node-1")) <= source.error_ns
 
-    def test_merge(self, job, tmp_path, capsys):
+    def test_a_merge_uses_the_same_offsets(self, job, tmp_path, capsys):
         """The timeline has the same offsets, of some ranks alone as well."""
         output = tmp_path / "timeline.json.gz"
         for option in ([], ["--ranks", "1"]):
@@ -166,7 +166,7 @@ class TestGloo:
             assert source.alignment == ("reference" if source.host == "node-0" else "collectives")
             assert abs(source.offset_ns - 5 * HOUR * (source.host == "node-1")) <= source.error_ns
 
-    def test_a_second_group(self, job):
+    def test_with_a_second_group_clocks_stay_unmeasured(self, job):
         """With another process group it is not known which one a call was of."""
 
         def group(content):
@@ -211,7 +211,7 @@ class TestGloo:
         assert method == "unmeasured"
         assert any("a clock was set" in problem for problem in problems)
 
-    def test_a_comparison_wins(self, job):
+    def test_a_compared_clock_stays_as_compared(self, job):
         """A clock that was compared stays where the comparison puts it."""
         for file in job[0].glob("step-*/manifest/*.json"):
             content = json.loads(file.read_text())

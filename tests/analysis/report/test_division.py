@@ -29,7 +29,7 @@ def report(roles: list[TimeOf], **more: object) -> Report:
     return Report("r", 1, 0, 10.0, "", None, roles=roles, **{"regions": REGIONS, "path": PATH, **more})
 
 
-def test_roles_divide_it() -> None:
+def test_roles_divide_the_step() -> None:
     """Without the windows that have no role: the whole step is no part of itself."""
     roles = [TimeOf(role, None, 5.0, 0.5, []) for role in ("rollout", "actor")]
     assert parts_of(report([WHOLE, *roles], path=[])) == roles

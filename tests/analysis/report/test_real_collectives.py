@@ -315,7 +315,7 @@ class TestTwoRanks:
             assert LATE - close < waited < seconds[rank] + close, name
             assert seconds[rank] > LATE - close / 2
 
-    def test_between_two_ranks(self, two_ranks, late):
+    def test_sends_and_receives_are_not_matched(self, two_ranks, late):
         """Sends and receives are not matched: the time of each rank in them is stated, and no rank is named."""
         report = report_of(two_ranks.run, late + 2)
         rows = {row.region: row for row in report.unmatched}
@@ -325,7 +325,7 @@ class TestTwoRanks:
             close = two_ranks.close(late + 2, name)
             assert ranks_of(row.spent) == {rank: pytest.approx(stood[rank], abs=close) for rank in (0, 1)}
 
-    def test_sums(self, two_ranks, late):
+    def test_sums_of_a_rank_are_those_of_its_calls(self, two_ranks, late):
         """Waiting is no work: the sums of a rank are those of its calls. The one that was late hardly waited."""
         report = report_of(two_ranks.run, late + 2)
         stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
@@ -340,7 +340,7 @@ class TestTwoRanks:
         assert waited["busy"] < 0.25 * matched
         assert was_late["busy"] < 0.25 * matched  # it slept
 
-    def test_sentences(self, two_ranks, late):
+    def test_sentences_name_only_the_late_rank(self, two_ranks, late):
         """The sentences name the late rank and no other one. The terminal prints the same sentences."""
         report = report_of(two_ranks.run, late + 2)
         assert named_in(report) == {late}
@@ -388,7 +388,7 @@ class TestGroupsThatCross:
                 if seconds > LATE / 4:
                     assert (region, rank, straggler) in {(region, *each) for each in allowed[region]}
 
-    def test_time_in_calls(self, four_ranks, late):
+    def test_time_in_calls_is_waiting_or_unmatched(self, four_ranks, late):
         """All of the time that a rank spent in its calls is either waiting or unmatched."""
         report = report_of(four_ranks.run, late + 2)
         for rank in range(4):
@@ -484,7 +484,7 @@ class TestCaptures:
         assert "1 of 2 members were recorded" in printed(report)
         assert named_in(report) == set()
 
-    def test_a_capped_capture(self, warm):
+    def test_after_a_cap_no_calls_are_known(self, warm):
         """After the cap no calls of the rank are known, and a sentence says so. Earlier matches stay."""
         options = {0: {"max_seconds": 0.75}}  # in the middle of the second call
         for rank in start_ranks(warm, 2, ROUNDS, LATE="0.5", OPTIONS=json.dumps(options)):
@@ -506,7 +506,7 @@ class TestCaptures:
         said = [finding.text for finding in report.findings if finding.topic == "coverage"]
         assert any("actor rank 0" in text and "max_seconds" in text for text in said)
 
-    def test_a_killed_rank(self, warm):
+    def test_a_killed_rank_is_lost_and_not_blamed(self, warm):
         """A rank that was killed while recording left no trace: it is reported as lost, its time as
         not recorded, and no rank is blamed for the other one's wait.
         """

@@ -101,7 +101,7 @@ class TestLimits:
             ("outside", OUTSIDE, 0.064),
         ]
 
-    def test_operators(self):
+    def test_the_costliest_operators_are_named(self):
         """The costliest operators of a row are named, the others are one row."""
         ops = [("thread", "cpu_op", f"op{n}", 2 * n, (n + 1) / 20) for n in range(20)]
         rows = tree(trace(0, WINDOW, ("thread", "user_annotation", "all", 0, 90), *ops, role=None))
@@ -109,7 +109,7 @@ class TestLimits:
         assert [row.name for row in called] == [*(f"op{n}" for n in range(19, 11, -1)), OTHERS]
         assert sum(row.calls for row in called) == 20
 
-    def test_costliest(self):
+    def test_a_short_table_includes_the_rows_around(self):
         """The rows for a short table include the rows around them."""
         rows = tree(
             spans(0, ("window", "step", 0, 100, None), ("region", "a", 0, 60, None), ("region", "b", 5, 40, None), ("region", "c", 70, 1, None))

@@ -181,7 +181,7 @@ class TestSelfTime:
 
 
 class TestLimits:
-    def test_depth(self, monkeypatch):
+    def test_regions_below_the_depth_limit_are_counted(self, monkeypatch):
         """A region below the limit counts as part of the one around it, and the number of these is stated."""
         monkeypatch.setattr(region_tree, "MOST_DEPTH", 2)
         made = digest(spans(0, ("window", "step", 0, 100, None), *(("region", f"r{n}", n, 50 - 2 * n, None) for n in range(5))))  # fmt: skip
@@ -201,7 +201,7 @@ class TestLimits:
         assert max(len(node.name) for node in tree.nodes) == region_tree.LONGEST_NAME
         assert sum(node.own for node in tree.nodes) == 200 * MS
 
-    def test_slices(self, monkeypatch):
+    def test_slices_beyond_the_limit_are_counted(self, monkeypatch):
         """The shortest slices beyond the limit are left out, and their number is stated."""
         monkeypatch.setattr(region_tree, "MOST_SLICES", 3)
         many = [("region", f"r{n}", 10 * n, n + 1, None) for n in range(5)]
@@ -248,7 +248,7 @@ class TestOperators:
             "step/update/block": (1, 30, 30, {"aten::mm": (1, 20)}),
         }
 
-    def test_coroutines(self):
+    def test_operators_are_not_given_to_coroutines(self):
         """The trace does not show which coroutine called an operator: none is named."""
         made = trace(
             0,
@@ -275,7 +275,7 @@ class TestOperators:
             "other threads": (0, 0, 0, {"aten::stack": (1, 1)}),
         }
 
-    def test_autograd(self):
+    def test_operators_of_autograd_belong_to_the_waiting_thread(self):
         """A thread of autograd works for the thread that waits for it."""
         made = trace(
             0,
@@ -290,7 +290,7 @@ class TestOperators:
             "aten::mm": (1, 6),
         }
 
-    def test_beyond_the_costliest(self):
+    def test_less_costly_operators_are_summed_up(self):
         """The costliest operators of a region are named, the others are summed up."""
         ops = [("thread", "cpu_op", f"op{n}", 2 * n, (n + 1) / 20) for n in range(20)]
         made = trace(0, ("async", "stepprof", "step", 0, 100, WINDOW), ("thread", "user_annotation", "all", 0, 90), *ops)  # fmt: skip

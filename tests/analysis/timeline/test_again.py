@@ -131,7 +131,9 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 
 class TestReport:
-    def test_the_same_figures(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_report_of_a_timeline_has_the_figures_of_the_run(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """A report of the timeline has the figures of a report of the run; only the sizes and the order of files are others, and the job is unknown."""
         of_run = report(capsys, str(run))
         of_timeline = report(capsys, str(merged(run)))
@@ -172,13 +174,15 @@ class TestReport:
         assert len(found.inputs) == 5
         assert any("manifests" in problem for _, problem in found.findings)
 
-    def test_some_ranks(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_timeline_of_some_ranks_misses_no_other(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Of a timeline of some ranks there is a report of those, which misses no other."""
         of_one = report(capsys, str(merged(run, "--ranks", "0", "--roles", "actor")))
         assert {source["rank"] for source in of_one["sources"]} == {0}
         assert of_one["step"] == 2
 
-    def test_an_older_timeline(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_older_timeline_is_refused(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A timeline that does not say what its times are relative to is refused by name."""
         timeline = merged(run)
         content = json.loads(gzip.decompress(timeline.read_bytes()))

@@ -44,7 +44,7 @@ class TestClocks:
         assert clocks.alignment(of("b")) == Alignment("ping-pong", 3_000, 10)
         assert clocks.alignment(of("c")) == Alignment("http-date", -7, 2)
 
-    def test_never_compared(self):
+    def test_clocks_that_were_never_compared_have_an_unknown_error(self):
         """Without a comparison the clock of most sources is the common one, and another host's error is not known."""
         clocks = Clocks.of([compared("a"), compared("b")], [of("a"), of("b"), of("b"), of(None)])
         assert clocks.alignment(of("b")) == Alignment("reference", 0, 0)
@@ -179,7 +179,7 @@ class TestClocks:
         assert clocks.findings == []
         assert clocks.alignment(of("b")) == Alignment("ping-pong", 130, 5)
 
-    def test_islands(self):
+    def test_hosts_without_the_common_clock_share_their_own(self):
         """Hosts that were compared with each other but not with the common clock share a clock of their own, and so do sources of one machine."""
         clocks = Clocks.of(
             [

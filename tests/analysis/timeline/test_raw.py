@@ -208,7 +208,7 @@ class TestTimes:
 
 class TestDamage:
     @pytest.mark.parametrize("layout", [pretty, compact])
-    def test_breaks_off(self, write, layout, small_blocks):
+    def test_a_truncated_file_keeps_the_events_before_its_end(self, write, layout, small_blocks):
         """Every event before the end of a truncated file is kept, wherever it is truncated."""
         text = layout([event(n, args={"x": [{"y": 1}, {"z": 2}]}) for n in range(30)])
         whole = [at for at in range(len(text)) if text[:at].count(b'"ph"')]
@@ -237,7 +237,7 @@ class TestDamage:
         assert 1900 < len(raw.events) < 2200
         assert any("damaged as gzip" in finding for finding in raw.findings)
 
-    def test_checksum(self, write):
+    def test_a_damaged_gzip_keeps_its_readable_part(self, write):
         """The readable part of a damaged gzip file is kept, and the damage reported."""
         data = bytearray(gzip.compress(compact([event(n) for n in range(20)])))
         data[-6] ^= 1
@@ -270,7 +270,7 @@ class TestDamage:
         assert len(raw.events) == 6
         assert raw.findings == ["its metadata after its events is not JSON and was ignored"]
 
-    def test_broken_head(self, write):
+    def test_the_base_is_read_from_a_broken_head(self, write):
         """Of a head that is beyond repair the base is taken all the same."""
         text = compact([event(1)]).replace(b'"schemaVersion":1', b'"schemaVersion":{]')
         raw = read_raw(write(text))
@@ -414,7 +414,7 @@ class TestDamage:
 
 
 class TestBounds:
-    def test_bomb(self, write):
+    def test_a_gzip_bomb_is_read_up_to_the_bound(self, write):
         """A gzip bomb is followed no further than the bound, in the memory of a few blocks."""
         import zlib
 
@@ -433,7 +433,7 @@ class TestBounds:
         assert any("more than" in finding for finding in raw.findings)
         assert peak < 40 << 20
 
-    def test_number_without_end(self, write):
+    def test_an_endless_event_is_skipped(self, write):
         """An event that does not end is passed over, and the next one is read."""
         text = (
             b'{"traceEvents": ['

@@ -46,8 +46,8 @@ BOTH = ["cudaProfilerStart", "cudaProfilerStop"]
 
 
 class TestWhereItIsFound:
-    def test_loaded_already(self, called, tools):
-        """Whatever its name and place: what the process uses comes first."""
+    def test_a_loaded_library_comes_first(self, called, tools):
+        """The library that the process already uses comes first, whatever its name and place."""
         assert called(LD_PRELOAD=tools.cudart) == (["None", "[]"], BOTH)
 
     def test_the_library_in_a_wheel_is_found(self, called, tools, tmp_path):
@@ -60,8 +60,8 @@ class TestWhereItIsFound:
         assert lines[0] == str(folder / "libcudart.so.13")
         assert noted == BOTH
 
-    def test_below_cuda_home(self, called, tools, tmp_path):
-        """After the loader's own."""
+    def test_cuda_home_comes_after_the_loader(self, called, tools, tmp_path):
+        """A library that the loader finds comes before that of CUDA_HOME."""
         (tmp_path / "cuda" / "lib64").mkdir(parents=True)
         shutil.copy(tools.cudart, tmp_path / "cuda" / "lib64" / "libcudart.so.99")
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = (), ''"

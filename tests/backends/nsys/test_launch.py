@@ -57,7 +57,7 @@ class TestCount:
             ({"watch": {"enabled": True, "max_captures": 0}}, (), 4),
         ],
     )
-    def test_windows(self, config, roles, windows):
+    def test_the_number_of_windows_is_computed(self, config, roles, windows):
         """The number is computed from steps, roles and the scope of a capture. It is None if it is known
         only during the run.
         """

@@ -158,7 +158,7 @@ class TestWholeJob:
         assert called["options"]["capture-range-end"] == "repeat:4:async"
         assert called["options"]["discard-environment"] == "true"
 
-    def test_the_readers(self, job, capsys):
+    def test_commands_say_what_opens_the_reports(self, job, capsys):
         """A step of which there are reports of nsys's alone: each command says what there is and what opens it, and none fails."""
         job.config["spans"] = False
         job.record()
@@ -309,7 +309,7 @@ class TestWholeJob:
         assert reason in windows[0]["error"]
         closed(read_log(job.folder / "nvtx-0.jsonl"))
 
-    def test_a_shell_between(self, job):
+    def test_reports_of_a_shell_around_the_job_are_found(self, job):
         """nsys names its reports after the process that it started, which may be a script around the job."""
         script = job.folder / "job.py"
         script.write_text(JOB)
@@ -432,8 +432,8 @@ class TestReport:
             report(place, seconds=0.5)()
         assert list((place / "step" / "actor").iterdir()) == []
 
-    def test_an_old_one(self, place):
-        """Left by a process that had our id before us."""
+    def test_a_report_of_an_earlier_process_is_not_taken(self, place):
+        """It was left by a process that had the same process id."""
         path = written(place)
         os.utime(path, (time.time() - 60,) * 2)
         with pytest.raises(ReportLost, match="older than the window"):
@@ -504,7 +504,7 @@ class TestReport:
 
 
 class TestLaunch:
-    def test_under_nsys(self):
+    def test_nsys_is_detected_by_its_environment(self):
         """Detected by the environment that nsys, or the command of stepprof, sets."""
         assert not under_nsys({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
         assert under_nsys({"NSYS_PROFILING_SESSION_ID": "12"})
@@ -530,8 +530,8 @@ class TestLaunch:
             (tmp_path / name).touch()
         assert launch.find(1) is None
 
-    def test_secrets_by_name(self):
-        """Names only, and only of variables that are set."""
+    def test_secrets_are_named_without_values(self):
+        """Only names of variables that are set are listed."""
         environ = {
             "HF_TOKEN": "x",
             "WANDB_API_KEY": "y",

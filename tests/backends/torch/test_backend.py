@@ -379,8 +379,8 @@ class TestRefusals:
 
 
 class TestExportFailures:
-    def test_a_vanished_folder(self, place: Capture) -> None:
-        """Kineto would not say a word; the error names the folder and the cause, and the next capture records."""
+    def test_a_vanished_folder_is_named_in_the_error(self, place: Capture) -> None:
+        """Kineto reports nothing; the error names the folder and the cause, and the next capture records."""
         backend = TorchBackend()
         backend.start(place)
         job = backend.stop(place, ())
@@ -391,7 +391,7 @@ class TestExportFailures:
         (artifact,) = recorded(backend, place, work)
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
-    def test_twice(self, place: Capture) -> None:
+    def test_a_second_export_is_an_error(self, place: Capture) -> None:
         """torch exports a session once; a second call is an error and leaves the first artifact alone."""
         backend = TorchBackend()
         backend.start(place)
@@ -416,8 +416,8 @@ class TestExportFailures:
         subprocess.run(["umount", str(disk)], check=True)
 
     @pytest.mark.parametrize("mode", ["inline", "fork"])
-    def test_a_full_disk(self, tiny_disk: Path, mode: str) -> None:
-        """The error says what the disk said, nothing half-written stays, and the next capture records."""
+    def test_a_full_disk_leaves_no_half_written_file(self, tiny_disk: Path, mode: str) -> None:
+        """The error has the reason of the system, no half-written file stays, and the next capture records."""
         folder = tiny_disk / "step-000002"
         (folder / "actor").mkdir(parents=True)
         place, backend, exporter = at(folder), TorchBackend(), Exporter()

@@ -51,7 +51,7 @@ def copy_runs(warm, folder):
 
 
 class TestDisk:
-    def test_full(self, warm, small_disk):
+    def test_a_full_disk_costs_only_the_trace(self, warm, small_disk):
         """The job goes on, the log has the reason, the manifest does not claim a trace; once there is room, the next step records."""
         ran = warm.run_twice(
             LOOP
@@ -101,7 +101,7 @@ with profile_step(3, role="actor"):
         copy_runs(warm, small_disk)
         assert warm.window(3)["status"] == "complete"
 
-    def test_read_only(self, warm, small_disk):
+    def test_a_read_only_disk_costs_the_trace_or_fails_init(self, warm, small_disk):
         """A disk that becomes read-only costs the trace; `init` on one is an error that names the key."""
         ran = warm.run_twice(
             LOOP
@@ -155,7 +155,7 @@ else:
         assert warm.window(3)["status"] == "complete"
         assert warm.is_readable(warm.window(3), 3)
 
-    def test_under_a_file(self, warm):
+    def test_a_path_under_a_file_fails_init(self, warm):
         """A path that can never be a folder is an error of `init`."""
         ran = warm.run(
             """

@@ -74,8 +74,8 @@ class TestWithoutAViewer:
         assert b"aten::add" in (step / "timeline.pftrace").read_bytes()
         assert (tmp_path / "private").read_bytes() == b"key"
 
-    def test_a_file(self, step, capsys) -> None:
-        """Any trace by its path."""
+    def test_any_trace_can_be_opened_by_its_path(self, step, capsys) -> None:
+        """The trace need not belong to a run."""
         assert main(["open", str(step / "timeline.pftrace")]) == 0
         assert str(step / "timeline.pftrace") in capsys.readouterr().out
 
@@ -175,8 +175,8 @@ class TestAnArchive:
         assert f"Perfetto 58 or newer, and the Perfetto UI in {folder} is version 57" in said
         assert "STEPPROF_PERFETTO_UI" in said
 
-    def test_a_newer_viewer(self, archive, viewer, monkeypatch, capsys) -> None:
-        """Serves it, as any trace."""
+    def test_a_newer_viewer_serves_the_archive(self, archive, viewer, monkeypatch, capsys) -> None:
+        """It is served like any trace."""
         viewer(58)
         served = []
         monkeypatch.setattr(TimelineServer, "serve_forever", lambda server: served.append(server.timeline))

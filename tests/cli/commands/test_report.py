@@ -278,7 +278,7 @@ class TestGate:
             (1.0, 0.2, 4, "cannot be judged: the noise hides a change of 5%: "),
         ],
     )
-    def test_the_exit_status(self, runs, capsys, seconds, noise, status, text):
+    def test_the_exit_status_depends_on_unrecorded_steps(self, runs, capsys, seconds, noise, status, text):
         """The status depends on the steps that were not recorded. The recorded ones would give another
         result, and do not count.
         """

@@ -159,8 +159,8 @@ class TestTable:
 
 
 class TestPerfetto:
-    def test_the_spans_themselves(self, run, tmp_path, capsys) -> None:
-        """All of them, each process on tracks of its own, at their times."""
+    def test_every_span_is_on_a_track_of_its_process(self, run, tmp_path, capsys) -> None:
+        """All spans are there, at their times, each process on tracks of its own."""
         file = tmp_path / "spans.pftrace"
         assert str(file) in shown(capsys, run, "--perfetto", file)
         names = sorted(name for name, _ in self.slices(file))

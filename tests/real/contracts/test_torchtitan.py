@@ -138,7 +138,7 @@ class TestOwnProfiler:
         assert steps(run) == [2]
         assert not (folder / "outputs").exists()
 
-    def test_both(self, job) -> None:
+    def test_steps_of_both_profilers_are_reported(self, job) -> None:
         """A step that both are to record is reported."""
         _, folder, log = job("both", "--steps", "2-3", "--backend", "null", OWN="1")
         assert "profiler.enable_profiling" in log

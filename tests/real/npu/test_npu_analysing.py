@@ -41,7 +41,7 @@ def command(npu, cann, *arguments, **env):
     )
 
 
-def test_later(npu, cann):
+def test_captures_can_be_analysed_later(npu, cann):
     """Recorded, shown and checked without it; then analysed, merged and reported on."""
     npu.run(ONE.format(options=CPU)).check()
     run = str(npu.run_path)

@@ -63,7 +63,7 @@ class TestCann:
         assert "npu.complained" in ran.stderr
         assert f"{call} failed" in ran.stderr
 
-    def test_always(self, npu):
+    def test_a_cann_that_always_fails_does_not_fail_the_job(self, npu):
         """Every window fails, and the job ends well."""
         npu.run(TWO, env={**BOTH, "STEPPROF_ACL_FAIL": "aclprofStart=507899"}).check()
         assert [npu.window(step)["status"] for step in (2, 3)] == ["failed", "failed"]

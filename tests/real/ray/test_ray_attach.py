@@ -98,7 +98,7 @@ class TestWindows:
             assert {clock["method"] for clock in clocks} == {"local", "same-host"}
         assert not (session.path / "step-000003").exists()
 
-    def test_inside_a_step(self, ray_here, make, session):
+    def test_a_rollout_ends_before_its_engine_has_written(self, ray_here, make, session):
         """The rollout's window ends while its engine writes its file, and the step's when that is there."""
         handle = make(Server, slow=1)
         ray_here.get(handle.generate.remote("warm"))
@@ -110,7 +110,7 @@ class TestWindows:
             assert [entry["pending"] for entry in found] == [True]
         assert [entry["status"] for entry in engines(session, 2)] == ["complete"]
 
-    def test_asked_again(self, ray_here, make, session):
+    def test_a_callable_is_asked_at_each_recorded_step(self, ray_here, make, session):
         """A callable is called at each recorded step. An actor that still exists keeps its number, even if
         its handle is another object.
         """
@@ -158,7 +158,7 @@ class TestWindows:
         ]
         assert "the actor is dead" in found[1]["error"]
 
-    def test_killed_while_recording(self, ray_here, make, session):
+    def test_an_actor_killed_while_recording_is_lost(self, ray_here, make, session):
         """Its capture is lost, the manifest says so, and the next step reports that it is dead."""
         handle = make()
         ray_here.get(handle.generate.remote("warm"))
@@ -204,8 +204,8 @@ class TestWindows:
         (entry,) = engines(session, 2)
         assert (entry["status"], entry["body_error"]) == ("complete", "ZeroDivisionError: 1")
 
-    def test_wrongly_attached(self, ray_here, make, session):
-        """What is wrong is in the manifest, with the cure; the step goes on."""
+    def test_a_wrong_attachment_is_reported_in_the_manifest(self, ray_here, make, session):
+        """The manifest says what is wrong and how to correct it. The step continues."""
         stepprof.attach(make(), find="llm")
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -242,7 +242,7 @@ class TestWindows:
         assert 'kind="both"' in engines(session, 2)[0]["error"]
         assert engines(session, 4)[0]["status"] == "joined"
 
-    def test_detached(self, ray_here, make, session):
+    def test_a_detached_actor_takes_no_part(self, ray_here, make, session):
         """A detached actor takes no part in the next window; its session, made for the attachment, has ended."""
         handle = make(Reward)
         attached = stepprof.attach(handle, kind="rank", rank=0, role="reward")

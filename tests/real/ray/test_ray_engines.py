@@ -95,7 +95,7 @@ class TestRecording:
         assert (clock.method, clock.boot_id) == ("same-host", writer_identity()["boot_id"])
 
     @pytest.mark.parametrize("kind", ["async", "async groups", "groups", "threads"])
-    def test_methods_go_on(self, ray_here, make, connect, windows, kind):
+    def test_a_slow_start_does_not_block_methods(self, ray_here, make, connect, windows, kind):
         """A start that takes seconds holds up none of the methods of an actor that has more than one thread."""
         handle = make(kind, slow=2.0)
         ray_here.get(handle.count.remote())
@@ -117,7 +117,7 @@ class TestRecording:
         assert stopped.artifacts[0].events == 50
         ray_here.get(work)
 
-    def test_a_new_engine(self, ray_here, make, connect, windows):
+    def test_a_rebuilt_engine_is_found_again(self, ray_here, make, connect, windows):
         """An engine that was rebuilt between two windows is found again."""
         handle = make("plain")
         driver = connect(handle, find="engine")
@@ -163,8 +163,8 @@ def found(cluster):
 
 class TestFinding:
     @pytest.mark.parametrize("find", ["engine", "self.engine", lambda actor: actor.engine, None])
-    def test_ways(self, found, connect, windows, find):
-        """By a path of attributes, by a callable, or because it is the only one."""
+    def test_an_engine_is_found_by_path_callable_or_alone(self, found, connect, windows, find):
+        """An engine is found by a path of attributes, by a callable, or because it is the only one."""
         options = {} if find is None else {"find": find}
         driver = connect(found, **options)
         drive(driver.arm(windows.make(2)))
@@ -249,7 +249,7 @@ class TestTrouble:
             drive(driver.abort())
 
     @pytest.mark.parametrize("kind", ["plain", "async"])
-    def test_killed_while_recording(self, ray_here, make, connect, windows, kind):
+    def test_the_stop_says_that_the_actor_is_dead(self, ray_here, make, connect, windows, kind):
         """The stop says that the actor is dead, and why."""
         handle = make(kind)
         driver, window = connect(handle, find="engine"), windows.make(2)
@@ -260,8 +260,8 @@ class TestTrouble:
             drive(driver.stop(window))
         assert caught.value.health == "dead"
 
-    def test_restarted(self, ray_here, make, connect, windows):
-        """An actor that Ray restarted is prepared anew at the start; one that restarted while it recorded has lost that."""
+    def test_a_restarted_actor_is_prepared_anew(self, ray_here, make, connect, windows):
+        """An actor that Ray restarted is prepared anew at the start; one that restarted while it recorded has lost its capture."""
         handle = make("plain", actor_options={"max_restarts": 2})
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -279,7 +279,7 @@ class TestTrouble:
             drive(driver.stop(window))
         assert (caught.value.health, caught.value.lost) == ("unknown", True)  # it answers
 
-    def test_busy(self, ray_here, make, connect, windows):
+    def test_a_busy_actor_answers_after_its_method(self, ray_here, make, connect, windows):
         """A plain actor inside a method answers after it; meanwhile the driver knows why."""
         handle = make("plain")
         driver, window = connect(handle, find="engine"), windows.make(2)

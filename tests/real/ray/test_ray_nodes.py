@@ -63,8 +63,10 @@ class TestEngineFiles:
         ("options", "reason"),
         [({"fetch": False}, "fetch = False"), ({"fetch_bytes": 100}, "larger than fetch_bytes = 100")],
     )
-    def test_left(self, cluster, make, connect, windows, tmp_path, options, reason):
-        """As configured, it stays there: with the host and the path, and why."""
+    def test_files_stay_on_their_host_as_configured(
+        self, cluster, make, connect, windows, tmp_path, options, reason
+    ):
+        """The manifest has the host, the path and the reason."""
         import ray
 
         handle = make(Server)

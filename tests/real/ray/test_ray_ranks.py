@@ -305,7 +305,7 @@ class TestRanks:
             drive(connect(handle, kind="rank", rank=2).arm(windows.make(2, "actor", stem="")))
 
     @without_torch
-    def test_switched_off(self, ray_here, make, connect, session, windows):
+    def test_an_actor_with_stepprof_off_is_named(self, ray_here, make, connect, session, windows):
         """STEPPROF=0 in the actor's environment is obeyed, and named."""
         handle = make()
         ray_here.get(handle.set.remote("STEPPROF", "0"))
@@ -367,7 +367,7 @@ class TestRanks:
         drive(driver.stop(window))
         return handle, driver
 
-    def test_ended_right_after(self, leaving, session):
+    def test_an_actor_that_ends_while_exporting_keeps_its_outcome(self, leaving, session):
         """An actor that is ended while its export runs: Ray kills the children of a worker that
         ends, and the manifest has the outcome.
         """
@@ -385,7 +385,7 @@ class TestRanks:
         assert (found["status"], found["error"]) == ("complete", None)
 
     @without_torch
-    def test_killed_while_recording(self, ray_here, make, connect, session, windows):
+    def test_a_rank_killed_while_recording_is_lost(self, ray_here, make, connect, session, windows):
         """Its manifest was written ahead as lost."""
         handle = make()
         driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")

@@ -176,7 +176,7 @@ class TestANodeWithoutStepprof:
         assert (found["adapters"], found["STEPPROF_STEPS"]) == (False, "2")
         assert "Traceback" not in done.stderr
 
-    def test_attached_ranks(self, run_script, cluster, tmp_path: Path) -> None:
+    def test_one_line_names_the_actor_without_stepprof(self, run_script, cluster, tmp_path: Path) -> None:
         """One line of the driver names the actor and what to do; the job and the other rank are unharmed."""
         ran = run_script(ATTACHED, cluster.address, env={"PYTHONWARNINGS": "ignore"}, timeout=110).check()
         assert ran.stdout.splitlines() == [f"({step}, 'with') ({step}, 'without')" for step in range(1, 6)]

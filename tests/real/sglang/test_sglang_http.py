@@ -128,8 +128,10 @@ class TestServer:
         assert refused.health == "ok"
 
     @pytest.mark.parametrize("keys", [(), (KEY,)])
-    def test_wants_its_keys(self, server: Server, tmp_path: Path, keys: tuple[str, ...]) -> None:
-        """Without a key nothing is answered, without the admin key no start: both are named, and neither key is shown."""
+    def test_missing_keys_are_named_and_not_shown(
+        self, server: Server, tmp_path: Path, keys: tuple[str, ...]
+    ) -> None:
+        """Without a key the server answers nothing, without the admin key it refuses a start. The error names the missing key and shows neither."""
         driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)
 
@@ -158,7 +160,7 @@ class TestServer:
         assert brought["traces"][FILE]["forward"] == STEPS
         assert list((tmp_path / "shared").iterdir()) == []
 
-    def test_inside_a_step(self, server: Server, tmp_path: Path) -> None:
+    def test_a_step_ends_after_the_server_has_written(self, server: Server, tmp_path: Path) -> None:
         """The step goes on while the server writes its trace, and ends when that is there."""
         begin(tmp_path, steps="2")
         try:
@@ -457,7 +459,8 @@ class TestRecorded:
     @pytest.mark.usefixtures("recording")
     def test_scheduler_is_killed_while_training_goes_on(self, server: Server, tmp_path: Path) -> None:
         """The server dies of it. The window ends in a bounded time, the manifest says what became of the engine, and the next step's
-        window too. Comes last."""
+        window too. Comes last.
+        """
         stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
         done = []
         with stepprof.profile_step(2, role="rollout"):

@@ -203,8 +203,8 @@ class TestPage:
         move(page, "h1", 5, 5)
         assert view(page) != whole
 
-    def test_a_process_unfolds(self, page: Chromium, tmp_path: Path) -> None:
-        """By a click on its name; the chart grows by the lanes that it then has."""
+    def test_a_click_on_a_process_shows_its_lanes(self, page: Chromium, tmp_path: Path) -> None:
+        """A click on its name shows them; the chart grows by these lanes."""
         show(page, tmp_path, make_report(30, 1))
         height = "document.querySelector('.gantt').scrollHeight"
         before = page.evaluate(height)

@@ -159,8 +159,10 @@ class TestBounds:
         stopped = record(driver, window, lambda: live.generate(5))
         assert only_trace(window, stopped).forward == [(0, 1)] * 4
 
-    def test_both_bounds(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """Delay, then so many steps."""
+    def test_delay_and_number_of_steps_hold_together(
+        self, live: Live, driver: VllmDriver, tmp_path: Path
+    ) -> None:
+        """The capture begins after the delay and then lasts for the number of steps."""
         window = make_window(tmp_path, delay_iterations=3, max_iterations=2)
         stopped = record(driver, window, lambda: live.generate(9))
         assert only_trace(window, stopped).forward == [(0, 1)] * 2

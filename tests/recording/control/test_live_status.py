@@ -545,8 +545,8 @@ class TestReachableStep:
         wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
         assert reachable_step([wrong]) == 11
 
-    def test_steps_far_apart(self) -> None:
-        """The next one that there will be."""
+    def test_the_next_possible_step_is_chosen(self) -> None:
+        """If steps are far apart, the next step that will exist is chosen."""
         assert reachable_step([{**RANK, "stride": 10}]) == 60
         assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
 

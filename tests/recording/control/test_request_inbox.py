@@ -79,7 +79,9 @@ class TestTaking:
         session.control.look()
         assert session.control.outcomes() == {}
 
-    def test_taken_and_reached(self, session: Session, tmp_path: Path) -> None:
+    def test_a_taken_request_has_its_outcome_at_its_last_window(
+        self, session: Session, tmp_path: Path
+    ) -> None:
         """Its backend is loaded ahead; its outcome is known as soon as its last window is entered."""
         session.enter(3)
         request = Request.make(7, count=2)
@@ -179,8 +181,8 @@ class TestTaking:
 
 
 class TestOutcomes:
-    def test_missed(self, session: Session, tmp_path: Path) -> None:
-        """The step was past, or its windows never came."""
+    def test_a_request_for_a_past_step_is_missed(self, session: Session, tmp_path: Path) -> None:
+        """A request is missed if its step was past, or if its windows never came."""
         session.enter(9)
         past, coming = Request.make(5), Request.make(20, role="critic")
         for request in (past, coming):
@@ -296,8 +298,8 @@ class TestRefusing:
         assert session.look() == {request.name: "refused"}
         assert "join_steps" in session.control.outcomes()[request.name]["reason"]
 
-    def test_a_flood(self, session: Session, tmp_path: Path) -> None:
-        """So many files cannot be requests of a user."""
+    def test_a_flood_of_files_is_refused(self, session: Session, tmp_path: Path) -> None:
+        """So many files are not requests of a user, so they are refused."""
         place_request(tmp_path, Request.make(7))
         session.control._files = {str(number) for number in range(KNOWN)}
         assert session.look() == {}
@@ -339,7 +341,7 @@ class TestManyFilesOfOthers:
         ]
         assert counted == [(3992, 4000), (1, 4001)]
 
-    def test_a_few(self, session: Session, tmp_path: Path) -> None:
+    def test_a_few_refused_files_have_a_line_each(self, session: Session, tmp_path: Path) -> None:
         """Each has its line, and nothing is counted."""
         (tmp_path / "requests").mkdir()
         for number in range(3):

@@ -503,7 +503,9 @@ class TestTheChild:
         lines = ran.stdout.splitlines()
         assert (lines.count("buffered"), lines.count("atexit"), lines.count("finalized")) == (1, 1, 1)
 
-    def test_outlives_its_parent(self, run_script: Callable[..., object], tmp_path: Path) -> None:
+    def test_a_child_finishes_after_its_parent_was_killed(
+        self, run_script: Callable[..., object], tmp_path: Path
+    ) -> None:
         """When the parent is killed the child still finishes its file."""
         ran = run_script(
             """
@@ -545,7 +547,7 @@ class TestTheChild:
         assert ran.stdout == "[None, None, None, None]\n"
         assert ran.stderr == ""
 
-    def test_a_lost_pid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_child_is_found_by_the_pid_in_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Should the warning come as an error after all, the child exists: its report is read, and it is reaped by the pid in it."""
         fork, pids = os.fork, []
 

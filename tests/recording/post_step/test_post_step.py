@@ -190,8 +190,8 @@ class TestChildProcess:
         assert ended.output.endswith("299998\n299999\n")
         assert len(ended.output) == subprocesses.TAIL
 
-    def test_stopped(self) -> None:
-        """At once, when the run ends."""
+    def test_a_child_stops_when_the_run_ends(self) -> None:
+        """It stops at once."""
         stop = threading.Event()
         stop.set()
         assert self.run("sleep", "600", stop=stop).killed == "stopped"
@@ -671,7 +671,7 @@ class TestTarget:
         assert memory.cat("/bucket/d/a") == b"y" * 5000
 
     @pytest.mark.parametrize("key", ["ETag", "md5Hash", "content_settings"])
-    def test_checksums_of_stores(self, file, memory, monkeypatch, key) -> None:
+    def test_an_object_is_read_if_the_stores_checksum_differs(self, file, memory, monkeypatch, key) -> None:
         """One that agrees is believed; one that does not is no proof, and the object is read."""
         digest = hashlib.md5(file.read_bytes()).digest()
         stated = {"ETag": f'"{digest.hex()}"', "md5Hash": base64.b64encode(digest).decode(), "content_settings": {"content_md5": bytearray(digest)}}[key]  # fmt: skip

@@ -88,8 +88,8 @@ class TestLoop:
         assert "\\nforged: ok" in ran.stderr
         assert not any(line.startswith("forged") or "\x1b" in line for line in ran.stderr.splitlines())
 
-    def test_the_budget_holds(self, run_script, tmp_path) -> None:
-        """Over a thousand steps of which one in forty is slow."""
+    def test_slow_steps_stay_within_the_budget(self, run_script, tmp_path) -> None:
+        """The budget holds over a thousand steps of which one in forty is slow."""
         ran = run_script(
             LOOP
             + "run(1000, set(range(40, 1000, 40)), 9, slow_seconds=0.15, min_seconds=0.1, max_captures=2)"
@@ -338,7 +338,7 @@ class TestBudget:
         assert self.slow(again, 10) == "step 12"
         assert len(claims(tmp_path / "run")) == 2
 
-    def test_captures_run_out(self, loop) -> None:
+    def test_the_number_of_captures_is_limited_for_all_ranks(self, loop) -> None:
         """The limit applies to all ranks together, and continues after a restart of the job in the same
         run.
         """
@@ -356,7 +356,7 @@ class TestBudget:
         assert self.slow(watched, 10) == "step 12"
         assert self.slow(watched, 11) == "none: the capture of step 12 is pending"
 
-    def test_bytes_run_out(self, loop) -> None:
+    def test_the_bytes_of_captures_are_limited(self, loop) -> None:
         """What the captures have written counts; the next one may write the rest, and then there is none."""
         watched = loop(max_bytes="1MB")
         assert self.slow(watched, 10) == "step 12"

@@ -65,7 +65,7 @@ class TestWatch:
             thread.join(10)
         assert watch._thread is None
 
-    def test_removed(self, child):
+    def test_a_removed_callback_is_not_called(self, child):
         """What was removed is not called."""
         watch, ended = Watch(), threading.Event()
         watch.add("a", Lease(writer_identity(child.pid)), lambda: False, ended.set)

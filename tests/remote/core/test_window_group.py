@@ -787,7 +787,7 @@ class TestAttach:
         with pytest.raises(ConfigError, match=r"\.\./x"):
             stepprof.attach(engine(), role="../x")
 
-    def test_attached_before_init(self, engine, recording):
+    def test_an_engine_attached_before_init_is_taken_over(self, engine, recording):
         """The next session takes it over."""
         one = engine()
         stepprof.attach(one)
@@ -881,7 +881,7 @@ class TestAttach:
         [line] = [line for line in log if line["event"] == "attach.inside_window"]
         assert line["takes_part_from"] == "no window: no later step is selected"
 
-    def test_attached_between_windows(self, recording, engine, log):
+    def test_attaching_between_windows_logs_nothing(self, recording, engine, log):
         """No line is logged."""
         recording()
         with stepprof.profile_step(2, role="rollout"):
@@ -947,7 +947,7 @@ class TestAttach:
         assert attached.status == {"rollout/0": "idle, ok", "rollout/1": "idle, ok"}
         assert repr(attached.targets[0]) == "<EngineTarget rollout/0 simulated a idle ok>"
 
-    def test_detached_before_init(self, engine, recording):
+    def test_an_engine_detached_before_init_takes_no_part(self, engine, recording):
         """A detached engine takes part in no window."""
         one = engine(name="early")
         attached = stepprof.attach(one, name="called")

@@ -99,8 +99,8 @@ class TestRequest:
         with serving({"/llm/version": {}}) as server:
             assert (await Client(server.url + "/llm/").request("GET", "/version")).ok
 
-    async def test_ipv6(self):
-        """An address in brackets."""
+    async def test_an_ipv6_address_in_brackets_works(self):
+        """The address is in brackets, as in a URL."""
         with serving({"/a": {}}, host="::1") as server:
             client = Client(server.url)
             assert (await client.request("GET", "/a")).ok

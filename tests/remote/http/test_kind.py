@@ -418,8 +418,8 @@ class TestClock:
             assert (found.method, found.host) == ("http-date", "127.0.0.1")
 
     @pytest.mark.parametrize("ahead", [60.0, -60.0])
-    async def test_a_tunnel(self, ahead):
-        """A connection that seems to stay on this host, to a clock that cannot be ours."""
+    async def test_a_clock_behind_a_tunnel_is_measured(self, ahead):
+        """The connection seems to stay on this host, but the clock differs too much to be its own."""
         with self.served(ahead) as server:
             client = Client(server.url)
             found = await clock(client)

@@ -535,7 +535,7 @@ class TestNsys:
             self.end(NsysLink(unused=True), tmp_path)
         assert self.brought(self.end(NsysLink(), tmp_path), tmp_path)
 
-    def test_an_aborted_one(self, tmp_path: Path) -> None:
+    def test_an_aborted_window_still_counts_as_a_range(self, tmp_path: Path) -> None:
         """Its range is ended, and counts: the next window has the second."""
         link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
         capture = SglangDriver(link)
@@ -620,7 +620,9 @@ class TestObjects:
         with pytest.raises(EngineFailure, match="has died"):
             remote_loop().submit(driver.arm(window)).result(10)
 
-    def test_never_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_engine_that_is_never_used_is_sent_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A window in which an engine that was never used is not used either: nothing is sent to it."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")

@@ -345,7 +345,7 @@ class TestSessions:
             Guest("token").arm(None, attachment("rank", config=config, world_size=6), window(run, rank=True))
         assert caught.value.health == "unconfigured"
 
-    def test_switched_off(self, run, attachment, monkeypatch):
+    def test_a_process_with_stepprof_off_is_named(self, run, attachment, monkeypatch):
         """STEPPROF=0 here is named."""
         monkeypatch.setenv("STEPPROF", "0")
         with pytest.raises(EngineFailure, match="switched off in the actor \\(STEPPROF = '0'"):
