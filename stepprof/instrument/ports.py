@@ -106,7 +106,10 @@ class Session(Protocol[OpenT, EarlyT]):
         """Enter a window that may be selected; return it if it is."""
 
     def left(self) -> None:
-        """Note that a window that was not quiet has ended, selected or not."""
+        """Note that a window has ended, whether it was selected or not.
+
+        It is not called for windows that `is_quiet` or `quiet` excluded.
+        """
 
     def exit(self, ticket: OpenT, error: BaseException | None) -> None:
         """Exit a selected window."""

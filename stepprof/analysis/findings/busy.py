@@ -20,12 +20,12 @@ class Busy:
     """The tasks of some threads in some time."""
 
     average: float
-    """How many did."""
+    """How many threads were busy on average."""
     pool: bool
     name: str
     """The task that took the most time."""
     label: str
-    """What it mostly did."""
+    """What this task mostly did."""
     share: float
     """Share of the label in the time of all tasks."""
 

@@ -430,7 +430,7 @@ def _overlap(entries: Mapping[int, Rows], found: Matching, error: int) -> bool:
 
 
 def _error_ns(peers: Sequence[Peer]) -> int | None:
-    """Return the error of a comparison of any two of them; None: some were never compared."""
+    """Return the largest error of a comparison between two of the processes; None: the clocks of some were never compared."""
     if len({peer.island for peer in peers}) > 1:
         return None
     by_machine: dict[str | None, int] = {}

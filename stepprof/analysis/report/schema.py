@@ -720,7 +720,7 @@ class StepTime(msgspec.Struct, frozen=True):
     roles: dict[str, float] = {}
     """Its seconds in windows of each role."""
     regions: dict[str, float] = {}
-    """Its seconds in each outermost region, if no role divides this step; empty: one does, or there are none."""
+    """Its seconds in each outermost region. Empty if the step has roles, or no regions."""
 
 
 class Usual(msgspec.Struct, frozen=True):

@@ -171,7 +171,7 @@ class MemorySlot:
                 del _in_memory[self._key]
 
     def beat(self) -> None:
-        """Do nothing: this process can be checked."""
+        """Do nothing: other processes can check whether this one lives."""
 
     def silent_seconds(self) -> float:
         """Return 0: this process can be checked."""

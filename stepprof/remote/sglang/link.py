@@ -63,8 +63,11 @@ class Link(ABC):
 
     @abstractmethod
     async def records(self, fields: Mapping[str, Any]) -> str | None:
-        """Send a start for a step that never comes. Return the refusal, which means that the engine
-        records; None: it was accepted.
+        """Find out whether the engine records, by a start for a step that never comes.
+
+        Returns:
+            The engine's refusal: it records already. None: it accepted the start, so it did not record.
+
         """
 
     async def statistics(self) -> Sample | None:

@@ -1,8 +1,7 @@
 """Upload files, in a program of its own: it reads one request per line and writes one answer per line.
 
 A store's client brings an event loop, connections and megabytes of modules, and a call that hangs
-can only be ended by killing its process. An upload is verified when it is there, and retried if it
-fails. Where the store has no atomic writes, a file is uploaded under a temporary name and then
+can only be ended by killing its process. An upload is verified once it is in the store, and retried if it fails. Where the store has no atomic writes, a file is uploaded under a temporary name and then
 renamed.
 """
 
