@@ -12,7 +12,11 @@ __all__ = ["Task", "task_of"]
 
 _LIBRARY = Path(threading.__file__).parent
 _THREADS = threading.Thread.run.__code__.co_filename
-_POOLS = {str(_LIBRARY / file) for file in ("concurrent/futures/thread.py", "multiprocessing/pool.py")}
+_POOLS = {
+    str(_LIBRARY / "concurrent/futures/thread.py"): "_worker",
+    str(_LIBRARY / "multiprocessing/pool.py"): "worker",
+}
+"""The function in which the threads of each pool work. Other threads of a pool pass on tasks and results."""
 _OWN = str(Path(__file__).parents[2])
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -39,5 +43,7 @@ def task_of(stack: Sequence[CodeType]) -> Task | None:
         if file not in _POOLS:
             known = pool or not any(part in _INSTALLED for part in Path(file).parts)
             return Task(getattr(code, "co_qualname", code.co_name), pool) if known else None
+        if not pool and code.co_name != _POOLS[file]:
+            return None
         pool = True
     return None  # it waits for a task, or runs a function of C

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -68,6 +69,17 @@ class TestTaskOf:
                 time.sleep(0.2)
                 stack, _ = stack_of(ident)
                 assert task_of([code for code, _ in stack]) is None
+
+    def test_the_threads_that_manage_a_pool(self) -> None:
+        """They pass on tasks and results, and have no task of their own."""
+        before = {each.ident for each in threading.enumerate()}
+        with get_context("fork").Pool(1) as pool:
+            pool.apply_async(time.sleep, (0.5,))
+            time.sleep(0.2)
+            idents = {each.ident for each in threading.enumerate()} - before
+            stacks = [stack_of(ident)[0] for ident in idents]
+        assert any(code.co_name == "_handle_results" for stack in stacks for code, _ in stack)
+        assert [task_of([code for code, _ in stack]) for stack in stacks] == [None] * len(stacks)
 
     def test_the_main_thread(self) -> None:
         """It has none, nor has a stack that is cut off."""
