@@ -46,6 +46,13 @@ class Frame(NamedTuple):
     file: str
     """The base name of the file."""
     line: int
+    own: bool = False
+    """It is the job's own code. False also if that is not known."""
+
+    @property
+    def module(self) -> str:
+        """The file of a library, by which its functions are known; "" if it is the job's own, whose `copy.py` may be anything."""
+        return "" if self.own else self.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +276,6 @@ def _text(value: object) -> str:
 
 
 def _frame(value: object) -> Frame:
-    if type(value) is not list or len(value) != 3:
+    if type(value) is not list or len(value) < 3 or value[3:] not in ([], [True], [False]):
         raise ValueError("no frame")
-    return Frame(_text(value[0]), _text(value[1]), _integer(value[2]))
+    return Frame(_text(value[0]), _text(value[1]), _integer(value[2]), *value[3:])

@@ -14,7 +14,7 @@ BEGIN = 1_700_000_000_000_000_000
 SECOND = 10**9
 HEADER = {"kind": "spans", "rank": 1, "host": "h", "pid": 7}
 GC = {"generation": 2, "count": 1, "busy": SECOND, "collected": 5}
-STACK = {"frames": [["f", "a.py", 3], ["g", "b.py", 4]], "call": "time.sleep", "samples": 4, "cpu": SECOND // 2, "run_queue": 0}  # fmt: skip
+STACK = {"frames": [["f", "a.py", 3, True], ["g", "b.py", 4]], "call": "time.sleep", "samples": 4, "cpu": SECOND // 2, "run_queue": 0}  # fmt: skip
 THREAD = {"samples": 40, "dropped": 1, "cpu": SECOND, "run_queue": SECOND}
 PROCESS = {"read_bytes": 5, "write_bytes": 6, "collections_dropped": 0}
 
@@ -63,7 +63,7 @@ class TestReading:
             found.captures,
         )
         assert (pause.seconds, pause.generation, pause.count, pause.collected) == (1.0, 2, 1, 5)
-        assert stretch.frames == (Frame("f", "a.py", 3), Frame("g", "b.py", 4))
+        assert stretch.frames == (Frame("f", "a.py", 3, own=True), Frame("g", "b.py", 4))
         assert (stretch.label, stretch.cpu_seconds, stretch.run_queue_seconds) == ("time.sleep", 0.5, 0.0)
         assert (region.name, region.cpu_seconds, region.thread) == ("forward", 0.25, 9)
         assert (thread.cpu_seconds, thread.run_queue_seconds, thread.dropped) == (1.0, 1.0, 1)
@@ -113,6 +113,7 @@ class TestDamage:
             line("stack", attrs={**STACK, "frames": [["f", "a.py"]]}),
             line("stack", attrs={**STACK, "frames": [["f", None, 1]]}),
             line("stack", attrs={**STACK, "frames": [["f", "a.py", -1]]}),
+            line("stack", attrs={**STACK, "frames": [["f", "a.py", 1, "own"]]}),
             line("stack", attrs={**STACK, "call": 5}),
             line("stack", attrs=without(STACK, "run_queue")),
             line("usage", "thread", attrs=without(THREAD, "samples")),

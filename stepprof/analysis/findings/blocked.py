@@ -43,7 +43,7 @@ class _Kind:
             return stack.waits and self.waits
         if stack.wants_cpu not in self.wants_cpu:
             return False
-        return bool(self.label.search(stack.label)) or bool(stack.modules and stack.modules[0] in self.files)
+        return stack.shows(self.label) or bool(stack.modules and stack.modules[0] in self.files)
 
 
 WAITS = (False, None)

@@ -35,7 +35,7 @@ class Stack(NamedTuple):
     place: str
     """The innermost frame, and the job's own that called it: ``function (file:line)``. Of `COMPILE` the latter, if it is known."""
     modules: tuple[str, ...]
-    """The files of its frames, the innermost first."""
+    """The files of its frames, the innermost first; "" for the job's own code."""
     last: int
     """Its last sample."""
     wants_cpu: bool | None = None
@@ -44,6 +44,8 @@ class Stack(NamedTuple):
     """Whether it waits for another thread or for coroutines, and not for a lock that is held for too long."""
     queued: float = 0.0
     """Share of the time in which its thread was ready and had no CPU; 0 also if that is not known."""
+    names_own: bool = False
+    """The label is a function of the job's own that runs, and calls nothing: its name may mean anything."""
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
@@ -54,12 +56,17 @@ class Stack(NamedTuple):
             end,
             COMPILE if each.compiles else "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
             _place(each),
-            tuple(frame.file for frame in each.frames),
+            tuple(frame.module for frame in each.frames),
             end - (end - start) // max(each.samples, 1),
             _wants_cpu(each),
             _waits(each.frames),
             min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
+            each.call is None and each.frames[0].own,
         )
+
+    def shows(self, calls: re.Pattern[str]) -> bool:
+        """Return whether its label is that of a call of some names."""
+        return not self.names_own and bool(calls.search(self.label))
 
 
 def _place(stretch: StackStretch) -> str:
@@ -74,16 +81,16 @@ def _place(stretch: StackStretch) -> str:
 
 
 def _waits(frames: Sequence[Frame]) -> bool:
-    if tuple(frame.file for frame in frames[:2]) == EVENT_LOOP:
+    if tuple(frame.module for frame in frames[:2]) == EVENT_LOOP:
         return True
     function = frames[0].function.rpartition(".")[2]
     joins = function in {"wait", "join", "_wait_for_tstate_lock"}
-    return frames[0].file == "threading.py" and joins and not _is_semaphore(frames)
+    return frames[0].module == "threading.py" and joins and not _is_semaphore(frames)
 
 
 def _is_semaphore(frames: Sequence[Frame]) -> bool:
     """Return whether a thread waits in `threading.Semaphore.acquire`."""
-    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in frames[:2]]
+    names = [(frame.module, frame.function.rpartition(".")[2]) for frame in frames[:2]]
     return names == [("threading.py", "wait"), ("threading.py", "acquire")]
 
 
@@ -204,7 +211,7 @@ class Signs:
         idle = sum(
             end - start
             for stack, start, end in self.shown(when)
-            if (SURELY_IDLE if stack.wants_cpu is None else IDLE).search(stack.label) and not stack.wants_cpu
+            if stack.shows(SURELY_IDLE if stack.wants_cpu is None else IDLE) and not stack.wants_cpu
         )
         return when.total >= SHORTEST_NS and idle >= when.total / 2
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from types import CodeType
 
-__all__ = ["caller_of", "is_compiling"]
+__all__ = ["caller_of", "is_compiling", "is_own"]
 
 _LIBRARY = sysconfig.get_path("stdlib")
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -25,7 +25,7 @@ Calls of compiled functions pass through `eval_frame`, `runtime_wrappers` and `o
 
 def caller_of(stack: Iterable[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
     """Return the innermost frame of a file that is neither installed nor of the standard library; None: the stack has none."""
-    return next((frame for frame in stack if _is_own(frame[0].co_filename)), None)
+    return next((frame for frame in stack if is_own(frame[0].co_filename)), None)
 
 
 def is_compiling(stack: Iterable[tuple[CodeType, int]]) -> bool:
@@ -34,7 +34,8 @@ def is_compiling(stack: Iterable[tuple[CodeType, int]]) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Return whether a file is neither installed nor of the standard library."""
     return not (file.startswith(("<", _LIBRARY)) or _INSTALLED.intersection(PurePath(file).parts))
 
 

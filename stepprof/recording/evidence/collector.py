@@ -19,7 +19,7 @@ from stepprof.host.kernel_times import storage_bytes
 from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
-from stepprof.recording.evidence.code_origin import caller_of, is_compiling
+from stepprof.recording.evidence.code_origin import caller_of, is_compiling, is_own
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import StackSampler, Stretch
@@ -245,9 +245,11 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
 
 
-def _frame(frame: tuple[CodeType, int]) -> tuple[str, str, int]:
+def _frame(frame: tuple[CodeType, int]) -> tuple[str, str, int, bool]:
     code, line = frame
-    return _short(getattr(code, "co_qualname", code.co_name)), _short(PurePath(code.co_filename).name), line
+    file = code.co_filename
+    name = getattr(code, "co_qualname", code.co_name)
+    return _short(name), _short(PurePath(file).name), line, is_own(file)
 
 
 def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:

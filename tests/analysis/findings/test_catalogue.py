@@ -447,6 +447,22 @@ def test_a_call_that_uses_the_cpu_is_no_wait(call, cpu, waits):
     assert bool(causes(made)) == waits
 
 
+@pytest.mark.parametrize("function", ["Scorer.loads.<locals>.<listcomp>", "Lines.read", "Lock.wait", "poll"])
+@pytest.mark.parametrize(
+    "file",
+    ["copy.py", "dataloader.py", "serialization.py", "reduction.py", "client.py", "queue.py", "threading.py"],
+)
+def test_the_job_may_have_files_named_like_modules(file, function):
+    """Nor do the names of functions that call nothing show a wait."""
+    of = stretch(None, cpu=0.001)
+    frames = (Frame(function, file, 5, own=True), Frame("main", "train.py", 7, own=True))
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "score", 20, 60, None)),
+        evidence=[replace(of, stretches=[replace(each, frames=frames) for each in of.stretches])],
+    )
+    assert causes(made) == []
+
+
 @pytest.mark.parametrize("call", ["self.block", "deadlock", "self.condition", "unlock"])
 def test_a_name_that_contains_a_lock_is_none(call):
     made = report(

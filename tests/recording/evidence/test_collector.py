@@ -76,8 +76,8 @@ with profile_step(2, role="actor"):
         asleep = [each for each in found.stretches if each.label == "time.sleep"]
         assert seconds(asleep) == pytest.approx(0.5, abs=0.2)
         assert {(each.step, each.role) for each in asleep} == {(2, "actor")}
-        function, file, line = asleep[-1].frames[0]
-        assert (function, line) == ("prepare_batch", 9)
+        function, file, line, own = asleep[-1].frames[0]
+        assert (function, line, own) == ("prepare_batch", 9, True)
         assert file.startswith("script_")
         assert [frame.function for frame in asleep[-1].frames] == ["prepare_batch", "<module>"]
         assert sum(each.cpu_seconds for each in asleep) < 0.25
