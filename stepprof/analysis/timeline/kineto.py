@@ -80,7 +80,7 @@ def read(
             reader.name(batch)
     source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
     source.whole = raw.whole and taken == total
-    source.sound = raw.whole and not raw.findings
+    source.sound = raw.whole and not raw.findings and not reader.untimed
     if ours and reader.stated is not None:
         source.metadata = reader.stated.metadata
         source.findings += reader.stated.findings

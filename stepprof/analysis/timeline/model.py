@@ -260,7 +260,7 @@ class Source:
     memory limit, the absence of an event shows nothing: a file is sorted by thread, not by time.
     """
     sound: bool = True
-    """Whether the text of the file needed no repair, so that other programs can read it too."""
+    """Whether the text of the file needed no repair and its times are numbers, so that other programs can read it too."""
     anchor_ns: int | None = None
     """The Unix time that the times in the file are relative to, by its host's clock; None: not known,
     or the file is no trace.

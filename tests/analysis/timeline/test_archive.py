@@ -182,6 +182,15 @@ def test_a_beginning_that_perfetto_does_not_recognise(tmp_path, begins):
     assert ("a.json", "is in stepprof.json, converted, and not as it was recorded") in merged.findings
 
 
+def test_a_time_that_is_no_number(tmp_path):
+    """Perfetto reads no event of such a trace, and refuses the archive."""
+    file = tmp_path / "a.json"
+    file.write_bytes(gzip.decompress(kineto("a", "b")).replace(b'"dur": 5', b'"dur": "x"', 1))
+    merged, archive = archived(find([file], output_dir=tmp_path), tmp_path / "a.zip")
+    assert list(archive.members) == ["stepprof.json"]
+    assert ("a.json", "is in stepprof.json, converted, and not as it was recorded") in merged.findings
+
+
 def test_a_capture_of_two_steps(tmp_path):
     """The capture is included as a whole, and a note says so."""
     made = make_run(tmp_path, "r")
