@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "duration", "indented", "number", "printable", "size", "table"]
-
 NOTHING = "-"
 
 

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["MASK", "MOST", "hide", "masked", "quoted", "redacted"]
-
 MASK = "…"
 MOST = 2000
 """Maximum characters of one quotation."""

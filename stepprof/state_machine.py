@@ -20,8 +20,6 @@ from stepprof.errors import StateError
 from stepprof.instrument.state import Status
 from stepprof.log import logger
 
-__all__ = ["STATES", "TRANSITIONS", "EngineTargetMachine", "LightMachine", "TargetMachine"]
-
 STATES: tuple[Status, ...] = ("idle", "armed", "recording", "flushing")
 
 TRANSITIONS: tuple[dict[str, Any], ...] = (

@@ -32,8 +32,6 @@ from stepprof.run.layout import AFTER, MANIFEST, REQUESTS, SPANS, STATUS, step_f
 from stepprof.run.runs import read_run, steps
 from stepprof.run.status import read_statuses
 
-__all__ = ["Checked", "Kept", "check_artifact", "foreign_files", "never_kept"]
-
 PARSED_BYTES = 64 * 2**20
 """The largest other JSON file that is parsed [bytes]; parsing takes about twenty times as much memory."""
 MOST_BYTES = 32 << 30

@@ -10,8 +10,6 @@ from typing import Any
 
 from stepprof.formatting import duration, size
 
-__all__ = ["after_notes", "pruned_paths"]
-
 
 def pruned_paths(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return why and when artifacts of a step were deleted, by path below the step's folder."""

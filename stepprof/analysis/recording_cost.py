@@ -19,8 +19,6 @@ from stepprof.analysis.run_windows import process_files, windows_of
 from stepprof.formatting import ranges
 from stepprof.run.runs import steps
 
-__all__ = ["RecordingCost", "cost_sentences", "recording_cost"]
-
 AROUND = 4
 """Number of steps before and after the recorded one to compare it with."""
 

@@ -14,8 +14,6 @@ from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import LARGEST_NS, parse_span, span_lines
 
-__all__ = ["RunWindow", "outermost_regions", "process_files", "windows_of"]
-
 MOST_REGIONS = 100_000
 """More regions than that are not read."""
 _FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)

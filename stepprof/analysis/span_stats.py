@@ -20,8 +20,6 @@ from stepprof.run.outermost_spans import Outermost
 from stepprof.run.spans import read_spans
 from stepprof.run.summary import Rank, rank_order
 
-__all__ = ["SpanTable", "SpanTime", "Wanted", "span_times"]
-
 KINDS = ("window", "region", "mark", "counter")
 
 

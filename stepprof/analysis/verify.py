@@ -27,8 +27,6 @@ from stepprof.run.runs import run_problems, steps
 from stepprof.run.spans import read_spans
 from stepprof.run.summary import SESSIONS, absent_ranks, engine_label, only_references, without_references
 
-__all__ = ["Problem", "Verification", "verify_run"]
-
 _WELL_ENDED = ("complete", "joined")
 
 

@@ -18,8 +18,6 @@ from stepprof.errors import BackendError
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture, Window
 
-__all__ = ["Together"]
-
 _CAREFUL = ("inline", "thread", "fork")
 """The modes of an export, the most careful one first."""
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from stepprof.backends.base import Backend, ExportCall
 from stepprof.run.model import Annotation, Artifact, Capture
 
-__all__ = ["NullBackend"]
-
 
 class NullBackend(Backend):
     """A backend whose captures are empty."""

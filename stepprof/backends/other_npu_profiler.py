@@ -8,8 +8,6 @@ import gc
 import sys
 from typing import Any
 
-__all__ = ["foreign_npu_profile", "foreign_profile"]
-
 
 def foreign_npu_profile(ours: Any = None) -> str | None:
     """Describe a profile of torch_npu's in this process that is not `ours` and has not been stopped, or return None. Imports nothing.

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from stepprof.backends.base import Busy
 
-__all__ = ["slot"]
-
 
 class _Slot:
     """The slot of this process. A forked process begins with a free one."""

@@ -15,18 +15,6 @@ from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, STATUS, step_number
 from stepprof.run.runs import find_run, is_run, list_runs
 
-__all__ = [
-    "add_all",
-    "add_json",
-    "add_occurrence",
-    "add_run",
-    "add_step",
-    "chosen_run",
-    "output_dir",
-    "print_json",
-    "seconds",
-]
-
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
 

@@ -26,8 +26,6 @@ from typing import IO
 from stepprof.cli.output import print_lines
 from stepprof.redaction import quoted
 
-__all__ = ["launch"]
-
 NOISE = re.compile(r"^(USDT:.*)?$")
 """Lines that libraries write to stderr for their own developers: Kineto's probe lines.
 

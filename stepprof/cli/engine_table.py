@@ -10,8 +10,6 @@ from stepprof.cli.window_table import bytes_of, events_of, own_seconds
 from stepprof.formatting import duration, label_ranges, table
 from stepprof.run.summary import engine_label, without_references
 
-__all__ = ["CLOCK_COLUMNS", "ENGINE_COLUMNS", "clocks_table", "engine_notes", "engines_table"]
-
 CLOCK_COLUMNS = ("clock of", "ahead ms", "± ms", "method")
 
 _Entry = Mapping[str, Any]

@@ -25,8 +25,6 @@ from stepprof.cli.output import any_encoding, print_lines
 from stepprof.errors import StepprofError
 from stepprof.version import VERSION
 
-__all__ = ["COMMANDS", "main"]
-
 COMMANDS = {
     "demo": "train a small model with GRPO, record a step and show the result",
     "run": "run a training job and record steps of it, without a change to its code",

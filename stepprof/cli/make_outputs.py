@@ -10,8 +10,6 @@ from stepprof.cli.trace_options import progress_bar, require_extra
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Report
 
-__all__ = ["make_report", "make_timeline"]
-
 
 def make_timeline(run: Path, step: int) -> Path:
     """Merge a step into `timeline.pftrace` in its folder and return the file.

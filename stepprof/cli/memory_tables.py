@@ -13,8 +13,6 @@ from stepprof.formats.memory_snapshot import UNKNOWN, MemorySnapshot, read_snaps
 from stepprof.formatting import duration, indented, number, printable, size, table
 from stepprof.host.plain_files import read_table
 
-__all__ = ["PEAK_COLUMNS", "PLACE_COLUMNS", "SNAPSHOT", "describe_memory", "memory_tables"]
-
 PEAK_COLUMNS = ("memory", "device", "held", "peak", "at s", "max allocated", "max reserved", "out of memory")
 PLACE_COLUMNS = ("bytes", "blocks", "allocated by")
 SNAPSHOT = "memory-snapshot"

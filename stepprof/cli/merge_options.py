@@ -11,8 +11,6 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.parts import Format
 
-__all__ = ["check_options", "chosen_format"]
-
 _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
 

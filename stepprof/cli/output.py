@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-__all__ = ["any_encoding", "console", "print_json", "print_lines", "print_text"]
-
 
 def print_lines(*lines: object, file: TextIO | None = None) -> None:
     """Print lines; without arguments, an empty one.

@@ -10,8 +10,6 @@ from stepprof.cli.row_grouping import FULL_ROWS, RANGES, bounded, grouped, one_o
 from stepprof.formatting import counted, duration, label_ranges, printable, ranges, size
 from stepprof.run.status import LIVE
 
-__all__ = ["ALIGN", "HEADERS", "PROBLEMS", "status_notes", "status_rows", "urgency"]
-
 HEADERS = ["rank", "host", "condition", "state", "since", "step", "role", "step s", "health", "exports", "recorded", "bytes"]  # fmt: skip
 ALIGN = "lllllrlrlrrr"
 PROBLEMS = frozenset({"crashed", "stale", "damaged"})

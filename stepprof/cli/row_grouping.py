@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 from stepprof.formatting import counted, number
 
-__all__ = ["FULL_ROWS", "RANGES", "Groups", "bounded", "grouped", "one_or_count", "spread"]
-
 FULL_ROWS = 20
 """A table of at most this many rows is printed whole."""
 ALONE = 3

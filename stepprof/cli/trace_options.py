@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = [
-    "add_sources",
-    "add_work",
-    "begin_reading",
-    "chosen_cluster",
-    "progress_bar",
-    "report_console",
-    "require_extra",
-]
-
 _NEEDED = ("numpy", "msgspec", "rich", "isal")
 
 

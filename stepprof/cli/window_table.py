@@ -10,18 +10,6 @@ from stepprof.cli.row_grouping import RANGES, grouped, spread
 from stepprof.formatting import duration, indented, number, ranges, size, table
 from stepprof.run.layout import step_folder
 
-__all__ = [
-    "FILE_COLUMNS",
-    "FILE_GROUP_COLUMNS",
-    "WINDOW_COLUMNS",
-    "artifacts_table",
-    "bytes_of",
-    "events_of",
-    "own_seconds",
-    "window_notes",
-    "windows_table",
-]
-
 FILE_COLUMNS = ("artifact", "kind", "bytes")
 FILE_GROUP_COLUMNS = ("artifact", "kind", "files", "bytes in all")
 _ALWAYS = 5

@@ -12,8 +12,6 @@ import re
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
 
-__all__ = ["command", "upload_url"]
-
 # of fsspec 2026.9; an installed fsspec is asked directly
 _PROTOCOLS = (
     "s3", "gs", "file", "s3a", "gcs", "abfs", "az", "adl", "hdfs", "webhdfs", "oci", "oss", "tos", "hf", "lakefs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "memory",

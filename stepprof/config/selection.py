@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from stepprof.errors import ConfigError, shown
 
-__all__ = ["Ranks", "Steps"]
-
 Interval = tuple[int, int]
 
 # At most 18 digits: such a number fits in 64 bits, and `int` never refuses it for its length.

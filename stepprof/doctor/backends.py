@@ -9,8 +9,6 @@ from stepprof.config.plugins import BUILT_IN, backend_names
 from stepprof.doctor.finding import Finding
 from stepprof.doctor.torch_stages import MEMORY
 
-__all__ = ["BackendLine", "backend_lines"]
-
 
 @dataclass(frozen=True, slots=True)
 class BackendLine:

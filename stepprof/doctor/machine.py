@@ -24,8 +24,6 @@ from stepprof.formatting import size
 from stepprof.host.atomic_files import place
 from stepprof.host.memory import available_and_total
 
-__all__ = ["machine_findings"]
-
 _GIB = 2**30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - measured and named; nothing is made there
 _FAST_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")

@@ -12,8 +12,6 @@ from stepprof.doctor.finding import Finding
 from stepprof.errors import BackendError
 from stepprof.host.device_lease import lease_folder
 
-__all__ = ["npu_findings"]
-
 _NO_OP = ("PROFILER_SAMPLECONFIG", "PROFILING_MODE")
 _SWITCHED_ON = ("PROF_CONFIG_PATH", "MSMONITOR_USE_DAEMON", "KINETO_USE_DAEMON")
 

@@ -21,8 +21,6 @@ from stepprof.config.options.nsys import NsysOptions
 from stepprof.doctor import finding
 from stepprof.doctor.finding import Finding
 
-__all__ = ["nsys_findings"]
-
 
 def nsys_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check the subscribers of CUPTI, the installation of nsys, and whether a window would be

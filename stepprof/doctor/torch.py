@@ -17,8 +17,6 @@ from stepprof.doctor import torch_child
 from stepprof.doctor.finding import Finding
 from stepprof.doctor.torch_stages import CANN, STAGES, stage_findings
 
-__all__ = ["torch_findings"]
-
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 

@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run all stages. Return 0 even if stages fail."""

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from stepprof.doctor.finding import Finding
 
-__all__ = ["CANN", "INSTALL", "MEMORY", "STAGES", "stage_findings"]
-
 INSTALL = 'pip install "stepprof[torch]"'
 CANN = "install the matching CANN and source its set_env.sh, or pip uninstall torch_npu; TORCH_DEVICE_BACKEND_AUTOLOAD=0 imports torch without it"
 MEMORY = "memory history"

@@ -13,8 +13,6 @@ from stepprof.doctor.finding import Finding
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.recording.post_step.upload.uploads import missing
 
-__all__ = ["upload_findings"]
-
 NAME = "upload"
 
 

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from stepprof.run.model import Annotation
 
-__all__ = ["encoded", "events"]
-
 _DEEPEST = 8  # attributes are small; a list that contains itself has no end
 
 

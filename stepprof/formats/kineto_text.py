@@ -14,16 +14,6 @@ from typing import Any, BinaryIO
 
 from stepprof.formats.chrome_events import encoded
 
-__all__ = [
-    "EVENT",
-    "blocks",
-    "new_compressor",
-    "repaired_names",
-    "sound_head",
-    "whole_lines",
-    "with_sound_names",
-]
-
 _BLOCK = 1 << 22
 _LONGEST_LINE = 1 << 24
 EVENT = b'"ph":'

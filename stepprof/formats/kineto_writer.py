@@ -32,8 +32,6 @@ from stepprof.formats.kineto_text import (
 )
 from stepprof.run.model import Annotation
 
-__all__ = ["Finished", "TraceFile", "TraceFileError", "escaped", "finish", "inspect", "marked"]
-
 _HEAD_LIMIT = (
     1 << 26
 )  # metadata before the events: deviceProperties and the process groups of thousands of ranks are far smaller

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DevicePeak", "as_mapping", "as_number", "device_peaks", "entries_of", "listed"]
-
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:

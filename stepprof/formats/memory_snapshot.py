@@ -20,8 +20,6 @@ from stepprof.formats.memory_peaks import DevicePeak, as_mapping, as_number, dev
 from stepprof.formats.safe_pickle import MAX_BYTES, PickleRefused, read_pickle
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["Allocations", "MemorySnapshot", "read_snapshot", "snapshot_problem"]
-
 MAX_ENTRIES = 5_000_000
 """Maximum number of entries, blocks and segments to read; a small file can refer to the same ones
 many times.

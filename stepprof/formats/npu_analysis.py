@@ -17,8 +17,6 @@ from pathlib import Path
 
 from stepprof.formats.npu_folder import OUTPUT, is_analysed
 
-__all__ = ["analyse"]
-
 _PROGRAM = """
 import sys
 from torch_npu.profiler.profiler import analyse

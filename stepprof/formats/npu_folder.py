@@ -12,21 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "FOLDER",
-    "KIND",
-    "NOT_YET",
-    "OUTPUT",
-    "SUFFIX",
-    "analysis_of",
-    "is_analysed",
-    "is_database",
-    "missing_parts",
-    "profile_folders",
-    "recorded_folders",
-    "trace_of",
-]
-
 KIND = "npu-profile"
 """The artifact's kind in the manifest; its path is a folder."""
 SUFFIX = ".npu"

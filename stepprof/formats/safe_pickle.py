@@ -22,8 +22,6 @@ import re
 import struct
 from typing import Any, NoReturn
 
-__all__ = ["PickleRefused", "read_pickle"]
-
 MAX_BYTES = 256 << 20
 MAX_INSTRUCTIONS = 80_000_000
 MAX_CONTAINERS = 12_000_000

@@ -22,18 +22,6 @@ from pathlib import Path
 
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start
 
-__all__ = [
-    "is_left_over",
-    "last_number",
-    "place",
-    "publish",
-    "suffixed",
-    "temporary",
-    "write_atomically",
-    "write_exclusively",
-    "write_temporary",
-]
-
 # Errors of file systems without hard links: FAT and exFAT (EPERM), FUSE and object stores (ENOSYS, EOPNOTSUPP), some overlays (EXDEV), a directory at its limit of links (EMLINK).
 _NO_LINKS = frozenset(
     {

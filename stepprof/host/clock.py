@@ -15,8 +15,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Anchor"]
-
 TICKS_ERROR_NS = 100_000_000
 """The error of a comparison with ticks. The kernel counts in units of 10 ms, and is late on a busy
 machine.

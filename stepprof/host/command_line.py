@@ -8,8 +8,6 @@ from functools import reduce
 
 from stepprof.redaction import MASK, quoted
 
-__all__ = ["command_line"]
-
 MOST_ARGUMENTS = 300
 LONGEST = 400
 """Characters of one argument that are kept."""

@@ -23,8 +23,6 @@ from stepprof.errors import BackendError, Busy
 from stepprof.host.plain_json import parse_json
 from stepprof.redaction import quoted
 
-__all__ = ["DeviceLease", "lease_folder", "physical_device"]
-
 _LOOK_SECONDS = 0.02
 _TRIES = 50
 

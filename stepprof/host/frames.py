@@ -11,8 +11,6 @@ from operator import methodcaller
 from types import FrameType
 from typing import Any
 
-__all__ = ["frames", "frames_once"]
-
 _call: Any = methodcaller("__call__")
 
 

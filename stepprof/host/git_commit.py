@@ -7,8 +7,6 @@ from pathlib import Path
 
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["git_commit"]
-
 MOST_FOLDERS = 32
 """The number of parent folders that are searched for a `.git`."""
 MOST_BYTES = 1 << 20

@@ -10,8 +10,6 @@ import os
 import resource
 from pathlib import Path
 
-__all__ = ["ThreadTimes", "storage_bytes"]
-
 _TASKS = "/proc/self/task"
 _IO = "/proc/self/io"
 _BLOCK = 512

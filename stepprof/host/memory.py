@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_and_total", "device_bytes", "resident_bytes"]
-
 _STATM = Path("/proc/self/statm")
 
 _MEMINFO = Path("/proc/meminfo")

@@ -17,8 +17,6 @@ from pathlib import Path
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["MAX_BYTES", "is_foreign", "own_uid", "owner_for", "read_own"]
-
 MAX_BYTES = 65_536
 """Maximum size; such a file has some hundred bytes."""
 

@@ -24,17 +24,6 @@ from typing import Any
 
 from stepprof.host.plain_json import parse_json
 
-__all__ = [
-    "MOST_BYTES",
-    "data_bytes",
-    "data_chunks",
-    "open_plain",
-    "read_plain",
-    "read_table",
-    "readable",
-    "resolved",
-]
-
 MOST_BYTES = 1 << 25
 """Maximum size of a JSON object (`run.json`, a manifest, a status file): a manifest of 4,096
 engines has 3 MB.

@@ -16,8 +16,6 @@ import re
 import sys
 from typing import Any
 
-__all__ = ["DEPTH", "parse_json", "whole_pairs"]
-
 DEPTH = 64
 _LONGEST_NUMBER = 20
 _LONG_NUMBER = b"0" * _LONGEST_NUMBER

@@ -13,8 +13,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["is_alive", "process_start", "writer_identity"]
-
 _POSIX = os.name == "posix"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

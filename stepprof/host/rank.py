@@ -15,8 +15,6 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 
-__all__ = ["SHORT_ID", "Identity", "find_identity"]
-
 SHORT_ID = 8
 """The number of digits of an actor's id that distinguish the actors of one job."""
 

@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-__all__ = ["Ended", "end", "has_ended", "run_bounded", "start"]
-
 LOOK_SECONDS = 0.1
 DEATH_SECONDS = 5.0
 CHUNK = 1 << 16

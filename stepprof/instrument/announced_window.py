@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.ports import Session
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["AnnouncedWindow", "AnnouncedWindows", "Key"]
-
 Key = tuple[int, "str | None"]
 """The step and the role of a window."""
 

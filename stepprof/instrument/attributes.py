@@ -14,8 +14,6 @@ from typing import Any
 
 from stepprof.instrument.scope import LONGEST_NAME
 
-__all__ = ["plain", "short_name"]
-
 DEEPEST_VALUE = 4
 MOST_ITEMS = 64
 MOST_VALUES = 1024

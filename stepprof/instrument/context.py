@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Scope
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["cell", "open_windows"]
-
 
 class Cell:
     """The current session and recorder of this process."""

@@ -17,8 +17,6 @@ from typing import Any, TypeVar, cast
 
 from stepprof.instrument.context import cell
 
-__all__ = ["decorate", "refuse_undecorable", "wrappers"]
-
 F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
 
 Block = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["EarlyStart", "OpenWindow", "Session", "WindowEngines"]
-
 
 class WindowEngines(Protocol):
     """The engines that follow one window."""

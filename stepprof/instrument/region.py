@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["Region", "bind", "counter", "mark", "region"]
-
 F = TypeVar("F", bound="Callable[..., Any] | classmethod[Any, ..., Any]")
 
 SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

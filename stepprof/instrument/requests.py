@@ -10,8 +10,6 @@ from typing import Any
 
 from stepprof.instrument.context import cell
 
-__all__ = ["mark_request", "stated_by_vllm"]
-
 FIRST_OUTPUT_VERSION = "0.5.21"
 """The version of SGLang whose answers state the time to the first output, of 50 tokens if it is not streamed. Older
 versions state none.

@@ -5,22 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-__all__ = [
-    "DEEPEST",
-    "LONGEST_NAME",
-    "SIMPLE",
-    "WAKE_AT",
-    "Measured",
-    "Newest",
-    "Scope",
-    "Span",
-    "current_scope",
-    "holding",
-    "last_open",
-    "newest",
-    "set_scope",
-]
-
 WAKE_AT = 32_768
 """The number of waiting spans at which the writer is woken early."""
 

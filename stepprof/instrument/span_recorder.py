@@ -29,8 +29,6 @@ from stepprof.instrument.scope import (
     newest,
 )
 
-__all__ = ["MAX_PENDING", "Hook", "Recorder", "is_compiling"]
-
 MAX_PENDING = 262_144
 """Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["State", "Status"]
-
 MOST = 6
 """The number of ranges of engines per state in the line for a log."""
 

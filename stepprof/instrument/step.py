@@ -28,8 +28,6 @@ UNSEEN = 1
 NOT_SELECTED: Literal[False] = False
 """Marks a missing ticket."""
 
-__all__ = ["StepWindow", "current_step", "profile_step", "state", "tick"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -15,8 +15,6 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "watch"]
-
 ACCELERATOR = "accelerate.accelerator:Accelerator"
 OPTIMIZER = "accelerate.optimizer:AcceleratedOptimizer"
 

@@ -16,8 +16,6 @@ from stepprof.recording.session import current_session
 from stepprof.redaction import quoted
 from stepprof_autoload import FRAMEWORKS as PACKAGES
 
-__all__ = ["FRAMEWORKS", "activate_all", "adapters", "attach", "deactivate_all", "note_model", "register"]
-
 _SHARED = {"lightning_fabric": "lightning", "miles": "slime", "pytorch_lightning": "lightning"}
 """Packages with an adapter in the module of another package."""
 FRAMEWORKS = tuple(sorted({_SHARED.get(package, package) for package in PACKAGES}))

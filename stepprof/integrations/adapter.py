@@ -18,8 +18,6 @@ from stepprof.integrations.names import look_up
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["Adapter", "is_tested", "missing_names"]
-
 
 @dataclass(frozen=True)
 class Adapter:

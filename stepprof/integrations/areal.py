@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "GROUPS", "ROLES", "TRAINERS"]
-
 TRACER = "areal.utils.perf_tracer"
 SCOPES = (f"{TRACER}:trace_scope", f"{TRACER}:atrace_scope")
 OPTION = "perf_tracer.profile_steps"

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["is_ray_worker", "merged"]
-
 
 def merged(groups: Iterable[tuple[Sequence[Any], Sequence[str]]]) -> list[tuple[list[Any], list[str]]]:
     """Return each group of actors once, with the roles of all that are made of the same actors.

@@ -19,14 +19,6 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = [  # noqa: F822 - the two classes are made when they are asked for
-    "ADAPTERS",
-    "StepprofCallback",
-    "StepprofProfiler",
-    "fabric_callbacks",
-    "trainer_callbacks",
-]
-
 REGIONS = {
     "train_dataloader_next": "fetch_data",
     "training_step": "training_step",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "GROUPS", "PHASES", "STEP", "TRAINERS"]
-
 TRAINERS = (
     "mindspeed_rl.trainer.grpo_trainer_hybrid:RayGRPOTrainer",
     "mindspeed_rl.trainer.ppo_trainer_hybrid:RayPPOTrainer",

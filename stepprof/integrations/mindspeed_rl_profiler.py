@@ -11,8 +11,6 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
 
-__all__ = ["FIELDS", "OwnProfiler"]
-
 OPTION = "profiler_config.integrated"
 SWITCHES = {
     "profile_with_memory": "profile_memory",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["look_up"]
-
 
 def look_up(need: str) -> Any:
     """Return the object that ``module:dotted.name`` names.

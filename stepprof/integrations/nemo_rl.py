@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "EVALUATIONS", "GENERATIONS", "GROUPS", "ROLES", "STEP", "TRAINERS"]
-
 NAME = "nemo_rl"
 TIMER = "nemo_rl.utils.timer:Timer"
 NSYS = "nemo_rl.utils.nsys"

@@ -14,8 +14,6 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
 
-__all__ = ["PATTERNS", "RANGE", "as_configuration", "settle", "take_over"]
-
 RANGE = "NRL_NSYS_PROFILE_STEP_RANGE"
 PATTERNS = "NRL_NSYS_WORKER_PATTERNS"
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "GROUPS", "PHASES", "STAGES"]
-
 TRAINER = "openrlhf.trainer.ppo_trainer:BasePPOTrainer"
 GENERATOR = "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator"
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"

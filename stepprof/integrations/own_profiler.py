@@ -13,8 +13,6 @@ from stepprof.instrument.context import cell
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 
-__all__ = ["is_asked_for", "refuse", "scheduled_steps", "settle", "with_overrides"]
-
 
 def is_asked_for() -> bool:
     """Return whether the job asks for the steps of the framework's own profiler.

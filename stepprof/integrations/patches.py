@@ -20,8 +20,6 @@ from stepprof.integrations.names import look_up
 from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
 
-__all__ = ["After", "Before", "Change", "Patches"]
-
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
 """Called with the instance, the positional and the keyword arguments; returns a token for `After`."""
 After = Callable[[Any, BaseException | None], None]

@@ -19,8 +19,6 @@ from stepprof.run.output_root import output_root
 if TYPE_CHECKING:
     pass
 
-__all__ = ["ADAPTERS", "with_variables"]
-
 RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
 """Called by `ray.init`. It also applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`, because Ray knows only one."""
 PATH = "PYTHONPATH"

@@ -28,8 +28,6 @@ from stepprof.integrations.training_loop import (
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "EVALUATIONS", "ROLES", "RUNNERS", "STEP", "register"]
-
 TIMER = "rlinf.utils.distributed:ScopedTimer.__call__"
 RANGE = "rlinf.scheduler.hardware.accelerators.accelerator:AcceleratorUtil.profiling_range"
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "EVALUATIONS", "PIPELINES", "ROLES", "STEPS"]
-
 PIPELINES = (
     "roll.pipeline.rlvr.rlvr_pipeline:RLVRPipeline",
     "roll.pipeline.rlvr.rlvr_vlm_pipeline:RLVRVLMPipeline",

@@ -18,8 +18,6 @@ from stepprof.integrations.training_loop import end_jobs, start_session
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "GROUPS", "ROLES"]
-
 TRAINER = "skyrl.train.trainer:RayPPOTrainer"
 ASYNC_TRAINER = "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer"
 TIMER = "skyrl.train.utils.utils:Timer"

@@ -12,8 +12,6 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
 
-__all__ = ["CONFIG", "FIELDS", "as_configuration", "settle"]
-
 CONFIG = "skyrl.train.config.config:TorchProfilerConfig"
 OPTION = "trainer.policy.torch_profiler_config"
 

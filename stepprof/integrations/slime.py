@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Needs = dict[str, tuple[str, ...]]
 
-__all__ = ["ADAPTERS", "PACKAGES"]
-
 ACROSS_STEPS = "train_wait"
 """The timer that runs while no other one does, from one step into the next."""
 

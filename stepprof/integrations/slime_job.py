@@ -16,8 +16,6 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CALLS", "METHODS", "ROLES", "Job", "engines_in", "url"]
-
 EVAL = "eval"
 
 CALLS = {

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from stepprof.integrations.adapter import Adapter, is_tested
 
-__all__ = ["AdapterLine", "check", "missing_in_source"]
-
 DEEPEST = 8
 """The maximum number of modules through which a name is followed."""
 

@@ -11,8 +11,6 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["CODETIMING", "KEPT", "Close", "TimedJob", "close_kept", "patch_codetiming"]
-
 Close = Callable[[BaseException | None], None]
 """Closes the window or region of a timer; the argument is the exception that ended the timer, or None."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TimerSwitch", "timers"]
-
 
 class TimerSwitch:
     """The switch is one attribute, because timers of steps that are not recorded may cost nothing

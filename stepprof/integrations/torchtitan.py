@@ -18,8 +18,6 @@ from stepprof.integrations.training_loop import close_timer, end_jobs, ensure_se
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "EVAL", "STEP"]
-
 TRAINER = "torchtitan.trainer:Trainer"
 SPAN = "torchtitan.observability.structured_logger.structured_logging:log_trace_span"
 PROFILER = "torchtitan.tools.profiler:Profiler.Config"

@@ -18,17 +18,6 @@ from stepprof.recording.session import current_session
 if TYPE_CHECKING:
     from stepprof.integrations.adapter import Adapter
 
-__all__ = [
-    "TrainingLoop",
-    "close_timer",
-    "end_evaluations",
-    "end_jobs",
-    "ensure_session",
-    "is_incomplete",
-    "open_timer",
-    "start_session",
-]
-
 EVAL = "eval"
 """The role of an evaluation."""
 

@@ -18,8 +18,6 @@ from stepprof.integrations.training_loop import TrainingLoop, close_timer, end_e
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "StepprofCallback"]  # noqa: F822 - made when it is asked for
-
 TRAINER = "transformers.trainer:Trainer"
 REGIONS = {
     "compute_loss": "compute_loss",

@@ -17,8 +17,6 @@ from stepprof.log import logger
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "ROLES"]
-
 TIMER = "trl.extras.profiling:ProfilingContext"
 ROLES = {
     "transformers.generate": "rollout",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.step import StepWindow
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "ROLES"]
-
 ROLES = {
     "gen": "rollout",
     "reward": "reward",

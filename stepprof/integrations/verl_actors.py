@@ -14,8 +14,6 @@ from stepprof.integrations.groups import merged
 from stepprof.integrations.training_loop import EVAL
 from stepprof.log import logger
 
-__all__ = ["ACTORS", "ENGINES", "GROUPS", "attach_actors"]
-
 GROUPS = {
     "actor_rollout_wg": ("actor", "weight_sync"),
     "ref_policy_wg": ("ref",),

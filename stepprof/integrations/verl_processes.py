@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.region import bind
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "RAY_ENVIRONMENT", "STAGES", "adapter", "with_variables"]
-
 WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
 TRAINING_WORKER = "verl.workers.engine_workers:TrainingWorker"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"

@@ -10,8 +10,6 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 
-__all__ = ["as_configuration", "engine_options"]
-
 BACKENDS = {"torch": "torch", "npu": "npu", "torch_memory": "memory"}
 """Tools of ``global_profiler.tool`` with their counterpart."""
 

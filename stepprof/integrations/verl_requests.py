@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from stepprof.integrations.patches import Patches
 
-__all__ = ["ADAPTERS", "Times"]
-
 CLIENT = "verl.workers.rollout.llm_server:LLMServerClient.generate"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate"
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM.generate"

@@ -18,8 +18,6 @@ from stepprof.remote.vllm import engine_args
 if TYPE_CHECKING:
     pass
 
-__all__ = ["ADAPTERS", "FOLDER"]
-
 ARGUMENTS = "vllm.engine.arg_utils:EngineArgs"
 ROUTES = "vllm.entrypoints.serve.profile.api_router:attach_router"
 ROUTER = "vllm.entrypoints.serve.profile.api_router:router"

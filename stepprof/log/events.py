@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BOUND", "EVENTS", "Event"]
-
 BOUND = ("run_id", "rank", "host", "step", "role", "occurrence")
 """Fields that are bound to the session and to the capture: any line may have them."""
 

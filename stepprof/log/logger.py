@@ -19,9 +19,6 @@ import structlog
 from stepprof.log.events import EVENTS
 from stepprof.redaction import redacted
 
-__all__ = ["bind_session", "bound", "logger"]
-
-
 _standard = logging.getLogger("stepprof")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _session: dict[str, object] = {}

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from stepprof.backends.base import Backend
     from stepprof.config.config import Policy
 
-__all__ = ["BackendPool"]
-
 
 class BackendPool:
     """The backends that policies name.

@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from stepprof.log import logger
 
-__all__ = ["Background", "is_background"]
-
 QUIET_SECONDS = 1.0
 """Seconds between two drains of spans while nothing is recorded."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from stepprof.recording.window_handle import Ticket
     from stepprof.run.schema import WindowEntry
 
-__all__ = ["MAX_ANNOTATIONS", "Ending", "LocalCapture"]
-
 MAX_ANNOTATIONS = 200_000
 """Maximum number of spans that one capture writes into its artifact; the span files have all."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from stepprof.recording.evidence.collector import Evidence
     from stepprof.recording.export.executor import Exporter
     from stepprof.run.model import Outcome, Window
-__all__ = ["Capturer"]
-
 Later = Callable[[], None]
 """Submits an export, once the access has been released."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Window
 
-__all__ = ["EngineHost", "EngineRegistry", "Join", "WindowEngines", "waiting"]
-
 
 class WindowEngines(Protocol):
     """The engines that follow one window."""

@@ -14,8 +14,6 @@ from types import FrameType
 from stepprof.errors import StateError
 from stepprof.host.frames import frames
 
-__all__ = ["ExclusiveAccess"]
-
 
 class ExclusiveAccess:
     """Lets one thread act on the target at a time.

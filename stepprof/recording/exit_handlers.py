@@ -29,8 +29,6 @@ from stepprof.recording.export import fork
 if TYPE_CHECKING:
     from stepprof.recording.session_port import RunningSession
 
-__all__ = ["SIGTERM_SECONDS", "after_act", "guard", "unwatch", "watch"]
-
 SIGTERM_SECONDS = 8.0
 """Maximum delay of the death by SIGTERM during a capture; launchers send SIGKILL after 10 to 30 s."""
 

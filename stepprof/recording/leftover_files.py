@@ -16,8 +16,6 @@ from pathlib import Path
 from stepprof.host.atomic_files import is_left_over
 from stepprof.run.layout import AFTER, REQUESTS, SPANS, STATUS, step_number
 
-__all__ = ["remove_leftovers"]
-
 
 def remove_leftovers(run: Path, seconds: float) -> int:
     """Remove the temporary files of dead processes of this machine. Return their number.

@@ -29,8 +29,6 @@ from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
 from stepprof.run.names import process_name
 
-__all__ = ["init", "shutdown"]
-
 _starting = threading.Lock()
 _opened = itertools.count(1)
 

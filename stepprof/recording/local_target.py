@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stepprof.recording.background_worker import Background
     from stepprof.recording.export.executor import Exporter
 
-__all__ = ["LocalTarget"]
-
 
 class LocalTarget:
     """This process as a target.

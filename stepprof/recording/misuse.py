@@ -16,8 +16,6 @@ from stepprof.log import logger
 from stepprof.recording.window_handle import LeftOpen
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["Refusals"]
-
 MOST_LOGGED = 64
 """Maximum number of wrong steps and roles to log, each once."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stepprof.config.options.memory import MemoryOptions
     from stepprof.recording.selector import Selector
 
-__all__ = ["OutOfMemory"]
-
 
 class OutOfMemory:
     """Takes the snapshots of one session.

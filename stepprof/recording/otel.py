@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from stepprof.config.options.otel import OtelOptions
     from stepprof.instrument.scope import Span
 
-__all__ = ["Sender", "Translator", "missing"]
-
 BATCH = 512
 """Maximum spans of one request."""
 

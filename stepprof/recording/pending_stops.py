@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stepprof.recording.engine_ports import EngineRegistry, WindowEngines
     from stepprof.recording.window_handle import Ticket
 
-__all__ = ["PendingStops"]
-
 
 class PendingStops:
     """The pending stops of one process."""

@@ -11,8 +11,6 @@ from stepprof.run.job_store import JobStore
 if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
 
-__all__ = ["Joining"]
-
 
 class Joining:
     """Compares this session's run with that of the other ranks, once.

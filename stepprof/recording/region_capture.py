@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.recording.capture_controller import Capturer, Later
 
-__all__ = ["RegionHook", "RegionWatch"]
-
 ACCESS_SECONDS = 1.0
 """Maximum seconds that a region waits for access before it goes on without a capture."""
 

@@ -30,8 +30,6 @@ from stepprof.run.model import Window
 if TYPE_CHECKING:
     from stepprof.run.requests import Request
 
-__all__ = ["Selector"]
-
 ALWAYS_QUIET = (0, sys.maxsize)
 
 MOST_ROLES = 4096

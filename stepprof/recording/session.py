@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from stepprof.recording.post_step.leader import After
     from stepprof.run.job_store import JobStore
 
-__all__ = ["EXPORT_SECONDS", "Session", "current_session"]
-
 T = TypeVar("T")
 
 EXPORT_SECONDS = 120.0

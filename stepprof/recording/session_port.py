@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from stepprof.recording.post_step.leader import After
     from stepprof.recording.selector import Selector
 
-__all__ = ["RunningSession"]
-
 
 class RunningSession(Protocol):
     """A session that records."""

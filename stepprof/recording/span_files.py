@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["SpanFile"]
-
 BATCH = 4096
 """Maximum spans of one write."""
 

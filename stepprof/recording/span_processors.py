@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.recording.session_port import RunningSession
 
-__all__ = ["Reader", "Readers", "readers_of"]
-
 
 class Reader(Protocol):
     """Receives spans as they are drained. It must not block."""

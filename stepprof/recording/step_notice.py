@@ -19,8 +19,6 @@ from stepprof.run.summary import SESSIONS
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Fragment
 
-__all__ = ["StepNotice"]
-
 
 class StepNotice:
     """Collect the fragments of each step until the step is over.

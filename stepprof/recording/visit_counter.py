@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from stepprof.instrument.context import open_windows
 from stepprof.log import logger
 
-__all__ = ["Visits"]
-
 REMEMBERED = 256
 """Maximum number of steps and roles to count; beyond that, steps more than a few back are forgotten."""
 

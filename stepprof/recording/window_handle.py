@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Outcome, Window
 
-__all__ = ["EarlyEngines", "LeftOpen", "Ticket", "log_outcome"]
-
 
 class LeftOpen(StateError):
     """Why an unstopped window ends: the next ``start()`` of its role was called."""

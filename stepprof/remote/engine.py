@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.config.selection import Ranks
 
-__all__ = ["Engine", "Registry"]
-
 
 class Registry(Observer, Protocol):
     """The engines that are attached in this process."""

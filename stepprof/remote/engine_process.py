@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import FileSlot, Slot
     from stepprof.remote.http.client import Client
 
-__all__ = ["EngineProcess", "OwnProcess", "ServerProcess"]
-
 
 class EngineProcess(Protocol):
     """The process of an engine."""

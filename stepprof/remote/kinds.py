@@ -16,8 +16,6 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineDriver, EngineKind
 
-__all__ = ["ObjectKind", "check_options", "connect_all", "is_known", "recognise"]
-
 GROUP = "stepprof.engines"
 
 BUILT_IN = {

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeGuard
 
-__all__ = ["AMOUNTS", "amounts", "is_amount"]
-
 AMOUNTS = ("tokens", "samples", "batch_size")
 _LARGEST = 1e18
 

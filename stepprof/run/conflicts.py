@@ -15,8 +15,6 @@ from typing import Any
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 
-__all__ = ["Entry", "jobs_apart", "rival_in", "sentences"]
-
 Entry = Mapping[str, Any]
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepprof.host.clock import Anchor
 
-__all__ = ["Timing"]
-
 
 class Timing:
     """Times by ``perf_counter_ns``; `keys` converts them for the manifest.

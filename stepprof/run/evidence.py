@@ -17,19 +17,6 @@ from stepprof.run.fields import LARGEST_NS
 from stepprof.run.layout import SPANS
 from stepprof.run.spans import EVIDENCE, read_spans
 
-__all__ = [
-    "SAMPLE_NS",
-    "CaptureUse",
-    "Collection",
-    "Evidence",
-    "Frame",
-    "HeldTasks",
-    "RegionCpu",
-    "StackStretch",
-    "ThreadUse",
-    "read_evidence",
-]
-
 SAMPLE_NS = 25_000_000
 """Time between two samples of a stack, and so the precision of a stretch of equal samples."""
 MOST_LINES = 200_000

@@ -11,19 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-__all__ = [
-    "LARGEST_NS",
-    "LARGEST_OFFSET_NS",
-    "LARGEST_STEP",
-    "LONGEST_NAME",
-    "MOST_RANKS",
-    "cut",
-    "is_rank",
-    "is_step",
-    "path_problem",
-    "wrong",
-]
-
 LARGEST_NS = 1 << 62
 LARGEST_OFFSET_NS = 1 << 61
 """73 years."""

@@ -12,8 +12,6 @@ import itertools
 import os
 from pathlib import Path
 
-__all__ = ["ASIDE", "make_folder"]
-
 ASIDE = ".aside-"
 """The separator between the original name and a number."""
 _TRIES = 20

@@ -14,8 +14,6 @@ from stepprof.host.process_identity import is_alive
 from stepprof.run.fields import cut, wrong
 from stepprof.run.schema import AFTER, CaptureEntry, CompletionEntry, EngineEntry, WindowEntry
 
-__all__ = ["read_after", "read_clock", "read_engine", "read_window"]
-
 _CLOCK: dict[str, Any] = {"host": None, "boot_id": None, "offset_ns": None, "error_ns": None, "method": None}
 _IDENTITY = ("boot_id", "pid_namespace")
 

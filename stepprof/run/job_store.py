@@ -16,8 +16,6 @@ from typing import Any
 from stepprof.log import logger
 from stepprof.run.names import is_plain_name
 
-__all__ = ["JobStore"]
-
 ANSWER_SECONDS = 10.0
 """Maximum seconds to wait for an answer of the store."""
 

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = [
-    "EXPORTING",
-    "LOST",
-    "Fragment",
-    "Origin",
-    "as_entries",
-    "describe_error",
-    "living_fragment",
-    "window_entry",
-]
-
 _RAY_TASK = "ray.exceptions.RayTaskError"
 
 LOST = "the process ended before the capture was stopped"

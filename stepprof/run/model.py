@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["WHOLE_STEP", "Annotation", "Artifact", "Capture", "Outcome", "Window"]
-
 Outcome = Literal["complete", "joined", "partial", "skipped", "failed", "lost"]
 
 WHOLE_STEP = "step"

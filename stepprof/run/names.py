@@ -7,8 +7,6 @@ import re
 
 from stepprof.errors import ConfigError
 
-__all__ = ["LONGEST_NAME", "is_plain_name", "process_name", "safe_name"]
-
 LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -21,19 +21,6 @@ from stepprof.run.manifest import read_step
 from stepprof.run.occurrences import Span, choose, gap, occurrence_note, split
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = [
-    "Portion",
-    "Portions",
-    "SpanWindow",
-    "other_windows",
-    "superseded",
-    "unclear",
-    "visits_of",
-    "window_of",
-    "windows_in",
-    "within",
-]
-
 SpanWindow = tuple["str | None", int, int]
 """The role of a window, its start and its end."""
 ALWAYS = (-(1 << 63), 1 << 63)

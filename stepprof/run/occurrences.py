@@ -21,8 +21,6 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.run.conflicts import jobs_apart
 
-__all__ = ["Span", "choose", "gap", "number_fragments", "occurrence_note", "of_fragments", "split"]
-
 Span = tuple[int, int]
 """The start and the end of something."""
 _NUMBER = re.compile(r"(\.\d+)?\.json$")

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Outermost"]
-
 _LARGEST_NS = 2**62
 
 

@@ -8,8 +8,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["output_root"]
-
 _TEMPORARY = re.compile(r"/session_[^/]+/runtime_resources/")
 """Part of the path of a working directory that Ray has unpacked for a job, and removes afterwards."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["ProcessStatus"]
-
 _Tables = dict[str, dict[str, "str | None"]]
 
 

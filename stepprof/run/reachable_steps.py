@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["reachable_step"]
-
 REACH_SECONDS = 2.5
 """Seconds until every rank has seen a request: ranks look once a second, and a busy file system shows
 it late.

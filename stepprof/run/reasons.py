@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["ReasonCode", "is_pending"]
-
 
 class ReasonCode(str, Enum):
     """The `reason_code` of an entry.

@@ -45,15 +45,6 @@ from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
 from stepprof.run.names import is_plain_name
 
-__all__ = [
-    "CLAIMS",
-    "Launcher",
-    "claim_for_launcher",
-    "claim_for_process",
-    "current_launcher",
-    "run_of_parent",
-]
-
 CLAIMS = ".claims"
 RUN_FILE = "run.json"
 _BOOT = Path("/proc/stat")

@@ -30,8 +30,6 @@ from stepprof.host.own_files import read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import REQUESTS
 
-__all__ = ["WITHDRAWN", "Request", "place_request", "read_request", "withdraw_request"]
-
 WITHDRAWN = ".withdrawn"
 
 MAX_COUNT = 10_000

@@ -31,8 +31,6 @@ from stepprof.run.rendezvous import (
 if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
 
-__all__ = ["Agreement", "agree_on_run", "job_key"]
-
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
 
 

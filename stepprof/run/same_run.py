@@ -26,8 +26,6 @@ from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import MANIFEST, SPANS, step_folder
 from stepprof.run.runs import read_run, steps
 
-__all__ = ["Evidence", "evidence_of", "is_part", "parts_of_one_run", "why_apart"]
-
 _WRITER = ("host", "pid", "pid_start", "boot_id", "pid_namespace")
 _TAIL = 1 << 16
 Process = tuple[object, ...]

@@ -14,18 +14,6 @@ from stepprof.run.fields import LONGEST_NAME, cut, is_rank, is_step, path_proble
 from stepprof.run.model import Outcome
 from stepprof.run.reasons import ReasonCode, is_pending
 
-__all__ = [
-    "AFTER",
-    "STATUSES",
-    "CaptureEntry",
-    "CompletionEntry",
-    "EngineEntry",
-    "Entry",
-    "PrunedEntry",
-    "UploadEntry",
-    "WindowEntry",
-]
-
 STATUSES: tuple[str, ...] = get_args(Outcome)
 _MOST_STATISTICS = 64
 _LARGEST_STATISTIC = 1e15

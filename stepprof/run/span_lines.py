@@ -16,8 +16,6 @@ from stepprof.host.plain_json import parse_json
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import LONGEST_NAME
 
-__all__ = ["LONGEST_LINE", "parse_span", "span_lines"]
-
 BLOCK_BYTES = 1 << 20
 LARGEST_NS = 1 << 62
 LARGEST_STEP = 10**18

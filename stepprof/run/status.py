@@ -21,8 +21,6 @@ from stepprof.host.process_identity import is_alive
 from stepprof.run.layout import STATUS
 from stepprof.run.process_status import ProcessStatus
 
-__all__ = ["LIVE", "missed_requests", "read_statuses"]
-
 LIVE = "live"
 """The condition of a process whose status is recent."""
 

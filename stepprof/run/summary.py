@@ -23,19 +23,6 @@ from stepprof.run.reasons import ReasonCode
 from stepprof.run.runs import read_run
 from stepprof.run.spans import read_spans
 
-__all__ = [
-    "SESSIONS",
-    "RegionTime",
-    "StepSummary",
-    "absent_ranks",
-    "engine_label",
-    "held_seconds",
-    "only_references",
-    "region_times",
-    "summarize_step",
-    "without_references",
-]
-
 SESSIONS = ("rank", "spans")
 """Kinds of targets that are sessions of other processes: they have windows of their own."""
 

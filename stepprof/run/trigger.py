@@ -23,8 +23,6 @@ from stepprof.run.reachable_steps import reachable_step
 from stepprof.run.requests import Request, place_request
 from stepprof.run.status import LIVE, read_statuses
 
-__all__ = ["NEXT", "answers", "ask", "trigger", "wait_for_answers"]
-
 NEXT = "next"
 
 

@@ -12,8 +12,6 @@ from stepprof.analysis.data.table import Table
 from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import temporary
 
-__all__ = ["Written", "export"]
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -15,8 +15,6 @@ from stepprof.run.runs import steps
 from stepprof.run.spans import read_spans
 from stepprof.run.summary import rank_order
 
-__all__ = ["span_rows", "step_rows"]
-
 KINDS = ("window", "region", "mark", "counter")
 
 

@@ -16,8 +16,6 @@ from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, SHORTEST_NS, 
 from stepprof.analysis.findings.wording import LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 
-__all__ = ["blocked", "compiling", "is_lock"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:

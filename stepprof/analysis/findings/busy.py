@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from stepprof.analysis.findings.signs import Task
 from stepprof.analysis.report.intervals import Intervals
 
-__all__ = ["ONE", "Busy"]
-
 ONE = 1.5
 """Fewer threads at a time, on average, count as one."""
 

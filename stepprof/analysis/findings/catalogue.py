@@ -18,8 +18,6 @@ from stepprof.analysis.findings.tail import long_tail
 from stepprof.analysis.findings.threads import other_regions, other_threads
 from stepprof.analysis.report.schema import Finding
 
-__all__ = ["findings_of"]
-
 LEAST = 0.01
 """Share of the step below which nothing is a finding."""
 

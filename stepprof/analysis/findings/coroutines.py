@@ -13,8 +13,6 @@ from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["held_coroutines", "last_coroutines", "serial_coroutines"]
-
 FEWEST = 4
 LEAST = 0.15
 """The last calls are no tail if they take at most this share of the time of all calls."""

@@ -8,8 +8,6 @@ from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process
 
-__all__ = ["exposed_communication", "host_bound"]
-
 
 def host_bound(ledger: Ledger) -> None:
     """Claim the parts of the path in which a process has a device and its captures show no kernel on it."""

@@ -14,8 +14,6 @@ from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Rollout
 from stepprof.analysis.report.step_graph import StepGraph
 
-__all__ = ["Facts", "Part", "Recomputing", "place_of"]
-
 
 class Recomputing(NamedTuple):
     """The time in which an engine's worker computed preempted sequences again."""

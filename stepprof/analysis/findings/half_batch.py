@@ -6,8 +6,6 @@ from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.wording import inside
 
-__all__ = ["half_batch"]
-
 EMPTY_SHARE = 0.25
 """A region is named if at least this share of the places in its batches is empty."""
 

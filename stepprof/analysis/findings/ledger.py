@@ -12,8 +12,6 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["Ledger", "last_part", "share_of"]
-
 
 class Ledger:
     """Gives each moment of the step to one finding at most.

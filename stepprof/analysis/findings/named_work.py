@@ -11,8 +11,6 @@ from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside, load_advice
 
-__all__ = ["named_work"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Kind:

@@ -12,8 +12,6 @@ from stepprof.analysis.timeline.span_sources import SpanFiles, span_files
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = ["Neighbours", "files_of"]
-
 AROUND = 4
 """Number of steps to read before and after the recorded one."""
 MOST_BYTES = 256 << 20

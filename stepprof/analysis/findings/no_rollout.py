@@ -10,8 +10,6 @@ from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.timeline.span_sources import SpanFiles
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = ["no_rollout"]
-
 ROLE = "rollout"
 MOST_PROCESSES = 3
 """The number of processes of a run in which other steps are searched: the driver first, then ranks in order."""

@@ -8,8 +8,6 @@ from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["garbage", "memory_pressure", "preemption", "recording"]
-
 
 def garbage(ledger: Ledger) -> None:
     """Claim the collections of processes while these are on the path."""

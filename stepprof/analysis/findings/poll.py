@@ -9,8 +9,6 @@ from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 
-__all__ = ["poll"]
-
 
 def poll(ledger: Ledger) -> None:
     """Claim what followed the last forward step, the last sample, or the last rank of a window."""

@@ -8,8 +8,6 @@ from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside
 
-__all__ = ["rare_work"]
-
 FEWEST_STEPS = 3
 MOST = 1 / 3
 """Work is rare if this share of the steps around has it, or less."""

@@ -12,8 +12,6 @@ from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["serial"]
-
 FEWEST = 4
 IDLE = 0.5
 """A call counts as waiting if it waits for at least this share of its time."""

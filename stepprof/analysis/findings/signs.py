@@ -13,8 +13,6 @@ from typing import NamedTuple
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackStretch
 
-__all__ = ["COLLECTIVES", "COMPILE", "SHORTEST_NS", "Held", "Signs", "Stack", "Task"]
-
 COMPILE = "torch.compile"
 """The label of a thread in torch's compiler."""
 

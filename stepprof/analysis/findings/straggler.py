@@ -17,8 +17,6 @@ from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["straggler"]
-
 Key = tuple["str | None", tuple[str, ...]]
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"

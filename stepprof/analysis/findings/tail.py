@@ -8,8 +8,6 @@ from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Curve, total_curve
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["long_tail"]
-
 LAST = 0.05
 """Share of the samples that make the tail, at least one: it begins at the 95th percentile."""
 FEWEST = 4

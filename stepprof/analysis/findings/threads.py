@@ -15,8 +15,6 @@ from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack, Ta
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 
-__all__ = ["other_regions", "other_threads"]
-
 FUTURES = "_base.py"
 """The module of `concurrent.futures` in which a thread waits for the results of a pool."""
 ASSUMPTION = "the thread does not wait there"

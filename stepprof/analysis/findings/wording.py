@@ -8,8 +8,6 @@ from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.run.evidence import SAMPLE_NS
 
-__all__ = ["LOADER", "SHARE_CPUS", "doing", "inside", "lacks_cpu", "load_advice"]
-
 NEARLY_ALL = 0.9
 LEAST_QUEUED = 0.2
 """The time without a CPU is stated if it is at least this share."""

@@ -11,8 +11,6 @@ from stepprof.analysis.report.schema import Allocator
 from stepprof.formats.memory_peaks import as_mapping, listed
 from stepprof.host.plain_files import read_table
 
-__all__ = ["Counts", "allocators_of", "read_counts"]
-
 SUMMARY = "memory-summary"
 _MOST_BYTES = 1 << 20
 _LARGEST = 10**12

@@ -38,8 +38,6 @@ from stepprof.run.runs import read_run
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["Progress", "Task", "analyse", "digest_input", "job_of", "report_of", "tasks_of"]
-
 Progress = Callable[[int, int], None]
 Bounds = tuple[int, int]
 Task = tuple[Input, "Bounds | None", "Mapping[str, int] | None"]

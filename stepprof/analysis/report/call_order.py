@@ -20,8 +20,6 @@ import numpy as np
 from stepprof.analysis.report.collectives import is_host_communication
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["Issued", "issued"]
-
 QUIET_NS = 50_000_000
 """The longest time that a call waits while gloo's threads are idle. They begin a call within 0.15
 ms, on a loaded machine within 40 ms (torch 2.13).

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.model import Source, Times
 
-__all__ = ["sound", "within"]
-
 FARTHEST_NS = 2**52
 """52 days. No capture is longer, and sums within this limit are exact."""
 

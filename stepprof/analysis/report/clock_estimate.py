@@ -25,9 +25,6 @@ import numpy.typing as npt
 from stepprof.analysis.report.intervals import Times
 from stepprof.analysis.report.offset_bounds import Link, offset_between
 
-__all__ = ["UNKNOWN_NS", "Estimate", "Member", "Move", "Series", "estimate"]
-
-
 UNKNOWN_NS = 2**62
 """The end of a call that was still running when its capture ended."""
 

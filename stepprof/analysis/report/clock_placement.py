@@ -17,8 +17,6 @@ from stepprof.analysis.report.rollout import Batches, Samples
 from stepprof.analysis.timeline.manifest_sources import Process, process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 
-__all__ = ["estimated", "job_of", "moved", "moved_alignment", "place"]
-
 _KINDS: dict[Kind, int] = {"barrier": 0, "reduce_scatter": 1, "all_gather": 2, "all_reduce": 3}
 """Collectives in which every rank waits for every other one. A rank of an all-to-all may have no
 data for another one, which then does not wait for it.

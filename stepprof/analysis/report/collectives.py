@@ -17,21 +17,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import Times
 
-__all__ = [
-    "MOST_CALLS",
-    "CallArguments",
-    "Calls",
-    "Columns",
-    "Group",
-    "Kind",
-    "columns_of",
-    "is_device_communication",
-    "is_host_communication",
-    "kind_of",
-    "ranks_text",
-    "synchronises",
-]
-
 MOST_CALLS = 50_000
 """The largest number of calls of a source that a digest contains. A source with more contributes
 none.

@@ -49,8 +49,6 @@ from stepprof.run.evidence import Evidence
 from stepprof.run.summary import SESSIONS, engine_label, without_references
 from stepprof.version import VERSION
 
-__all__ = ["combine"]
-
 
 def combine(
     digests: Sequence[Digest],

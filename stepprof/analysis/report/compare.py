@@ -18,8 +18,6 @@ from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
 from stepprof.analysis.report.schema import Change, Comparison, Finding, Op, Problem, Report, Spread, TimeOf
 from stepprof.analysis.report.wording import seconds_text
 
-__all__ = ["compare", "noise_text"]
-
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
 WORTH_SAYING = 0.01

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-__all__ = ["NOWHERE", "containers"]
-
 NOWHERE = -1
 """Nothing is around it."""
 

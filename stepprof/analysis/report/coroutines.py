@@ -13,8 +13,6 @@ from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
-__all__ = ["LAST", "Concurrent", "concurrent_calls"]
-
 MOST_NAMES = 100
 MOST_CALLS = 20_000
 STRETCHES = 64

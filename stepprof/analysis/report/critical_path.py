@@ -20,8 +20,6 @@ from stepprof.analysis.report.nesting import Nest
 from stepprof.analysis.report.processes import Process, unsure_ns
 from stepprof.analysis.report.waiting import Waiting
 
-__all__ = ["Segment", "Timeline", "critical_path", "timelines"]
-
 MOST_SEGMENTS = 100_000
 DRIVER = "driver"
 """The label of a driver, which has no rank."""

@@ -31,8 +31,6 @@ from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
 
-__all__ = ["Digest", "MemoryPeak", "RegionTotal", "Window", "Work", "digest"]
-
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
 MOST_REGIONS = 500

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.schema import SampleSeconds
 
-__all__ = ["MOST_VALUES", "Distribution", "distribution_of", "packed", "seconds_of"]
-
 MOST_VALUES = 20_000
 """The number of values in a digest. Of more things it has as many quantiles."""
 

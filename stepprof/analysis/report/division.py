@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 
 from stepprof.analysis.report.schema import PathSegment, Report, TimeOf
 
-__all__ = ["NEARLY_ALL", "WORTH_SAYING", "in_no_role", "innermost_region", "outermost_region", "parts_of"]
-
 NEARLY_ALL = 0.95
 """A single role with at least this share of the step does not divide it."""
 WORTH_SAYING = 0.01

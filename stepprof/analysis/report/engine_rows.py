@@ -9,8 +9,6 @@ from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import number
 
-__all__ = ["sample_rows", "stage_rows", "token_rows"]
-
 Rows = tuple[list[str], list[list[str]]]
 
 

@@ -11,8 +11,6 @@ import msgspec
 from stepprof.analysis.report.schema import EngineWork
 from stepprof.run.summary import SESSIONS, engine_label
 
-__all__ = ["Statistics", "statistics_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Statistics:

@@ -12,8 +12,6 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.timeline.iterations import ForwardStep, forward_step, occupied
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["STAGES", "StageTotal", "added", "repeats", "stage_totals", "surplus", "total"]
-
 STAGES = ("prefill", "decode", "mixed", "other")
 
 MOST_SURPLUS = 1024

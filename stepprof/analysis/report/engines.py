@@ -23,8 +23,6 @@ from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Origin
 from stepprof.run.summary import engine_label
 
-__all__ = ["engines_of", "recomputing_of", "without_steps"]
-
 
 def engines_of(
     processes: Sequence[Process], start: int, short: Collection[str], entries: Sequence[Mapping[str, Any]]

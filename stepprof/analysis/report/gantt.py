@@ -16,8 +16,6 @@ from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Bar, GanttRow
 
-__all__ = ["Columns", "gantt", "pack_gantt"]
-
 MOST_ROW_BARS = 24_000
 """The limit for all rows."""
 FEWEST_BARS = 60

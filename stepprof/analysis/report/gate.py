@@ -14,8 +14,6 @@ from stepprof.analysis.report.schema import Gate, Spread
 from stepprof.analysis.report.step_noise import FEWEST, FEWEST_JUDGED
 from stepprof.analysis.report.wording import seconds
 
-__all__ = ["gate"]
-
 
 def gate(times: tuple[float, float], apart: Sequence[Sequence[Spread]], limit: float) -> Gate:
     """Judge B against A.

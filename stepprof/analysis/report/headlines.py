@@ -28,8 +28,6 @@ from stepprof.analysis.report.wording import seconds as three_digits
 from stepprof.analysis.report.wording import seconds_text
 from stepprof.formatting import counted
 
-__all__ = ["sentences"]
-
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3

@@ -21,8 +21,6 @@ from stepprof.analysis.report.schema import Idle
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.profiler_stalls import LONGEST_SECONDS
 
-__all__ = ["idle_times"]
-
 _DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000
 """A smaller part of a cause results from rounding: two edges of one moment differ slightly."""

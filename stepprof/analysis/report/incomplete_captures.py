@@ -10,8 +10,6 @@ from stepprof.analysis.report.schema import Shortfall
 from stepprof.analysis.report.stop_cost import recorded_steps
 from stepprof.run.summary import SESSIONS, engine_label
 
-__all__ = ["shortfalls_of"]
-
 _WHOLE = ("complete", "joined")
 NOT_A_CAPTURE = "null"
 """The backend that records nothing."""

@@ -16,8 +16,6 @@ from stepprof.analysis.report.schema import Comparison, Finding, Problem, Region
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
 
-__all__ = ["render"]
-
 _MOST_PROBLEMS = 5
 SPARE = 0.01
 """Share of the step below which slack is not shown."""

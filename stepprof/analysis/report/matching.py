@@ -20,8 +20,6 @@ import numpy.typing as npt
 from stepprof.analysis.report.collectives import Columns, Kind, ranks_text, synchronises
 from stepprof.analysis.report.intervals import Intervals, Times
 
-__all__ = ["Matched", "Matching", "Peer", "match"]
-
 TOLERANCE_NS = 200_000
 """How long before the last call begins a rank's call may end, in addition to the clocks' errors.
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from stepprof.analysis.report.processes import Process, unsure_ns
 
-__all__ = ["Visit", "meetings"]
-
 TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
 """Ranks leave together if their ends differ by at most these nanoseconds plus this share of the

@@ -18,8 +18,6 @@ from stepprof.analysis.timeline.find import Found
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["placed"]
-
 
 def placed(
     found: Found,

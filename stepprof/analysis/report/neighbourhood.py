@@ -23,8 +23,6 @@ from stepprof.analysis.report.wording import seconds
 from stepprof.analysis.run_windows import RunWindow, outermost_regions, process_files, windows_of
 from stepprof.run.runs import steps as recorded_steps
 
-__all__ = ["neighbourhood"]
-
 AROUND = 200
 """Number of steps to show before and after this one."""
 FEWEST = 3

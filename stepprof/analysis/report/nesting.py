@@ -24,8 +24,6 @@ from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
 
-__all__ = ["Nest", "Place", "innermost", "nest_of"]
-
 MOST_SLICES = 20_000
 """Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
 MOST_PLACES = 2_000

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import Times
 
-__all__ = ["DRIFT", "READING_NS", "Link", "offset_between"]
-
 DRIFT = 5e-4
 """The highest rate at which two clocks drift apart: 500 ppm.
 

@@ -18,8 +18,6 @@ from stepprof.analysis.report.schema import Op, ProcessTime
 from stepprof.analysis.report.slice_kinds import Indices
 from stepprof.analysis.timeline.model import Slices
 
-__all__ = ["MOST_NAMES", "OpTable", "OpTime", "count_kernels", "count_ops", "merge_ops", "op_self_times"]
-
 MOST_NAMES = 300
 """The number of names of a source in its digest, by self time. Tables show fewer."""
 MOST_OPS = 100

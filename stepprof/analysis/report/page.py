@@ -21,8 +21,6 @@ from stepprof.analysis.report.gantt import Columns, pack_gantt
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.wording import causes
 
-__all__ = ["render"]
-
 # concatenated in this order into one script
 _SCRIPTS = ("dom.js", "data.js", "table.js", "tree.js", "charts.js", "strips.js", "shades.js", "gantt.js", "hands.js", "path.js", "neighbours.js", "sections.js", "comparison.js", "main.js")  # fmt: skip
 _POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"

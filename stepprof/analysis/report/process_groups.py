@@ -25,8 +25,6 @@ from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Args, Indices
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["Communication", "configured_groups", "groups_of"]
-
 _NUMBER = re.compile(r"\d{1,7}")
 _LARGEST_GROUP = 1 << 20
 """More ranks than any job has. A larger number is from a damaged file."""

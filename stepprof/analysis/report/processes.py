@@ -19,8 +19,6 @@ from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.profiler_stalls import profiler_times
 
-__all__ = ["Process", "gather", "is_of", "measurable", "unsure_ns"]
-
 _LARGEST = 2**62
 _WHOLE = ("complete", "joined")
 _COVERS = (*_WHOLE, "partial")

@@ -17,8 +17,6 @@ from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.matching import Matching
 from stepprof.analysis.report.wait_attribution import UNKNOWN, Settled
 
-__all__ = ["order_of", "take_out_profiler"]
-
 _LONG_AGO = -(2**62)
 
 

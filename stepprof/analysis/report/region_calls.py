@@ -17,8 +17,6 @@ from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["BETWEEN", "OTHERS", "REST", "STEP", "UNCLEAR", "Called", "Calls", "Lane", "calls_of"]
-
 STEP, OTHERS, UNCLEAR = range(3)
 """The first nodes of a tree: the windows of the process, its other threads, and the calls of unknown regions."""
 BETWEEN = -1

@@ -15,8 +15,6 @@ from stepprof.analysis.report.intervals import Times
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["NONE", "regions_around"]
-
 NONE = -1
 """Stands for a name: no region contains the call, or it is not known which."""
 LATE_NS = 1_000_000

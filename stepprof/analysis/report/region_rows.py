@@ -15,8 +15,6 @@ from stepprof.analysis.report.region_calls import REST, STEP, UNCLEAR
 from stepprof.analysis.report.region_tree import RegionTree
 from stepprof.analysis.report.schema import RegionRow, RegionTime
 
-__all__ = ["OTHERS", "costliest", "path_text", "region_rows"]
-
 MOST_REGIONS = 300
 MOST_CALLED = 8
 MOST_PROCESSES = 64

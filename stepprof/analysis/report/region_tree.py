@@ -21,8 +21,6 @@ from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
-__all__ = ["RegionNode", "RegionTree", "tree_of"]
-
 MOST_SLICES = 100_000
 """Shorter windows and regions beyond this number count as part of the region around them."""
 MOST_NODES = 1000

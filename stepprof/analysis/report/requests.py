@@ -15,8 +15,6 @@ from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
 from stepprof.run.amounts import is_amount
 
-__all__ = ["Request", "RequestTimes", "requests_of", "times_of"]
-
 NAMES = ("first_token_seconds", "decode_seconds", "generated_tokens")
 _LARGEST = 1e9
 """Maximum of a value of a request, in seconds or tokens; a larger one is damage."""

@@ -21,17 +21,6 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
 from stepprof.analysis.report.schema import Rollout, Sample
 
-__all__ = [
-    "Batches",
-    "Curve",
-    "SampleTime",
-    "Samples",
-    "collect_batches",
-    "collect_samples",
-    "rollout",
-    "total_curve",
-]
-
 MOST_POINTS = 20_000
 """The number of steps of a curve in a digest. A longer curve is averaged over intervals of equal
 length.

@@ -13,8 +13,6 @@ from stepprof.analysis.report.rollout import Batches, Curve, collect_batches, to
 from stepprof.analysis.timeline.iterations import batch_size
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["batches_of"]
-
 ALIKE = 0.9
 """Two workers with a larger share of equal steps belong to one scheduler."""
 

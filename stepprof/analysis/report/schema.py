@@ -10,12 +10,6 @@ import msgspec
 
 from stepprof.analysis.recording_cost import RecordingCost
 
-__all__ = [
-    "SCHEMA_VERSION", "Allocator", "Bar", "Change", "Comparison", "EngineWork", "Finding", "GanttRow", "Gate", "Idle", "Island", "Job", "Memory", "Neighbourhood", "Op", "Overhead", "Overlap", "PathSegment",
-    "PhaseSkew", "Problem", "ProcessTime", "RegionRow", "RegionTime", "Report", "Rollout", "Sample", "SampleSeconds", "Shortfall", "Slack", "SourceInfo", "Spread", "Stage", "StepTime", "StopCost", "TimeOf", "UnmatchedTime",
-    "Usual",
-]  # fmt: skip
-
 SCHEMA_VERSION = 3
 
 

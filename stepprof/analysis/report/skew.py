@@ -22,8 +22,6 @@ from stepprof.analysis.report.schema import PhaseSkew, ProcessTime, UnmatchedTim
 from stepprof.analysis.report.waiting import Phase, PhaseWaits, Unmatched, Waiting, Waits, waits_in
 from stepprof.run.model import WHOLE_STEP
 
-__all__ = ["collective_skew", "end_skew", "unmatched_times", "waits_of"]
-
 MOST_PHASES = 100
 
 

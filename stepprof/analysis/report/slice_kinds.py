@@ -17,8 +17,6 @@ from stepprof.analysis.report.collectives import is_device_communication, is_hos
 from stepprof.analysis.timeline.model import Args, Source, TrackKind
 from stepprof.analysis.timeline.tracks import OURS
 
-__all__ = ["Chosen", "Indices"]
-
 Indices = npt.NDArray[np.intp]
 Bits = npt.NDArray[np.uint16]
 Tests = Mapping[int, Callable[[str], bool]]

@@ -20,8 +20,6 @@ from stepprof.analysis.report.critical_path import LEAST_NS, Timeline
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import unsure_ns
 
-__all__ = ["Spare", "StepGraph", "Wait"]
-
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
 MOST_AWAITED = 4

@@ -29,8 +29,6 @@ from stepprof.run.layout import SPANS
 from stepprof.run.runs import steps
 from stepprof.run.span_lines import span_lines
 
-__all__ = ["FEWEST", "FEWEST_JUDGED", "spreads"]
-
 FEWEST = 3
 """The number of steps from which a spread is meaningful."""
 FEWEST_JUDGED = 6

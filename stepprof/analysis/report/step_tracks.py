@@ -20,8 +20,6 @@ from stepprof.analysis.timeline.model import (
     Track,
 )
 
-__all__ = ["CRITICAL_PATH", "step_tracks"]
-
 CRITICAL_PATH = "critical path"
 _SECONDS = 10**9
 _LATEST = 2**62

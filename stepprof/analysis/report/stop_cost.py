@@ -13,8 +13,6 @@ from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import StopCost
 from stepprof.run.summary import SESSIONS, engine_label
 
-__all__ = ["recorded_steps", "stop_costs"]
-
 BOUNDS = (32, 128, 512)
 """Values of `max_iterations` to estimate for."""
 

@@ -14,8 +14,6 @@ from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import write_atomically
 from stepprof.host.plain_files import read_plain, resolved
 
-__all__ = ["dump", "read", "write"]
-
 _Content = TypeVar("_Content", Report, Comparison)
 _MOST_BYTES = 1 << 30
 

@@ -35,8 +35,6 @@ from stepprof.analysis.report.terminal_tables import (
 from stepprof.analysis.report.wording import seconds, seconds_text
 from stepprof.formatting import printable
 
-__all__ = ["print_comparison", "print_report"]
-
 _INDENT = 2
 _MOST_PROBLEMS = 10
 _CHANGES = {

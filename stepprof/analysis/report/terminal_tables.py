@@ -31,25 +31,6 @@ from stepprof.analysis.report.schema import (
 from stepprof.analysis.report.wording import causes, seconds, share
 from stepprof.formatting import number, printable, size
 
-__all__ = [
-    "MOST_PROCESSES",
-    "changes_table",
-    "cost_lines",
-    "engines_table",
-    "idle_table",
-    "neighbours_table",
-    "ops_table",
-    "overlap_table",
-    "parts_table",
-    "regions_table",
-    "rollouts_table",
-    "skew_table",
-    "slack_table",
-    "stops_table",
-    "tree_table",
-    "unmatched_table",
-]
-
 _RIBBON, _SHORT_RIBBON = 44, 12
 _NAME = 10  # maximum characters of a name in one line
 _STEPS = 30

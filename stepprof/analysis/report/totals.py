@@ -13,8 +13,6 @@ from stepprof.analysis.report.schema import Memory, Overhead, Overlap, ProcessTi
 from stepprof.analysis.timeline.model import Origin
 from stepprof.run.summary import engine_label
 
-__all__ = ["memory_peaks", "overheads", "overlaps", "region_times", "role_times"]
-
 MOST_REGIONS = 200
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from stepprof.run.occurrences import Span
 from stepprof.run.summary import Rank
 
-__all__ = ["Numbering", "StepWindow", "later_visits"]
-
 StepWindow = tuple[int, int, int, "str | None"]
 """Start, end, step and role of a window."""
 

@@ -23,8 +23,6 @@ from stepprof.analysis.report.collectives import synchronises
 from stepprof.analysis.report.intervals import Times
 from stepprof.analysis.report.matching import Matched, Matching
 
-__all__ = ["UNKNOWN", "Settled", "settle"]
-
 UNKNOWN = -1
 """In place of a member: not known."""
 JITTER, JITTER_NS = 0.05, 50_000

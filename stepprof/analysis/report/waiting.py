@@ -18,8 +18,6 @@ from stepprof.analysis.report.matching import Matching
 from stepprof.analysis.report.profiler_waits import take_out_profiler
 from stepprof.analysis.report.wait_attribution import UNKNOWN, settle
 
-__all__ = ["Phase", "PhaseWaits", "Unmatched", "Waiting", "Waits", "waits_in"]
-
 MOST_LINKS = 20_000
 Phase = tuple["str | None", "str | None"]
 """A role and a region of it; the region is None where a call lies in none."""

@@ -8,8 +8,6 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.model import Source
 
-__all__ = ["followed_threads"]
-
 LEAST_APART = 0.99
 """A further thread is followed if at least this share of its roles and regions is open while none
 of the threads followed so far is in one.

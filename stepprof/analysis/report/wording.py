@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["causes", "seconds", "seconds_text", "share"]
-
 _CAUSES = {
     "profiler": "profiler",
     "collective": "collectives",

@@ -30,8 +30,6 @@ from stepprof.analysis.timeline.raw import read_header
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
 
-__all__ = ["write_archive"]
-
 CONVERTED = "stepprof.json"
 """The archive's member for all sources that Perfetto cannot read itself."""
 _LONGEST = 99

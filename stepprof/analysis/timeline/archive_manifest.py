@@ -14,8 +14,6 @@ from typing import TypedDict
 
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["MANIFEST", "PERFETTO", "Entry", "entry", "is_archive", "manifest", "utf8"]
-
 PERFETTO = 58
 """The first version of Perfetto that reads the manifest."""
 MANIFEST = "perfetto_manifest.json"

@@ -21,8 +21,6 @@ from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Args
 from stepprof.analysis.timeline.protobuf import bytes_field, double_field, varint, varint_field
 
-__all__ = ["PROFILER", "Arguments", "Shortened"]
-
 PROFILER = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "python_function"})
 """Categories with arguments of the profiler only. These are known, including their order."""
 

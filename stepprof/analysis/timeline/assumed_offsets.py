@@ -13,8 +13,6 @@ from stepprof.errors import ConfigError
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.find import Input
 
-__all__ = ["ALL", "assumed_for", "assumed_offsets", "check_assumed"]
-
 ALL = "*"
 """The name for all sources without a start time."""
 OPTION = "--assume-offset"

@@ -9,8 +9,6 @@ from typing import Any
 from stepprof.analysis.timeline.clocks import unsure_ns
 from stepprof.analysis.timeline.model import Alignment
 
-__all__ = ["FAR_NS", "CaptureWindow"]
-
 LONGEST_SECONDS = 1e6
 """11 days. A manifest in which a call took longer is damaged."""
 FAR_NS = 2**61

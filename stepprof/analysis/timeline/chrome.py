@@ -26,8 +26,6 @@ from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource
 from stepprof.analysis.timeline.placement import Place, clock_text, process_name
 from stepprof.analysis.timeline.protobuf import Bytes, columns
 
-__all__ = ["encode", "head", "tail", "text"]
-
 Positions = npt.NDArray[np.int64]
 _Rows = TypeVar("_Rows", int, Positions)
 

@@ -20,8 +20,6 @@ from stepprof.formatting import counted
 from stepprof.host.clock import Anchor
 from stepprof.run.fields import LARGEST_OFFSET_NS
 
-__all__ = ["Clocks", "describe", "never_compared", "unsure_ns", "worst_error"]
-
 SAME = ("local", "same-host")
 
 

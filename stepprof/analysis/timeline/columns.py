@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.model import Args, Counters, Flows, Indices, Instants, Slices, Times
 
-__all__ = ["CounterColumns", "FlowColumns", "InstantColumns", "Interned", "SliceColumns"]
-
 Key = TypeVar("Key", bound=Hashable)
 Number = TypeVar("Number", bound=np.generic)
 _ENTRY = 110

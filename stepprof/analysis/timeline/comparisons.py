@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Contradiction", "Edge", "agreed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Edge:

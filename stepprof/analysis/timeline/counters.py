@@ -13,8 +13,6 @@ from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.tracks import Place, Rows
 
-__all__ = ["MEMORY", "Counted"]
-
 MEMORY = "[memory]"
 """Kineto's name for an allocation event."""
 _DEVICES = {0: "CPU", 1: "GPU"}

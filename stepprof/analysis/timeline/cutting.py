@@ -21,8 +21,6 @@ from stepprof.analysis.timeline.iterations import BATCH_SIZE, batch_size, lastin
 from stepprof.analysis.timeline.model import Slices, Source, Times
 from stepprof.analysis.timeline.tracks import DEVICE_ANNOTATIONS
 
-__all__ = ["Cut", "cut"]
-
 Flags = npt.NDArray[np.bool_]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from stepprof.analysis.timeline.protobuf import bytes_field, varint_field
 
-__all__ = ["ABOUT", "FIRST_OWN", "ROOT", "head", "own_clock", "packet", "track_descriptor"]
-
 ROOT, ABOUT = 1, 2
 """The track around all others, and that of the sources."""
 FIRST_OWN = 3

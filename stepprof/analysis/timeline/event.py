@@ -13,8 +13,6 @@ from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.times import FLOAT_EXACT_US
 from stepprof.host.plain_json import whole_pairs
 
-__all__ = ["Event", "EventDecoder", "loosely"]
-
 NOTHING = Raw(b"")
 _LOOKED_AT = 256
 

@@ -18,8 +18,6 @@ from stepprof.analysis.timeline.event_lines import EventLines
 from stepprof.analysis.timeline.model import Indices
 from stepprof.analysis.timeline.tracks import HOST, Rows
 
-__all__ = ["COMPLETE", "OTHER", "Kinds"]
-
 COMPLETE, OTHER, UNWANTED = -1, -2, -3
 """Phases in addition to those of `FlowColumns`."""
 _PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}

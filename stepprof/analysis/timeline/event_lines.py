@@ -22,8 +22,6 @@ from stepprof.analysis.timeline.model import Indices, Times
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.host.plain_json import whole_pairs
 
-__all__ = ["AFTER", "EventLines", "LineReader"]
-
 _BEGIN, _END = b'\n  {\n    "ph": "X",\n', b"\n    }\n  }"
 _INDENT = b"\n      "
 """Before each line of arguments. So no event is taken for arguments of the one before it."""

@@ -16,8 +16,6 @@ from stepprof.analysis.timeline.event import NOTHING, Event
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.tracks import OUR_ATTRIBUTES, OURS, Rows
 
-__all__ = ["PAIRED", "Pairs"]
-
 PAIRED = frozenset("BEbneSTpFP")
 """The phases of events that start or end an interval."""
 

@@ -9,8 +9,6 @@ from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.errors import ConfigError
 
-__all__ = ["role_starts", "start_of"]
-
 
 def start_of(found: Found, assume: Mapping[str, int] | None = None) -> int:
     """Return the time that `--from` and `--to` count from [ns since 1970, on the common clock].

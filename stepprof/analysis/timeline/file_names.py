@@ -13,8 +13,6 @@ from stepprof.analysis.timeline.raw import read_header
 from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import resolved
 
-__all__ = ["group_of", "is_trace_name", "origin_of_file", "stated_step", "worker_of"]
-
 _OTHERS = re.compile(
     r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
 )

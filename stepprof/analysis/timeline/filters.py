@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.model import Source, Times
 
-__all__ = ["CPU_OPS", "Filters"]
-
 CPU_OPS = frozenset({"cpu_op", "python_function"})
 """Categories of the host's operators and, if stacks were recorded, of its calls."""
 

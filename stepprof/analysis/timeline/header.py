@@ -11,8 +11,6 @@ import msgspec
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.host.plain_json import whole_pairs
 
-__all__ = ["anchor_of", "ending", "is_nested", "table"]
-
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _CLOSING = {b"{": b"}", b"[": b"]"}
 _ENDINGS = 64

@@ -17,8 +17,6 @@ from isal import isal_zlib
 from stepprof.analysis.timeline.model import Piece
 from stepprof.host.plain_files import data_bytes, open_plain
 
-__all__ = ["blocks", "is_compressed", "member"]
-
 BLOCK = 1 << 19
 """A size that fits into the caches of a core together with its events."""
 _FEED = 1 << 14

@@ -14,8 +14,6 @@ from stepprof.analysis.timeline.columns import CounterColumns, Interned, SliceCo
 from stepprof.analysis.timeline.model import Indices, Times
 from stepprof.analysis.timeline.tracks import Rows
 
-__all__ = ["BATCH_SIZE", "ForwardStep", "Iterations", "batch_size", "forward_step", "lasting", "occupied"]
-
 BATCH_SIZE = "batch size"
 _VLLM = re.compile(r"execute_(?:context_(\d+)\((\d+)\))?_?(?:generation_(\d+)\((\d+)\))?")
 _SGLANG = re.compile(r"step\[(?:(\w+) )?[^\]]*?\bbs=(\d+)(?: toks=(\d+))?[^\]]*\]")

@@ -36,8 +36,6 @@ from stepprof.analysis.timeline.times import nanoseconds
 from stepprof.analysis.timeline.tracks import Rows
 from stepprof.formatting import number, size
 
-__all__ = ["Keep", "read"]
-
 Keep = Callable[[Sequence[Event], Indices, Interned[str]], "Sequence[Args] | None"]
 """Returns the arguments to keep, from the name of each event and the list of names; None: it keeps none of them."""
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.model import Flows, Indices, Source, Times, Track
 
-__all__ = ["BoundFlows", "Layout", "Nesting", "Row", "bind_flows", "lay_out", "nest"]
-
 Positions = npt.NDArray[np.int64]
 _LARGEST = 2**62
 _AT_ONCE = 1 << 16

@@ -17,8 +17,6 @@ from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
 
-__all__ = ["LAUNCHES", "load"]
-
 LAUNCHES = frozenset({"ac2g", "async_npu"})
 """The categories of arrows from launches to kernels."""
 

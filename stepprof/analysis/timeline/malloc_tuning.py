@@ -10,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["keep_freed_memory"]
-
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _KEPT = 32 << 20
 """Bytes at the end of the heap that stay allocated when they are free. Larger blocks are still

@@ -22,18 +22,6 @@ from stepprof.run.occurrences import split
 from stepprof.run.runs import steps
 from stepprof.run.summary import SESSIONS, engine_label, without_references
 
-__all__ = [
-    "TRACES",
-    "Input",
-    "Process",
-    "Recorded",
-    "machine_of",
-    "process_of",
-    "span_inputs",
-    "windows_edges",
-    "with_machines",
-]
-
 TRACES = (".json", ".json.gz")
 _OTHERS = {
     ".nsys-rep": "an Nsight Systems report, for its own viewer (nsys-ui); it is not part of the timeline",

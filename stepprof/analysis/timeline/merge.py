@@ -36,8 +36,6 @@ from stepprof.formatting import counted
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["Merged", "default_output", "merge", "nothing", "places", "refuse_nothing"]
-
 _DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
 _MOST_LISTED = 3

@@ -16,20 +16,6 @@ import numpy.typing as npt
 
 from stepprof.host.clock import Anchor
 
-__all__ = [
-    "Alignment",
-    "Args",
-    "Counters",
-    "Flows",
-    "Instants",
-    "Origin",
-    "Piece",
-    "Slices",
-    "Source",
-    "Track",
-    "TrackKind",
-]
-
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]

@@ -16,8 +16,6 @@ import numpy as np
 
 from stepprof.analysis.timeline.model import Source, TrackKind
 
-__all__ = ["adapt", "is_npu"]
-
 HARDWARE = "Ascend Hardware"
 COMMUNICATION = "communication"
 ROWS: dict[str, tuple[TrackKind, str]] = {

@@ -26,8 +26,6 @@ from stepprof.analysis.timeline.npu import COMMUNICATION, HARDWARE
 from stepprof.analysis.timeline.utf8 import Utf8
 from stepprof.host.plain_files import open_plain
 
-__all__ = ["DatabaseStream"]
-
 _BATCH = 8192
 _QUEUE, _PYTHON = 50002, 50003
 _COLLECTOR, _CANN, _GROUPS, _DEVICES = -1, -2, -3, -10

@@ -16,8 +16,6 @@ from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.run.occurrence_spans import Portion, Portions, other_windows, superseded, windows_in
 from stepprof.run.occurrences import choose, number_fragments
 
-__all__ = ["Occurrence", "without_superseded"]
-
 
 def without_superseded(inputs: Sequence[Input], step: int) -> list[Input]:
     """Return the inputs without spans of processes that were in the step at another time, before or

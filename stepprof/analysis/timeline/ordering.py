@@ -10,8 +10,6 @@ import numpy as np
 
 from stepprof.analysis.timeline.model import Origin, Source
 
-__all__ = ["order_of_tracks", "source_order"]
-
 _KIND_ORDER = {"iterations": 0, "counter": 1, "thread": 2, "stream": 3, "async": 4, "sample": 5}
 _ORIGIN_ORDER = {"spans": 0, "rank": 1, "engine": 2, "trace": 3}
 _NUMBERS = re.compile(r"(\d+)")

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.model import Flows, Source, Times
 
-__all__ = ["FARTHEST_NS", "without_strays"]
-
 FARTHEST_NS = 86_400 * 10**9
 """A day. No capture is longer."""
 

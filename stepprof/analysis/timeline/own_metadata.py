@@ -11,8 +11,6 @@ import msgspec
 from stepprof.analysis.timeline.model import TrackKind
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["SOURCE", "StatedRow", "StatedSource", "stated_source"]
-
 SOURCE = "stepprof_source"
 """The name of the event that holds a `StatedSource`."""
 

@@ -19,9 +19,6 @@ from stepprof.analysis.timeline.manifest_sources import Input
 from stepprof.analysis.timeline.model import Alignment, Origin, Piece
 from stepprof.analysis.timeline.raw import read_header
 
-__all__ = ["Timeline", "described", "read_timeline"]
-
-
 _LARGEST_MANIFESTS = 4 << 20
 """Bytes. The reader accepts a head of 8 MiB."""
 _WITHOUT_MANIFESTS = "the step's manifests are too large for a timeline's header: reports on this file lack the figures from them"

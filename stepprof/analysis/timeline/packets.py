@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.protobuf import Bytes
 
-__all__ = ["Extras", "scatter"]
-
 Places = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from stepprof.analysis.timeline.own_metadata import StatedSource
 from stepprof.analysis.timeline.placement import Place, process_name
 from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
-__all__ = ["FORMATS", "Format", "Job", "Part", "estimate", "too_large", "write_part", "write_source"]
-
 Format = Literal["perfetto", "json", "archive"]
 FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz", "archive": ".zip"}
 """Formats, and the endings of their file names."""

@@ -35,8 +35,6 @@ from stepprof.analysis.timeline.protobuf import (
     widths,
 )
 
-__all__ = ["encode"]
-
 _BLOCK = 1 << 18
 _BEGIN, _END, _INSTANT, _COUNTER = (bytes((0x48, kind)) for kind in (1, 2, 3, 4))
 _COUNTER_VALUE = varint(44 << 3 | 1)

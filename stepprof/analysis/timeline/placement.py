@@ -10,8 +10,6 @@ from pathlib import PurePath
 from stepprof.analysis.timeline.model import Alignment, Origin, Source
 from stepprof.formats.npu_folder import is_database
 
-__all__ = ["Place", "clock_text", "process_name", "suffixes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -14,16 +14,6 @@ import numpy as np
 from stepprof.analysis.timeline.manifest_sources import Input, process_of
 from stepprof.analysis.timeline.model import Slices, Source, Track, TrackKind
 
-__all__ = [
-    "CATEGORY",
-    "LONGEST_SECONDS",
-    "Held",
-    "profiler_times",
-    "with_held",
-    "with_held_slices",
-    "without_held_slices",
-]
-
 Held = tuple[str, int, int]
 """The action of the profiler, its start and its end, by the process's own clock [ns]."""
 

@@ -14,18 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Bytes",
-    "bytes_field",
-    "columns",
-    "double_field",
-    "varint",
-    "varint_field",
-    "varints",
-    "width_of",
-    "widths",
-]
-
 Bytes = npt.NDArray[np.uint8]
 _SINGLE = [bytes((value,)) for value in range(0x80)]
 

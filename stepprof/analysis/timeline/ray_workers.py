@@ -22,8 +22,6 @@ from stepprof.errors import ConfigError
 from stepprof.run.runs import is_run, read_run, steps
 from stepprof.run.same_run import Evidence, evidence_of, is_part
 
-__all__ = ["Cluster"]
-
 Result = TypeVar("Result")
 LOOK_SECONDS = 60.0
 """The time limit for asking a node which files it sees."""

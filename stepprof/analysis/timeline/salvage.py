@@ -17,8 +17,6 @@ import msgspec
 
 from stepprof.formats.kineto_text import EVENT, repaired_names
 
-__all__ = ["BORDER", "DECODE_ERRORS", "Salvaged", "borders", "salvage"]
-
 Event = TypeVar("Event")
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -29,8 +29,6 @@ from urllib.parse import quote, unquote, urlsplit
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import open_plain, resolved
 
-__all__ = ["TimelineServer", "viewer_folder", "viewer_version"]
-
 HOST = "127.0.0.1"
 _VERSION = re.compile(rb"data-perfetto_version=[^>]*?\"v(\d{1,4})\.")
 _HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")

@@ -11,8 +11,6 @@ from stepprof.analysis.timeline.manifest_sources import Input, windows_edges
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 
-__all__ = ["of_ranks", "of_roles"]
-
 Manifests = Sequence[Mapping[str, Any]]
 
 

@@ -34,8 +34,6 @@ from stepprof.run.occurrence_spans import Portion, SpanWindow, other_windows, un
 from stepprof.run.span_lines import span_lines
 from stepprof.run.spans import EVIDENCE
 
-__all__ = ["OWN_TASKS", "SpanFiles", "read_spans_of", "span_files"]
-
 _NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 _OWN_TRACKS = {"gc": "garbage collections", "stack": "stacks of thread {}"}
 """The tracks of evidence by its kind: it crosses the regions of its thread."""

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOAT_EXACT_US", "nanoseconds", "nanoseconds_of_text"]
-
 FLOAT_EXACT_US = float(2**43)
 """Below this many microseconds (101 days) the spacing of floats is under a nanosecond."""
 LARGEST_NS = 2**62

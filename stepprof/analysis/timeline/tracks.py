@@ -18,8 +18,6 @@ from stepprof.analysis.timeline.model import Indices, Slices, Times, Track, Trac
 from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 
-__all__ = ["DEVICE", "DEVICE_ANNOTATIONS", "OURS", "OUR_ATTRIBUTES", "Rows"]
-
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of work on a stream of a device."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})

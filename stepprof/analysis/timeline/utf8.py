@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Utf8"]
-
 _LONGEST = 4
 """The most bytes of a character."""
 _ESCAPED = re.compile("[\udc80-\udcff]")

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
-__all__ = ["Failed", "call", "each_in_worker"]
-
 Result = TypeVar("Result")
 SMALL = 4 << 20
 """Total bytes below which starting a process takes longer than the work."""

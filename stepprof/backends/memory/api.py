@@ -24,8 +24,6 @@ from stepprof.config.options.memory import MemoryOptions
 from stepprof.errors import BackendError
 from stepprof.log import logger
 
-__all__ = ["MemoryApi", "history"]
-
 _DEVICES = Path("/dev")
 _DEVICE_FILES = ("nvidia[0-9]*", "nvhost-*", "nvmap", "dxg", "kfd")
 """Device files: of NVIDIA's driver, on Jetson, under WSL, of AMD's driver."""

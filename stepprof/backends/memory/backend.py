@@ -28,8 +28,6 @@ from stepprof.host.atomic_files import publish
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture
 
-__all__ = ["MemoryBackend", "SnapshotFile"]
-
 KIND = "memory-snapshot"
 SUFFIX = ".memory.pickle"
 SUMMARY_KIND = "memory-summary"

@@ -25,8 +25,6 @@ from stepprof.config.options.npu import METRICS, NpuOptions
 from stepprof.errors import BackendError
 from stepprof.log import logger
 
-__all__ = ["NpuApi"]
-
 NO_OP_VARIABLES = ("PROFILER_SAMPLECONFIG", "PROFILING_MODE")
 """Under msprof, torch_npu's profiler silently does nothing."""
 

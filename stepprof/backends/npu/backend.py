@@ -31,8 +31,6 @@ from stepprof.host.device_lease import DeviceLease, lease_folder, physical_devic
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture, Window
 
-__all__ = ["NpuBackend"]
-
 _numbers = itertools.count(1)
 
 

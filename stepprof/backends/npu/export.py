@@ -27,8 +27,6 @@ from stepprof.host.atomic_files import write_atomically
 from stepprof.log import logger
 from stepprof.run.model import Artifact, Capture
 
-__all__ = ["NpuExport", "correct_end"]
-
 
 class NpuExport(Export):
     """Gives one session's folder its place: ``<stem>.npu/<host>_<pid>_<time>_ascend_pt``, by a rename.

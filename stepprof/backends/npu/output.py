@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PrintedLines", "capture_output"]
-
 _LINE = re.compile(
     r"^(?:\[[^\]]*\] )?\[(?P<level>ERROR|WARNING|INFO)\] (?:\[\d+\] )?(?:\S+\.py: )?(?P<text>.*)$"
 )

@@ -13,8 +13,6 @@ from typing import Any
 
 from stepprof.log import logger
 
-__all__ = ["DOMAIN", "Range", "Ranges", "without_it"]
-
 DOMAIN = "stepprof"
 MESSAGE_BYTES = 156
 """CANN silently refuses longer names, and empty ones (its documentation of mstxRangeStartA)."""

@@ -23,8 +23,6 @@ from stepprof.config.options.npu import NpuOptions
 from stepprof.errors import BackendError
 from stepprof.log import logger
 
-__all__ = ["NpuSession", "tree_bytes"]
-
 
 class NpuSession:
     """A session that is warmed up, is recording, or has ended.

@@ -19,8 +19,6 @@ from typing import Any
 
 from stepprof.errors import BackendError
 
-__all__ = ["CudaProfiler", "libraries"]
-
 _LOADER_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _USUAL_HOME = "/usr/local/cuda"
 _MAPPED = re.compile(r"\S*/libcudart[^/\s]*\.so[^/\s]*")

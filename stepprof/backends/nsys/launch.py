@@ -29,8 +29,6 @@ from stepprof.config.policy import Policy
 from stepprof.errors import ConfigError
 from stepprof.log import logger
 
-__all__ = ["answer", "count_windows", "nsys_command", "profile_help", "ray_runtime_env"]
-
 HELP_SECONDS = 30.0
 _SHELL = re.compile(r"[A-Za-z0-9._/@+=%:-]+", re.ASCII)
 _CHARS = "letters, digits and ._/@+=%:-"

@@ -20,8 +20,6 @@ from pathlib import Path
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.log import logger
 
-__all__ = ["SUFFIX", "VARIABLE", "Launch", "is_being_written", "launch_of", "under_nsys"]
-
 VARIABLE = "STEPPROF_NSYS"
 SUFFIX = ".nsys-rep"
 UNFINISHED = (".qdstrm",)

@@ -23,8 +23,6 @@ from stepprof.instrument.context import cell
 from stepprof.instrument.scope import current_scope, newest
 from stepprof.run.model import WHOLE_STEP, Window
 
-__all__ = ["DOMAIN", "MAX_NAMES", "Ranges", "colour", "may_leave"]
-
 DOMAIN = "stepprof"
 MAX_NAMES = 4096
 """The number of names that are registered with the tool, which never frees one. Further names share a range called `BEYOND`."""

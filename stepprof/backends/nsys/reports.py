@@ -23,8 +23,6 @@ from stepprof.host.atomic_files import publish
 from stepprof.host.plain_files import open_plain
 from stepprof.run.model import Artifact, Capture
 
-__all__ = ["RangeCount", "Report", "ReportLost", "ranges"]
-
 KIND = "nsys"
 
 _LOOK_SECONDS = (0.05, 1.0)

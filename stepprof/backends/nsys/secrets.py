@@ -11,8 +11,6 @@ from stepprof.backends.nsys.process import Launch
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.log import logger
 
-__all__ = ["secrets", "warn_of_secrets"]
-
 _SECRET = re.compile(
     r"TOKEN(?!IZ|S(_|$))|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE|API_?KEY|(^|_)(KEY|PAT)($|_ID$)",
     re.IGNORECASE,

@@ -20,8 +20,6 @@ from typing import Any
 
 from stepprof.config.options.torch import TorchOptions
 
-__all__ = ["TorchApi", "device_in_use"]
-
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files that exist if CUDA or ROCm has a driver."""

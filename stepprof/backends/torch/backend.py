@@ -31,8 +31,6 @@ from stepprof.formats.kineto_writer import escaped, marked
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture
 
-__all__ = ["TorchBackend"]
-
 _MAX_NAMES = 4096
 
 

@@ -18,8 +18,6 @@ from stepprof.formats.kineto_writer import TraceFileError, finish
 from stepprof.host.atomic_files import publish
 from stepprof.run.model import Annotation, Artifact, Capture
 
-__all__ = ["TorchExport"]
-
 KIND = "torch-trace"
 SUFFIX = ".trace.json.gz"
 

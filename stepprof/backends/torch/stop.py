@@ -21,8 +21,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["stop_all_threads"]
-
 CALLBACK_NS = 1_000_000
 """A thread that has run for this long has left its callback, which takes a few microseconds."""
 

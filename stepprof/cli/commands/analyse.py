@@ -18,8 +18,6 @@ from stepprof.run.layout import step_folder
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import find_step, steps
 
-__all__ = ["add", "run"]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `analyse`."""

@@ -15,8 +15,6 @@ from stepprof.cli.trace_options import progress_bar
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted, size
 
-__all__ = ["add", "run"]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `check`."""

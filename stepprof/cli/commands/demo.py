@@ -37,8 +37,6 @@ from stepprof.run.runs import steps as recorded_steps
 from stepprof.run.spans import read_spans
 from stepprof.run.summary import held_seconds
 
-__all__ = ["add", "run"]
-
 NEEDED = ("torch", "transformers")
 READING = ("numpy", "msgspec", "rich", "isal")
 """Packages that timeline and report also need. Without them the demo trains, records and shows its

@@ -18,8 +18,6 @@ from stepprof.formatting import table
 from stepprof.integrations.activation import adapters
 from stepprof.integrations.source_check import check
 
-__all__ = ["add", "run"]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `doctor`."""

@@ -10,8 +10,6 @@ from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import require_extra
 from stepprof.formatting import counted, size
 
-__all__ = ["add", "run"]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""

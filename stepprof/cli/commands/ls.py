@@ -14,8 +14,6 @@ from stepprof.formatting import size, table
 from stepprof.run.runs import list_runs, read_run, run_id_of, steps
 from stepprof.run.summary import StepSummary, summarize_step
 
-__all__ = ["RUN_COLUMNS", "STEP_COLUMNS", "add", "run"]
-
 RUN_COLUMNS = ("run", "world", "steps", "windows", "engines", "bytes", "path")
 STEP_COLUMNS = ("step", "version", "windows", "engines", "roles", "ranks", "artifacts", "bytes", "findings")
 

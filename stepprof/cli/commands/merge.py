@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.model import Source
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["add", "run"]
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `merge`."""

@@ -19,8 +19,6 @@ from stepprof.errors import ConfigError
 from stepprof.run.layout import step_folder
 from stepprof.run.runs import find_step
 
-__all__ = ["add", "run"]
-
 PUBLIC_VIEWER = "https://ui.perfetto.dev"
 TIMELINES = ("timeline.pftrace", "timeline.json.gz")
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.find import Found
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-__all__ = ["add", "run"]
-
 _THERE = "there"  # --html and --json without a file
 _COMPARISON = "comparison"
 _STATUS = {"none": 0, "regression": 3, "unknown": 4}

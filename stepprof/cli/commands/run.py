@@ -27,8 +27,6 @@ from stepprof.redaction import quoted
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
 
-__all__ = ["add", "run"]
-
 OPTIONS = {
     "steps": ("STEPPROF_STEPS", 'which steps to record, such as "10" or "10-12, every 100"'),
     "ranks": ("STEPPROF_RANKS", 'which ranks record, such as "0", "0-3" or "all"'),

@@ -35,8 +35,6 @@ from stepprof.run.runs import find_step
 from stepprof.run.status import missed_requests
 from stepprof.run.summary import RegionTime, absent_ranks, ordered_ranks, region_times
 
-__all__ = ["RANK_COLUMNS", "REGION_COLUMNS", "add", "render_step", "run"]
-
 REGION_COLUMNS = ("role", "region", "calls", "raised")
 RANK_COLUMNS = ("ranks", "min s", "mean s", "max s", "slowest")
 

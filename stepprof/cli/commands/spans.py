@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.manifest_sources import Input
     from stepprof.analysis.timeline.model import Source
 
-__all__ = ["add", "run"]
-
 _RANKS_APART = 6  # beyond this: one row for all of them
 
 

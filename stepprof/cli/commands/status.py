@@ -20,8 +20,6 @@ from stepprof.run.status import LIVE, read_statuses
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["add", "describe", "render", "run"]
-
 EVERY_SECONDS = 1.0
 _HAS_RICH = importlib.util.find_spec("rich") is not None
 _COLOURS = {

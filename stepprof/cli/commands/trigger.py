@@ -16,8 +16,6 @@ from stepprof.formatting import printable
 from stepprof.run.requests import Request, withdraw_request
 from stepprof.run.trigger import NEXT, ask, wait_for_answers
 
-__all__ = ["add", "run"]
-
 WAIT_SECONDS = 4.0
 
 

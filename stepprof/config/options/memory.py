@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from stepprof.config.validators import checked, choice, settle, whole
 from stepprof.errors import ConfigError
 
-__all__ = ["MemoryOptions"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:

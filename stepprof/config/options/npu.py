@@ -14,8 +14,6 @@ from pathlib import Path
 from stepprof.config.validators import checked, choice, folder, names, seconds, settle, texts
 from stepprof.errors import ConfigError
 
-__all__ = ["METRICS", "NpuOptions"]
-
 METRICS = {
     "pipe_utilization": "PipeUtilization",
     "arithmetic_utilization": "ArithmeticUtilization",

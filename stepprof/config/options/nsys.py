@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from stepprof.config.validators import checked, choice, folder, seconds, settle, texts, whole
 from stepprof.errors import ConfigError
 
-__all__ = ["NsysOptions"]
-
 ANY = "any"
 _NAME = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 _TEXT = re.compile(r"[A-Za-z0-9._:,/@%+=-]*", re.ASCII)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from stepprof.config.options.watch import WatchOptions
     from stepprof.recording.selector import Selector
 
-__all__ = ["WATCH", "AutoCaptures"]
-
 WATCH = "watch"
 TRIES = 4
 """Maximum number of steps to request, if each has begun before its request was accepted."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepprof.run.layout import RunDir
     from stepprof.run.requests import Request
 
-__all__ = ["Live", "Pace"]
-
 LAST_STEPS = 5
 """Number of last steps whose shortest one is the pace: the next step is rarely shorter."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stepprof.config.config import Policy
     from stepprof.recording.selector import Selector
 
-__all__ = ["Control", "Outcome"]
-
 LOOK_SECONDS = 0.9
 """Minimum seconds between two looks at the folder: one per quiet round of the background thread."""
 

@@ -24,8 +24,6 @@ from stepprof.run.process_status import ProcessStatus
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Origin
 
-__all__ = ["BEAT_SECONDS", "Publisher", "progress_seconds"]
-
 BEAT_SECONDS = 5.0
 """Longest time between two versions of the file while the process lives."""
 

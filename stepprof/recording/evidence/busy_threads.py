@@ -15,8 +15,6 @@ from typing import Any
 
 from stepprof.host.frames import frames_once
 
-__all__ = ["busy_threads"]
-
 _LIBRARY = Path(threading.Condition.wait.__code__.co_filename).parent
 _WAITING = {
     "threading.py": ("wait", "join", "_wait_for_tstate_lock", "run", "_bootstrap_inner", "_bootstrap"),

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-__all__ = ["call_name"]
-
 _NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_SUPER_ATTR")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 

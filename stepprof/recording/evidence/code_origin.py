@@ -8,8 +8,6 @@ from functools import lru_cache
 from pathlib import PurePath
 from types import CodeType
 
-__all__ = ["caller_of", "is_compiling", "is_own"]
-
 _LIBRARY = sysconfig.get_path("stdlib")
 _INSTALLED = {"site-packages", "dist-packages"}
 _COMPILER = (

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
     from stepprof.instrument.span_recorder import Recorder
 
-__all__ = ["Evidence"]
-
 LONGEST_TEXT = 200
 """Maximum characters of the name of a function or a file."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-__all__ = ["Collection", "GarbageWatch"]
-
 SHORT_NS = 1_000_000
 """Collections below this are merged."""
 

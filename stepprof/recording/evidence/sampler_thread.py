@@ -15,8 +15,6 @@ from time import perf_counter_ns, sleep
 from stepprof.log import logger
 from stepprof.run.evidence import SAMPLE_NS
 
-__all__ = ["SamplerThread"]
-
 
 class SamplerThread:
     """Calls one function 40 times a second."""

@@ -25,9 +25,6 @@ from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.waiting_tasks import TaskSampler
 from stepprof.run.evidence import SAMPLE_NS
 
-__all__ = ["StackSampler", "Stretch", "ThreadTotal"]
-
-
 LONGEST_NS = 600_000_000_000
 """Maximum seconds of sampling in one capture: its window may never be closed."""
 

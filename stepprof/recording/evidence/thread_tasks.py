@@ -8,8 +8,6 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-__all__ = ["Task", "task_of"]
-
 _LIBRARY = Path(threading.__file__).parent
 _THREADS = threading.Thread.run.__code__.co_filename
 _POOLS = {

@@ -17,8 +17,6 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any, NamedTuple
 
-__all__ = ["MOST_TASKS", "HeldStretch", "TaskSampler", "held_tasks"]
-
 MOST_TASKS = 64
 """With more tasks nothing is counted: a part of them could lack those that have passed."""
 MOST = 5_000

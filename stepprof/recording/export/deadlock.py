@@ -12,8 +12,6 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-__all__ = ["lock_waits"]
-
 _PROC = Path("/proc")
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 """The number of the system call, as /proc shows it."""

@@ -31,8 +31,6 @@ from stepprof.recording.export.deadlock import lock_waits
 from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, perform, read_report, report
 from stepprof.run.model import Artifact, Outcome
 
-__all__ = ["Exporter"]
-
 CHILDREN = 2
 """Maximum number of children; more would compete for the disk and for the cores that train."""
 EXPORT_TIMEOUT_SECONDS = float(fork.LIFE_SECONDS)

@@ -23,18 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = [
-    "LIFE_SECONDS",
-    "RUNNING",
-    "UNKNOWN",
-    "Send",
-    "drained",
-    "fork_for",
-    "how_it_ended",
-    "reap",
-    "signals_held",
-]
-
 LIFE_SECONDS = 900
 """The kernel ends a child after this, also one that hangs and has lost its parent."""
 

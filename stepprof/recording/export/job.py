@@ -12,8 +12,6 @@ from stepprof.backends.base import ExportCall, ExportError
 from stepprof.recording.export.fork import Send
 from stepprof.run.model import Artifact, Outcome
 
-__all__ = ["ExportJob", "ExportResult", "OnDone", "perform", "read_report", "report"]
-
 OnDone = Callable[["ExportResult"], None]
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stepprof.recording.export.job import ExportResult
     from stepprof.run.model import Window
 
-__all__ = ["Exports"]
-
 
 class Exports:
     """The exports of this process's captures.

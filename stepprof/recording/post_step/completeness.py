@@ -23,8 +23,6 @@ from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_fold
 from stepprof.run.reasons import is_pending
 from stepprof.run.status import read_statuses
 
-__all__ = ["Peers", "Step", "read_step_for", "step_numbers"]
-
 SILENT_SECONDS = 60.0
 """A process of another host whose status has not changed for this long is gone."""
 

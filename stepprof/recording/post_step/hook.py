@@ -26,8 +26,6 @@ from stepprof.run.folders import make_folder
 from stepprof.run.layout import AFTER, MANIFEST, ON_COMPLETE, step_folder
 from stepprof.run.schema import CompletionEntry
 
-__all__ = ["Completer"]
-
 LOST = "the process ended before the command did"
 AT_THE_END = "the run ended"
 

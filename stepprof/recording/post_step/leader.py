@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from stepprof.run.layout import RunDir
     from stepprof.run.manifest_writer import Fragment
 
-__all__ = ["After"]
-
 LOOK_SECONDS = 1.0
 MANY_RANKS = 64
 MANY_LOOK_SECONDS = 5.0

@@ -20,8 +20,6 @@ from stepprof.recording.post_step.completeness import Step
 from stepprof.run.layout import MANIFEST, PRUNED, step_folder
 from stepprof.run.schema import PrunedEntry
 
-__all__ = ["choose", "prune"]
-
 
 def choose(steps: Sequence[Step], keep_steps: int | None, keep_bytes: int | None) -> list[tuple[Step, str]]:
     """Return the steps to delete, each with the exceeded budget. The last step is always kept.

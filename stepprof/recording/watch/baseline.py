@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepprof.config.options.watch import WatchOptions
 
-__all__ = ["Floor", "History", "Unusual", "median_of"]
-
 TO_DEVIATION = 1.4826
 """The median absolute deviation times this estimates the standard deviation of a normal distribution."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.control.auto_capture import AutoCaptures
 
-__all__ = ["Lag", "LagFinder", "lags"]
-
 EVERY_SECONDS = 10.0
 """Seconds between two looks at the other ranks."""
 

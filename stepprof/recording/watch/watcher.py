@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.control.auto_capture import AutoCaptures
 
-__all__ = ["Finding", "Watcher"]
-
 MATTERS = 0.1
 """A slow region must cost at least this share of its window's time more than usual."""
 

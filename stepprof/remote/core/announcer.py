@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver
     from stepprof.remote.engine import Engine
 
-__all__ = ["Announcer"]
-
 Key = tuple[int, "str | None"]
 
 DIRECT = 64

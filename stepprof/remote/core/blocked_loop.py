@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from stepprof.remote.core.engine_target import EngineTarget
 
-__all__ = ["HINT", "NOT_STARTED", "STOPPED_LATE", "OwnLoop", "runs_on"]
-
 NOT_STARTED = (
     "nothing was sent: the engine lives on the event loop that this synchronous window blocks, and could not answer; "
     'write "async with stepprof.profile_step(…)"'

@@ -14,8 +14,6 @@ from stepprof.remote.loop import remote_loop
 if TYPE_CHECKING:
     from stepprof.remote.base import Health
 
-__all__ = ["ChangeLog", "HealthChange"]
-
 GATHER_SECONDS = 0.01
 
 MOST_LOGGED = 8

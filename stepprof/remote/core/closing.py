@@ -14,8 +14,6 @@ from stepprof.run.manifest_writer import describe_error
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver
 
-__all__ = ["close"]
-
 LEAST_SECONDS = 0.5
 """The minimum time for the answer to a driver's close, even if the stop before it used up the whole limit."""
 

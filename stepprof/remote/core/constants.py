@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LOST", "RANKS"]
-
 LOST = "the process ended before the engine's capture was stopped"
 """The reason in an entry that is written before its engine starts."""
 

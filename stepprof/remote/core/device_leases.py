@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.engine_capture import Recording
 
-__all__ = ["Turn"]
-
 _LOOK_SECONDS = 0.02
 _OF_START = 0.8
 """The share of the window's start timeout that may be spent waiting for a lease; the rest is for the start itself."""

@@ -10,8 +10,6 @@ from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["by_nsys", "check_backends_of", "records", "refuse_backends"]
-
 KINDS = {"vllm": ("torch", "npu", "nsys"), "sglang": ("torch", "npu", "nsys", "memory")}
 """The backends that each kind of engine supports; on an Ascend device its torch profiler is torch_npu's."""
 

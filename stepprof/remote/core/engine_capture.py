@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stepprof.run.model import Outcome
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["CAPTURE_STATES", "CAPTURE_TRANSITIONS", "Recording"]
-
 CaptureState = Literal["preparing", "starting", "recording", "stopping", "aborting", "finished"]
 
 CAPTURE_STATES: tuple[CaptureState, ...] = (

@@ -15,17 +15,6 @@ from stepprof.host.own_files import own_uid
 from stepprof.host.plain_files import data_bytes, open_plain
 from stepprof.remote.base import EngineFailure
 
-__all__ = [
-    "LINK",
-    "ROOT",
-    "check_named_folder",
-    "is_engine_file",
-    "listening",
-    "open_engine_file",
-    "user_of_server",
-    "writers",
-]
-
 LINK = "current"
 """The symbolic link through which vLLM gets a folder for each window."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.run.model import Window
 
-__all__ = ["EngineState", "Observer"]
-
 
 class Observer(Protocol):
     """Receives changes of an engine: the registry."""

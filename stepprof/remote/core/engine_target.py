@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.engine_state import Observer
     from stepprof.run.model import Outcome
 
-__all__ = ["EngineTarget"]
-
 
 class EngineTarget(EngineState):
     """One attached engine.

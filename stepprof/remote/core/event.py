@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-__all__ = ["Gate", "passed"]
-
 
 class Gate:
     """A gate that is closed until it is opened for good."""

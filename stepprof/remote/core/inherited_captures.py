@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow, Stopped
 
-__all__ = ["keep", "kept_there", "left_there", "naming"]
-
 _IDENTITY = ("host", "pid", "pid_start", "boot_id")
 
 

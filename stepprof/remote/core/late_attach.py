@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
     from stepprof.remote.engine import Engine
 
-__all__ = ["warn_if_inside"]
-
 
 def warn_if_inside(engine: Engine, selector: Selector) -> None:
     """Log one line if a window that the engine would have followed is being recorded."""

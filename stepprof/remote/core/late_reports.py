@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Later, Stopped
     from stepprof.remote.core.engine_capture import Recording
 
-__all__ = ["Awaiting"]
-
 AWAITED = "the process ended before the engine's report had come"
 
 MARGIN_SECONDS = 1.0

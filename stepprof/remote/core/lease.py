@@ -18,8 +18,6 @@ from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["Lease", "Watch", "new_lease"]
-
 LOOK_SECONDS = 2.0
 """Interval at which an actor checks its driver: one small file of /proc on the same machine."""
 

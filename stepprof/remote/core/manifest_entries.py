@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Clock
     from stepprof.remote.core.engine_target import EngineTarget
 
-__all__ = ["SAVE_SECONDS", "Entries", "remove_folder"]
-
-
 SAVE_SECONDS = 0.02
 """How long answers of engines are gathered before they are written."""
 

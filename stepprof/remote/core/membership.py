@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stepprof.run.model import Window
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["Fleet", "Members"]
-
 
 class Fleet(Registry, Protocol):
     """The engines that are attached, as one window sees them."""

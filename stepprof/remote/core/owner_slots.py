@@ -29,8 +29,6 @@ from stepprof.run.model import Window
 if TYPE_CHECKING:
     from stepprof.remote.base import Stopped
 
-__all__ = ["FileSlot", "Finisher", "Held", "MemorySlot", "Slot", "digest", "shared_slot"]
-
 SILENT_SECONDS = 120.0
 """Seconds without a sign of life after which a holder on another host counts as dead. File systems
 may show a file's time a minute late.

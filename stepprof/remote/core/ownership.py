@@ -24,8 +24,6 @@ from stepprof.remote.loop import in_thread
 if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import Finisher, Slot
 
-__all__ = ["Hold"]
-
 T = TypeVar("T")
 
 BEAT_SECONDS = 10.0

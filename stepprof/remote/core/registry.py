@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.manifest_entries import Entries
     from stepprof.remote.engine import Engine
 
-__all__ = ["Fleet"]
-
 EXPORT_SECONDS = 60.0
 """Timeout of the exports of an actor that is detached."""
 

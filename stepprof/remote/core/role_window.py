@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver, EngineWindow
     from stepprof.run.model import Window
 
-__all__ = ["Inner", "entered", "exit_all", "is_inner"]
-
 
 def is_inner(window: Window, outer: Window) -> bool:
     """Return whether a window with a role is inside one of the same step that has none."""

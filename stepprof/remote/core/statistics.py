@@ -17,8 +17,6 @@ from stepprof.log import logger
 from stepprof.remote.http.client import Client
 from stepprof.remote.loop import drop_result
 
-__all__ = ["SECONDS", "SGLANG", "VLLM", "Metrics", "Reading", "Sample", "between", "metrics_of", "served"]
-
 SECONDS = 5.0
 """Time limit of a request for metrics; nothing waits for it."""
 _LINE = re.compile(rb"^((?:vllm|sglang):\w+)(?:\{([^\n]*)\})? ([0-9.eE+-]+)\s*$", re.MULTILINE)

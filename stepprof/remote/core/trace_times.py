@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Clock, EngineWindow, Stopped
     from stepprof.run.schema import EngineEntry
 
-__all__ = ["LATE_SECONDS", "lacking", "overrun_seconds", "shortfall", "write_seconds"]
-
 SLACK_NS = 200_000_000
 """Allowance for the difference between a trace's times and the wall clock, and for drift within a step."""
 

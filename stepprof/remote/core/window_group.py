@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.membership import Fleet
     from stepprof.run.model import Window
 
-__all__ = ["Bracket"]
-
 SLACK_SECONDS = 1.0
 """How much longer a wait is than its timeout, which is applied on the loop."""
 

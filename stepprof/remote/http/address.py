@@ -10,8 +10,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from stepprof.errors import ConfigError
 from stepprof.redaction import quoted
 
-__all__ = ["PORTS", "Address", "joined"]
-
 PORTS = {"http": 80, "https": 443}
 _NO_HOST = re.compile(r"[\x00-\x20\x7f/?#@\\]")
 _UNFIT = re.compile(r"[^\x21-\x7e]")

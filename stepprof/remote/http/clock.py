@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
 
-__all__ = ["clock"]
-
 EXACT_NS = 20_000_000
 """Precise enough: below the round trips of a busy server."""
 DOUBTFUL_NS = 5 * SECOND

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepprof.remote.http.reply import Reply
 
-__all__ = ["SECOND", "Bounds", "date_of"]
-
 SECOND = 1_000_000_000
 DRIFT = 1e-4
 """How fast two clocks drift apart at worst: a tenth of a millisecond per second."""

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 from stepprof.redaction import masked, quoted
 from stepprof.remote.http.address import PORTS, joined
 
-__all__ = ["MOST_BYTES", "Reply", "read_body"]
-
 MOST_BYTES = 1 << 22
 """Maximum size of an answer. No engine sends more; parsing takes up to twenty times as much memory."""
 _SHOWN = 300

@@ -20,8 +20,6 @@ from stepprof.remote.loop import in_thread
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["HEAD_BYTES", "Wire", "addresses", "dial"]
-
 HEAD_BYTES = 1 << 18
 """Maximum bytes before a body: interim responses, the status and the headers."""
 

@@ -25,8 +25,6 @@ from stepprof.remote.http.wire import addresses
 if TYPE_CHECKING:
     from stepprof.remote.http.client import Client
 
-__all__ = ["MOST_WORKERS", "Choice", "Hosts", "Neighbourhood"]
-
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

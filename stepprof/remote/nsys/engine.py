@@ -26,8 +26,6 @@ from stepprof.run.model import Capture
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["ELSEWHERE", "NsysPart", "Started", "this_process"]
-
 NAME = "engine"
 """The name of its report in the engine's folder; it covers all ranks."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.http.client import Client
 
-__all__ = ["KeptCount", "NsysServer", "environment_of", "listener"]
-
 SESSION = "NSYS_PROFILING_SESSION_ID"
 """The session of a process. A process that this one has started belongs to its session."""
 _DIGITS = 18

@@ -15,8 +15,6 @@ from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.ray.inside import entry
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["TREE_ABOVE", "Agents", "NodeAgent", "call", "library"]
-
 TREE_ABOVE = 64
 """With more actors than this, one agent per node reaches them: the calls of one process are sent
 one after another, at 0.3 ms each.

@@ -9,8 +9,6 @@ from typing import Any
 
 from stepprof.remote.base import Clock, EngineFailure
 
-__all__ = ["Clocks", "ping_pong"]
-
 FRESH_SECONDS = 1.0
 """How long one measurement of a machine's clock serves all actors on it."""
 

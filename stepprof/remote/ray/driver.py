@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from stepprof.recording.session import Session
     from stepprof.run.model import Window
 
-__all__ = ["CLOSE_SECONDS", "ActorDriver", "agents", "drivers"]
-
 FETCH_BYTES = 256 * 2**20
 """A larger file stays on its node, unless an argument of `attach` allows it."""
 

@@ -27,15 +27,6 @@ from stepprof.run.manifest_writer import describe_error
 from stepprof.run.model import Artifact
 from stepprof.run.reasons import ReasonCode
 
-__all__ = [
-    "PIECE_BYTES",
-    "Carrier",
-    "lost_fragment",
-    "mark",
-    "take_over",
-    "unmark",
-]
-
 PIECE_BYTES = 8 * 2**20
 """Size of one piece: several fit into any object store."""
 

@@ -22,8 +22,6 @@ from stepprof.remote.kinds import check_options
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.driver import CLOSE_SECONDS, ActorDriver, agents, drivers
 
-__all__ = ["RayKind"]
-
 OPTIONS = (
     "kind",
     "find",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import Stopped
     from stepprof.remote.ray.inside.messages import Collected
 
-__all__ = ["ActorsLater"]
-
 _PAUSE_SECONDS = (0.1, 2.0)
 """Seconds between two polls, at first and at most: each takes a turn of the actor."""
 _SHARE = 0.75

@@ -19,8 +19,6 @@ from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import remote_loop
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["Listening"]
-
 MOST_PENDING = 64
 """Maximum number of calls that wait in a busy actor; then none is sent until it has answered. Each lists all open windows."""
 

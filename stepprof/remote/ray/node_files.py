@@ -10,8 +10,6 @@ from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import is_alive
 from stepprof.run.reasons import is_pending
 
-__all__ = ["read_piece", "settled_fragment", "size_of"]
-
 
 def read_piece(path: str, offset: int, size: int) -> bytes:
     """Return a piece of a file. Raises OSError."""

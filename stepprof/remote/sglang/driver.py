@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from stepprof.remote.http.client import Client
     from stepprof.remote.sglang.link import Link
 
-__all__ = ["SglangDriver", "SglangKind"]
-
 MARGIN = 0.8
 """The share of a timeout for which calls may run the engine's loop: it is free again before the caller continues."""
 

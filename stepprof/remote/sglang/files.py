@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.sglang.request import Facts, Request
 
-__all__ = [
-    "Brought",
-    "Found",
-    "bring",
-    "discard",
-    "find",
-    "folder_of",
-    "is_whole",
-    "require_writable",
-    "slot_of",
-]
-
 LEAST_BYTES = 1 << 29
 """Minimum free space on the disk for a capture: a trace that cannot be written ends the engine."""
 

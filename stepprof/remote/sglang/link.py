@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepprof.remote.engine_process import EngineProcess
     from stepprof.remote.sglang.request import Facts
 
-__all__ = ["Link"]
-
 
 class Link(ABC):
     """Calls to one engine.

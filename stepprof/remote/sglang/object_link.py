@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.statistics import Sample
 
-__all__ = ["ObjectLink"]
-
 SLICE_SECONDS = 0.5
 """How long a loop is run at a time; between these runs the engine's life is checked."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from stepprof.remote.sglang.request import Facts, Request
     from stepprof.run.model import Artifact
 
-__all__ = ["STAGES_SECONDS", "STOPPED_BY_OTHERS", "credible", "outcome", "wait_for_files"]
-
 UNANSWERED_SECONDS = 120.0
 """Time limit for the files of 0.4.6, which does not answer a stop."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["Facts", "Request", "refuse_environment"]
-
 DEADLY_STAGES_SINCE = (0, 5, 14)
 """From this version on SGLang's capture by stage corrupts its memory; see `stepprof.remote.sglang.stages`."""
 

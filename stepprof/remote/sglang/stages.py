@@ -25,8 +25,6 @@ from typing import Any
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure
 
-__all__ = ["STAGES", "cut", "cut_apart", "main"]
-
 STAGES = ("prefill", "decode")
 
 CUT_SECONDS = 600.0

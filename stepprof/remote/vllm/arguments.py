@@ -25,8 +25,6 @@ from stepprof.errors import ConfigError
 from stepprof.remote.core.engine_backends import by_nsys, check_backends_of
 from stepprof.remote.core.engine_files import LINK
 
-__all__ = ["IDLE", "Settings", "engine_args", "environment", "iterations", "lay_out", "serve_args"]
-
 IDLE = "idle"
 
 _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "privateuse1": "PrivateUse1"}

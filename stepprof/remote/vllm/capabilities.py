@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.vllm.files import Brought, Workers
 
-__all__ = ["bound_of", "differences", "outcome", "start_arguments"]
-
 
 def start_arguments(
     window: EngineWindow, settings: Settings, known: Container[str], prefix: str

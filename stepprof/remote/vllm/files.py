@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stepprof.remote.vllm.folder import Session, TraceFolder
     from stepprof.run.model import Artifact
 
-__all__ = ["Brought", "Workers", "bring"]
-
 _RANK = re.compile(r"rank[-_]?(\d{1,9})\.\d+\.pt\.trace")
 _WRITTEN = re.compile(r"\.(\d{16,20})\.pt\.trace")
 _GROUP = re.compile(r"(?:^|_)dp(\d{1,9})_")

@@ -32,8 +32,6 @@ from stepprof.run.names import is_plain_name
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["Session", "TraceFolder", "new_prefix"]
-
 PREFIX = "stepprof-"
 
 MOST_NAMES = 300

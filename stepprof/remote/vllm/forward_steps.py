@@ -8,8 +8,6 @@ from pathlib import Path
 
 from stepprof.remote.artifacts import damages, opened
 
-__all__ = ["count_steps"]
-
 _STEP = re.compile(rb'"name"\s*:\s*"execute_')
 _SMALL = 4 << 20
 _MOST_COUNTED = 256 << 20

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stepprof.remote.vllm.arguments import Settings
     from stepprof.remote.vllm.folder import TraceFolder
 
-__all__ = ["Facts", "Link"]
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:

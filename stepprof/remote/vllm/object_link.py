@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow, Health
     from stepprof.remote.core.statistics import Sample
 
-__all__ = ["ObjectLink"]
-
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.5

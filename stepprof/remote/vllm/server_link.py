@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from stepprof.remote.http.client import Client
     from stepprof.remote.http.reply import Reply
 
-__all__ = ["ServerLink"]
-
 STOP_SECONDS = 3600.0
 """Time limit of a stop: a server writes its files even if the request has timed out."""
 

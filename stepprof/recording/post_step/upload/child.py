@@ -22,8 +22,6 @@ from typing import Any
 from stepprof.host.plain_files import open_plain
 from stepprof.run.reasons import ReasonCode
 
-__all__ = ["Target", "main"]
-
 WHOLE_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos", "memory"})
 """Stores with atomic writes. Elsewhere a file is renamed at the end."""
 MOST_ERROR = 1 << 16

@@ -20,8 +20,6 @@ from stepprof.host import subprocesses
 from stepprof.recording.post_step.upload import child as uploadjob
 from stepprof.redaction import quoted
 
-__all__ = ["Program"]
-
 PAUSE_SECONDS = 0.5
 """The pause before the second try; it doubles with each try."""
 MOST_REASON = 500

@@ -27,8 +27,6 @@ from stepprof.run.schema import UploadEntry
 if TYPE_CHECKING:
     from stepprof.run.manifest_writer import Fragment
 
-__all__ = ["Uploader", "missing"]
-
 TRIES = 4
 LAST_TRIES = 2
 """At the end of the run, for failed uploads and the last files."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver
     from stepprof.remote.ray.inside.follower import Follower
 
-__all__ = ["Guest", "guests"]
-
 DETACHED = "the process that drives this one has detached it"
 GONE = "the process that drives this one has ended"
 

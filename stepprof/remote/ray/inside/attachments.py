@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from stepprof.remote.ray.inside.messages import Attachment
 
-__all__ = ["make_room", "watch"]
-
 watch = Watch()
 
 

@@ -18,8 +18,6 @@ from stepprof.remote.ray.inside.attachments import watch
 from stepprof.remote.ray.inside.messages import Answer, Inside, Unknown, boot_id
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["now", "serve"]
-
 _answers: dict[int, Answer | None] = {}
 _numbers = itertools.count(1)
 

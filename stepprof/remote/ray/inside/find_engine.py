@@ -12,8 +12,6 @@ from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineFailure
 from stepprof.run.manifest_writer import describe_error
 
-__all__ = ["locate", "only_engine", "same_url", "shown"]
-
 
 def locate(actor: object, find: object) -> object:
     """Return the engine in an actor: by a path of attributes, or by a callable."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.ray.inside.messages import Attachment
 
-__all__ = ["Follower", "spans_only"]
-
 _users: dict[Session, set[Follower]] = {}
 """The sessions that were made for followers, and their users."""
 _making = threading.Lock()

@@ -17,8 +17,6 @@ from stepprof.run.manifest_writer import describe_error
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow, Later
 
-__all__ = ["PendingReports"]
-
 Key = tuple[int, "str | None", int]
 
 

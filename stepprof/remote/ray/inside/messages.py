@@ -14,8 +14,6 @@ from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.lease import Lease
 from stepprof.run.model import Outcome
 
-__all__ = ["Answer", "Attachment", "Collected", "Facts", "Inside", "Report", "Unknown", "boot_id", "node_id"]
-
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
