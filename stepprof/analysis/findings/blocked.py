@@ -13,7 +13,7 @@ from stepprof.analysis.findings.busy import Busy
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, SHORTEST_NS, Stack
-from stepprof.analysis.findings.wording import LOADER, inside, load_advice
+from stepprof.analysis.findings.wording import DATA_IS_THERE, LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 
 
@@ -48,10 +48,12 @@ WAITS = (False, None)
 SURELY_WAITS = (False,)
 """For names that calls have too that do not wait: `dict.get`, `str.join`."""
 _IO = (
-    "{process} waited {seconds} for a file or the network in {place}",
+    "{process} waited {seconds} for a file, the network or another process in {place}",
     "do it in another thread, or concurrently with the next phase",
 )
 _SLEEP = ("{process} did nothing for {seconds} in {place}", "wait for an event instead of a time")
+MEANWHILE = {"lock", "sleep"}
+"""Waits for what other threads do: they are named."""
 COMPILING = _Kind(
     "compile",
     re.compile(f"^{re.escape(COMPILE)}$"),
@@ -68,6 +70,7 @@ KINDS = (
         "{process} spent {seconds} in the data loader in {place}",
         "",  # `load_advice`
         around=frozenset({LOADER}),
+        assumption=DATA_IS_THERE,
     ),
     _Kind(
         "copy",
@@ -76,13 +79,15 @@ KINDS = (
         "{process} copied objects for {seconds} in {place}",
         "copy into memory that exists already (Tensor.copy_), or keep one copy and pass it by reference",
         around=frozenset({"copy.py"}),
+        assumption="nothing is copied",
     ),
     _Kind(
         "pickle",
         re.compile(r"(?i)pickle|\b(dumps|loads)\b|\bserialize"),
         frozenset({"pickle.py", "cloudpickle.py", "serialization.py", "reduction.py"}),
-        "{process} serialised objects for {seconds} in {place}",
-        "pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less",
+        "{process} serialised objects, or read serialised ones, for {seconds} in {place}",
+        "to another process: pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less; to a file: write it concurrently with the next phase",
+        assumption="nothing is serialised",
     ),
     _Kind(
         "lock",
@@ -115,6 +120,7 @@ KINDS = (
         frozenset(),
         "{process} read or wrote files for {seconds} in {place}",
         _IO[1],
+        assumption="this runs concurrently with the step",
     ),
     _Kind(
         "io",
@@ -185,7 +191,7 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
             when,
             kind.topic,
             kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic == 'lock' else ''}",
+            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE else ''}",
             advice=kind.advice or load_advice(ledger.facts, part),
             assumption=kind.assumption,
             without=partial(_when, ledger.facts, kind) if part.region else None,

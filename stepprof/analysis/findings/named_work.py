@@ -9,7 +9,7 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import doing, inside, load_advice
+from stepprof.analysis.findings.wording import DATA_IS_THERE, doing, inside, load_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ KINDS = (
     _Kind(
         "data",
         _names("data", "dataset", "(data_?)?(loader|loading)", "data_(fetch|wait)", "fetch", "(load|get|next|fetch|wait(_for)?)_(next_)?(batch|data)", "batch_fetch"),
-        "{process} waited {seconds} for data in {place}",
+        "{process} spent {seconds} on data in {place}",
         "",  # `load_advice`
-        "the data is there when it is needed",
+        DATA_IS_THERE,
     ),
     _Kind(
         "data",
@@ -94,7 +94,7 @@ def named_work(ledger: Ledger) -> None:
                 part.when,
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(place)),
-                why=doing(ledger.facts, part) or "its name says so, and the step waited for it",
+                why=f"its name says so; {doing(ledger.facts, part) or 'the step waited for it'}",
                 advice=kind.advice or load_advice(ledger.facts, part),
                 assumption=kind.assumption,
                 without=lambda each: each.when,

@@ -17,6 +17,9 @@ IDLE = 0.5
 """A call counts as waiting if it waits for at least this share of its time."""
 JUDGES = re.compile(r"(?<![a-z])(?:reward|rewards|score|scores|judge|verify|grade|tool|sandbox)(?![a-z])")
 
+WAITING = "a pool of threads, or asyncio.gather"
+COMPUTING = "a pool of processes if they compute in Python, of threads if they wait or compute in a library"
+
 
 def serial(ledger: Ledger) -> None:
     """Claim all but the longest of several calls of one region that wait, or that score samples."""
@@ -25,7 +28,8 @@ def serial(ledger: Ledger) -> None:
         if place is None or place.calls - place.failed < FEWEST or place.overlap:
             continue  # a call after a failed one repeats it
         names = (part.role or "", *part.region)
-        if not any(JUDGES.search(name.lower()) for name in names) and not _waits(ledger.facts, part):
+        waits = _waits(ledger.facts, part)
+        if not any(JUDGES.search(name.lower()) for name in names) and not waits:
             continue
         ledger.claim(
             part,
@@ -34,7 +38,7 @@ def serial(ledger: Ledger) -> None:
             f"{part.process} made {place.calls} calls of {inside(part)} one after the other: {{seconds}}",
             why=doing(ledger.facts, part)
             or f"no two calls overlap; the longest took {seconds_text(place.longest)}",
-            advice="make the calls concurrently: a pool of threads or processes, or asyncio.gather",
+            advice=f"make the calls concurrently: {WAITING if waits else COMPUTING}",
             assumption="all calls run at the same time, and the longest one remains",
             without=partial(_all_but_longest, ledger.facts),
         )

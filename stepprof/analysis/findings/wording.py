@@ -16,6 +16,7 @@ SHARE_CPUS = (
     "or pin the processes"
 )
 
+DATA_IS_THERE = "the data is there when it is needed"
 LOADER = "dataloader.py"
 """The module of torch's data loader."""
 

@@ -80,7 +80,7 @@ def test_no_two_findings_share_a_moment():
         ("gc", "rank 0", "save_checkpoint", 5),
     ]
     (data,) = [each for each in made.findings if each.topic == "data"]
-    assert data.why == "its stacks: 50% in time.sleep"
+    assert data.why == "its name says so; its stacks: 50% in time.sleep"
     placed = sorted((each.start, each.end) for each in made.findings if each.start is not None)
     assert all(one[1] <= other[0] for one, other in pairwise(placed))
 
@@ -177,9 +177,9 @@ def test_gaps_between_samples_and_waits_for_ranks_are_not_named(milliseconds, fi
 
 @pytest.mark.parametrize(
     ("region", "text"),
-    [("get_batch", "rank 0 waited {seconds} for data in `get_batch`"), ("tokenize", "rank 0 prepared data for {seconds} in `tokenize`")],
+    [("get_batch", "rank 0 spent {seconds} on data in `get_batch`"), ("tokenize", "rank 0 prepared data for {seconds} in `tokenize`")],
 )  # fmt: skip
-def test_tokenizing_is_work_and_no_wait_for_data(region, text):
+def test_the_name_of_a_region_shows_no_wait(region, text):
     made = report(spans(0, ("window", "step", 0, 100, None), ("region", region, 20, 60, None)))
     assert causes(made) == [("data", "rank 0", region, 60)]
     (found,) = [each for each in made.findings if each.topic == "data"]
@@ -470,6 +470,34 @@ def test_a_name_that_contains_a_lock_is_none(call):
         evidence=[stretch(call, cpu=0.001)],
     )
     assert causes(made) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "assumption"),
+    [
+        ("copy.deepcopy", "nothing is copied"),
+        ("torch.serialization.dumps", "nothing is serialised"),
+        ("file.write", "this runs concurrently with the step"),
+    ],
+)
+def test_work_is_not_assumed_to_be_a_wait(call, assumption):
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
+        evidence=[stretch(call, cpu=0.06)],
+    )
+    assert [each.assumption for each in made.findings if each.start is not None] == [assumption]
+
+
+@pytest.mark.parametrize(("cpu", "how"), [(0.001, "pool of threads"), (0.06, "pool of processes")])
+def test_calls_that_compute_need_processes(cpu, how):
+    """Coroutines and threads that compute run one after the other too."""
+    calls = [("region", "score", at, 15, None) for at in range(20, 80, 15)]
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), *calls),
+        evidence=[stretch("time.sleep" if cpu < 0.01 else "re.findall", cpu=cpu)],
+    )
+    (found,) = [each for each in made.findings if each.topic == "serial"]
+    assert how in found.advice
 
 
 @pytest.mark.parametrize("call", ["file.read", "self._log_file.write", "f.readlines", "os.write"])

@@ -127,15 +127,16 @@ class TestOtherThreads:
         held = [stretch(100, 900, "waiter.acquire", thread=9, frames=SEMAPHORE, task="call")]
         assert [topic for topic, *_ in causes(wait(), task, *held, regions=[other])] == ["lock"]
 
-    def test_the_thread_itself_waits_for_a_lock(self) -> None:
-        """The reason says what another thread did meanwhile."""
-        mine = stretch(100, 900, "lock.acquire")
+    @pytest.mark.parametrize(("call", "kind"), [("lock.acquire", "lock"), ("time.sleep", "sleep")])
+    def test_the_thread_waits_itself(self, call, kind) -> None:
+        """The reason says what another thread did meanwhile: `while not done: time.sleep(1)` waits for it."""
+        mine = stretch(100, 900, call)
         task = stretch(100, 900, "time.sleep", thread=8, task="write_metrics", pool=False)
         [(topic, _, why)] = causes(mine, task)
-        assert topic == "lock"
+        assert topic == kind
         assert why == (
-            "its stacks show lock.acquire in reward (train.py:5);"
+            f"its stacks show {call} in reward (train.py:5);"
             " meanwhile one other thread ran `write_metrics` (time.sleep)"
         )
         [(topic, _, why)] = causes(mine)
-        assert why == "its stacks show lock.acquire in reward (train.py:5)"
+        assert why == f"its stacks show {call} in reward (train.py:5)"
