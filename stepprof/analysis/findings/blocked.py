@@ -53,7 +53,7 @@ _IO = (
 )
 _SLEEP = ("{process} did nothing for {seconds} in {place}", "wait for an event instead of a time")
 MEANWHILE = {"lock", "sleep"}
-"""Waits for what other threads do: they are named."""
+"""Their reasons name what other threads did meanwhile. Where the stack shows a wait for threads, `other_threads` does that."""
 COMPILING = _Kind(
     "compile",
     re.compile(f"^{re.escape(COMPILE)}$"),
@@ -191,7 +191,7 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
             when,
             kind.topic,
             kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE else ''}",
+            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE and not kind.waits else ''}",
             advice=kind.advice or load_advice(ledger.facts, part),
             assumption=kind.assumption,
             without=partial(_when, ledger.facts, kind) if part.region else None,

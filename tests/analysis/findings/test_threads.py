@@ -72,9 +72,10 @@ class TestOtherThreads:
     def test_a_thread_of_no_pool(self, frames, topic) -> None:
         """A wait for a pool is not explained by it."""
         task = stretch(100, 900, "time.sleep", thread=8, task="beat", pool=False)
-        [(found, text, _)] = causes(wait(frames), task)
+        [(found, text, why)] = causes(wait(frames), task)
         assert found == topic
         assert ("one other thread ran `beat`" in text) == (topic == "threads")
+        assert "meanwhile" not in why
 
     def test_a_thread_that_computes_alone(self) -> None:
         """What other threads do while it does not wait is no finding."""
