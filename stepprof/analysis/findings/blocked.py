@@ -216,4 +216,4 @@ def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:
 
 def _pieces(facts: Facts, kind: _Kind, part: Part) -> list[tuple[Stack, int, int]]:
     """Return the stacks of one kind in a part, each with the start and the end of its part."""
-    return [piece for piece in facts.signs[part.process].shown(part.when) if kind.fits(piece[0])]
+    return [piece for piece in facts.signs[part.process].shown(part.whole) if kind.fits(piece[0])]

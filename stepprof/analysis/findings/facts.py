@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.report.critical_path import Segment, Timeline
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Rollout
 from stepprof.analysis.report.step_graph import StepGraph
@@ -79,6 +79,13 @@ class Part:
     role: str | None
     region: tuple[str, ...]
     when: Intervals
+    claimed: Intervals = EMPTY
+    """The rest of its time: other findings have it."""
+
+    @property
+    def whole(self) -> Intervals:
+        """Its time, with that of other findings. Its stacks are looked up by it: a claim is no border of the region."""
+        return self.when | self.claimed
 
     @property
     def name(self) -> str | None:

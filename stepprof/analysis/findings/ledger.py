@@ -118,7 +118,7 @@ class Ledger:
         for part in self._parts(kinds):
             free = part.when & self.free
             if free.total >= self.least * 1e9:
-                yield Part(part.process, part.role, part.region, free)
+                yield Part(part.process, part.role, part.region, free, part.when - free)
 
     def _parts(self, kinds: tuple[str, ...]) -> list[Part]:
         """Return the parts of the path of some kinds, the longest first."""

@@ -120,7 +120,7 @@ def _waits(facts: Facts, part: Part) -> list[tuple[Stack, int, int]]:
     """Return the stacks of a part that wait for other threads or for coroutines, each with its part."""
     return [
         piece
-        for piece in facts.signs[part.process].shown(part.when)
+        for piece in facts.signs[part.process].shown(part.whole)
         if piece[0].waits and COLLECTIVES not in piece[0].modules
     ]
 

@@ -96,6 +96,18 @@ def test_a_run_of_short_collections_lasts_as_long_as_its_pauses():
     assert causes(made) == [("gc", "rank 0", "parse", 4), ("gc", "rank 0", "score", 4)]
 
 
+def test_pauses_of_the_collector_hide_no_stacks():
+    """Between the pauses the process copies, also where no sample was taken between two of them."""
+    run = Collection(7, 2, None, T0, T0 + 300 * MS, 0.06, 100, 0, 0)
+    of = evidence(*((at, 30, "copy.deepcopy") for at in range(0, 300, 30)))
+    stretches = tuple(replace(each, samples=1) for each in of.stretches)
+    made = report(
+        spans(0, ("window", "step", 0, 300, None), ("region", "stack", 0, 300, None)),
+        evidence=[replace(of, stretches=stretches, collections=(run,))],
+    )
+    assert causes(made) == [("copy", "rank 0", "stack", 240), ("gc", "rank 0", "stack", 60)]
+
+
 def test_stacks_before_a_region_do_not_count_in_it():
     """A stretch lasts until the next sample: the thread has left for `wait` when that is taken."""
     made = report(
