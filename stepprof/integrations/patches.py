@@ -217,8 +217,9 @@ def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., 
 
 
 def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
-    """Return the enter of a block that only measures: `Patches.guarded` inlined, because every
-    timer of a framework pays for it.
+    """Return the `__enter__` of a framework's timer that measures its block and then calls the original.
+
+    It does what `Patches.guarded` does, without the call: each timer of the framework pays for it.
     """
     measure: Before | None = before
 

@@ -67,8 +67,8 @@ class RangeCount:
         """Begin a range, or join the open one. Return its number.
 
         Args:
-            place: where its report belongs, if no other claim comes first.
-            own: it is this process's own capture, whose claim comes first.
+            place: where the report of the range is put, unless another capture of the range comes first.
+            own: this process captures itself. Then `place` comes first.
         """
         with self._lock:
             if not self.open:

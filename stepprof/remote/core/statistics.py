@@ -87,11 +87,11 @@ class Sample:
 
 
 def metrics_of(metrics: Metrics, found: Iterable[tuple[str, float]]) -> Sample | None:
-    """Return the sample of some values, added up by name; None: none of the metrics is there.
+    """Return a sample of an engine's metrics; None: the engine has none of them.
 
     Args:
-        metrics: the names.
-        found: names and values.
+        metrics: the names of an engine's metrics for each figure of a sample.
+        found: names and values. Values of one name, which differ in their labels, are added up.
     """
     values: dict[str, float] = {}
     for name, value in found:
