@@ -51,7 +51,7 @@ _IO = (
     "{process} waited {seconds} for a file, the network or another process in {place}",
     "do it in another thread, or concurrently with the next phase",
 )
-_SLEEP = ("{process} did nothing for {seconds} in {place}", "wait for an event instead of a time")
+_SLEEP = ("{process} waited {seconds} in {place}", "wait for an event instead of a time")
 MEANWHILE = {"lock", "sleep"}
 """Their reasons name what other threads did meanwhile. Where the stack shows a wait for threads, `other_threads` does that."""
 COMPILING = _Kind(

@@ -42,11 +42,11 @@ def doing(facts: Facts, part: Part) -> str | None:
         return None
     signs = facts.signs[part.process]
     times = Counter[str]()
-    for stack, start, end in signs.shown(part.when):
+    for stack, start, end in signs.shown(part.whole):
         # a stretch of equal samples may hide what ran between two of them: a short part of it says nothing about the region
-        inside_it = part.when.clip(stack.start, stack.end).total
+        inside_it = part.whole.clip(stack.start, stack.end).total
         if end - start >= SAMPLE_NS or inside_it >= NEARLY_ALL * (stack.end - stack.start):
-            times[stack.label] += end - start
+            times[stack.label] += part.when.clip(start, end).total
     shown = [
         f"{nanoseconds / part.when.total:.0%} in {label}"
         for label, nanoseconds in times.most_common(3)

@@ -622,6 +622,21 @@ def test_a_loader_with_workers_needs_other_advice(called, advice):
         assert found.advice.startswith(advice)
 
 
+def test_stacks_between_short_pauses_of_the_collector_count():
+    """The collector stops the region every 20 ms: what is left of it are pieces shorter than the time between two samples."""
+    at = (7, 2, None)
+    pauses = [
+        Collection(*at, T0 + start * MS, T0 + (start + 5) * MS, 0.005, 1, 2, 0)
+        for start in range(20, 400, 20)
+    ]
+    made = report(
+        spans(0, ("window", "step", 0, 400, None), ("region", "load_batch", 0, 400, None)),
+        evidence=[replace(evidence((0, 400, "parse")), collections=tuple(pauses))],
+    )
+    (found,) = [each for each in made.findings if each.topic == "data"]
+    assert found.why == "its name says so; its stacks: 100% in parse"
+
+
 def test_memory_pressure():
     """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
     calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
