@@ -110,8 +110,9 @@ class Ledger:
             place = key(part)
             if place is not None:
                 whole = (place[0], part.role, place[1])
-                found[whole] = found.get(whole, EMPTY) | (part.when & self.free)
-        return sorted((Part(*each, when) for each, when in found.items()), key=lambda part: -part.when.total)
+                found[whole] = found.get(whole, EMPTY) | part.when
+        parts = (Part(*each, when & self.free, when - self.free) for each, when in found.items())
+        return sorted(parts, key=lambda part: -part.when.total)
 
     def parts(self, *kinds: str) -> Iterator[Part]:
         """Yield the parts of the path of some kinds, the longest first, with their unclaimed time."""
