@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.signs import SHORTEST_NS
@@ -60,11 +61,13 @@ def doing(facts: Facts, part: Part) -> str | None:
 
 
 def lacks_cpu(facts: Facts, part: Part, seconds: float) -> bool:
-    """Return whether the thread was ready and had no CPU for more than half of some seconds of a part, and long enough for
-    `doing` to state it.
+    """Return whether the thread was ready and had no CPU for longer than those of the other processes there: for half of some
+    seconds of a part or more, and long enough for `doing` to state it.
     """
+    queued = {each.process: facts.signs[each.process].queued(each.when) for each in facts.alike(part)}
+    mine = queued.pop(part.process, 0.0)
     least = max(0.5e9 * seconds, LEAST_QUEUED * part.when.total)
-    return facts.signs[part.process].queued(part.when) >= least
+    return mine - (median(queued.values()) if queued else 0.0) >= least
 
 
 _LOAD_AHEAD = (

@@ -436,6 +436,28 @@ def test_a_thread_without_a_cpu():
     assert found.advice.startswith("give it CPUs of its own")
 
 
+def test_ranks_that_all_lack_cpus_need_other_advice():
+    """Each waits 20 ms for a CPU: that is not why one of them takes 30 ms longer."""
+    made = report(
+        spans(0, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 60, "actor")),
+        spans(1, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 30, "actor")),
+        evidence=[
+            replace(
+                of,
+                stretches=tuple(
+                    replace(each, cpu_seconds=0.01, run_queue_seconds=0.02) for each in of.stretches
+                ),
+            )
+            for of in (
+                evidence((20, 60, "torch.mm")),
+                replace(evidence((20, 30, "torch.mm")), rank=1, pid=101),
+            )
+        ],
+    )
+    (found,) = [each for each in made.findings if each.topic == "straggler"]
+    assert not found.advice.startswith("give it CPUs of its own")
+
+
 @pytest.mark.parametrize(("cpu", "topics"), [(0.001, ["lock"]), (0.05, [])])
 def test_a_with_block_that_cannot_be_entered(cpu, topics):
     """Whatever the lock is called: the thread is in `__enter__` and uses no CPU."""
