@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -73,7 +72,7 @@ class TestTaskOf:
     def test_the_threads_that_manage_a_pool(self) -> None:
         """They pass on tasks and results, and have no task of their own."""
         before = {each.ident for each in threading.enumerate()}
-        with get_context("fork").Pool(1) as pool:
+        with ThreadPool(1) as pool:
             pool.apply_async(time.sleep, (0.5,))
             time.sleep(0.2)
             idents = {each.ident for each in threading.enumerate()} - before
