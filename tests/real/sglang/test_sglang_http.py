@@ -255,7 +255,7 @@ class TestAnswers:
         ("path", "answer", "health", "message"),
         [
             ("GET /server_info", (503, "busy"), "unreachable", "503"),
-            ("GET /server_info", (200, ["what?"]), "unreachable", "no SGLang server"),
+            ("GET /server_info", (200, ["what?"]), "unreachable", "is not an SGLang server"),
             ("GET /openapi.json", (404, {}), "unconfigured", "does not list the arguments of its start"),
         ],
     )
