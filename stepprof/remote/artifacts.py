@@ -29,7 +29,7 @@ from stepprof.run.model import Artifact
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
-__all__ = ["KIND", "SUFFIX", "adopt", "blocks", "damages", "opened"]
+__all__ = ["KIND", "SUFFIX", "adopt", "blocks", "damages", "is_whole", "opened"]
 
 KIND = "trace"
 SUFFIX = ".trace.json.gz"
@@ -249,6 +249,17 @@ def adopt(
         rewriting.began_ns,
         rewriting.forward_steps,
     )
+
+
+def is_whole(source: Path, users: frozenset[int] | None = None) -> bool:
+    """Return whether a file of one of these users is a whole trace: engines do not always report that they have written it.
+    Blocks, as `adopt` does.
+    """
+    with contextlib.suppress(OSError, *damages()), opened(source, users) as stream:
+        for _ in _Rewriting(source.name, b'"stepprof": {}').run(blocks(stream)):
+            pass
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ import pytest
 from stepprof.analysis.artifact_check import check_artifact
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote import artifacts
-from stepprof.remote.artifacts import adopt
+from stepprof.remote.artifacts import adopt, is_whole
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.remote.sglang.files import is_whole
 from stepprof.run.model import Window
 
 BASE = 1_790_857_026_000_000_000
@@ -190,6 +189,14 @@ class TestDamage:
         source.write_bytes(source.read_bytes()[:cut])
         with pytest.raises(EngineFailure, match="is damaged"):
             adopt(source, window, "rank-0")
+
+    @pytest.mark.parametrize("cut", [0, 10, 40, -9, -1])
+    def test_a_file_that_is_still_written(self, tmp_path, cut):
+        """It is not whole before its last byte is there."""
+        source = written(tmp_path, kineto(*[EVENT] * 500))
+        assert is_whole(source)
+        source.write_bytes(source.read_bytes()[:cut])
+        assert not is_whole(source)
 
     def test_gzip_with_a_wrong_sum(self, tmp_path, window):
         """One flipped bit is enough."""

@@ -7,7 +7,6 @@ files alone: inside, each replica of a data-parallel engine says that it is rank
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import re
 import secrets
@@ -15,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from stepprof.host.atomic_files import publish, temporary
 from stepprof.log import logger
@@ -316,17 +315,6 @@ def _stage(trace: Found, others: Iterable[Found], users: frozenset[int] | None) 
                 return _STAGES[match[1].decode()]
             held = block[-32:]
     return None
-
-
-def is_whole(path: Path, users: frozenset[int] | None = None) -> bool:
-    """Return whether a file of one of these users can be read to its end: SGLang does not report
-    everywhere that a file is complete.
-    """
-    with contextlib.suppress(OSError, *damages()), open_engine_file(path, users) as file:
-        for _ in blocks(cast("IO[bytes]", gzip.GzipFile(fileobj=file))):
-            pass
-        return True
-    return False
 
 
 def discard(folder: Path, users: frozenset[int] | None = None) -> None:

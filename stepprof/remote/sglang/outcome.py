@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.remote.artifacts import is_whole
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.loop import in_thread
-from stepprof.remote.sglang.files import Brought, find, is_whole
+from stepprof.remote.sglang.files import Brought, find
 
 if TYPE_CHECKING:
     from stepprof.remote.sglang.request import Facts, Request

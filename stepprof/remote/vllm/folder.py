@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.redaction import quoted
+from stepprof.remote.artifacts import is_whole
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import LINK, is_engine_file
 from stepprof.remote.core.owner_slots import FileSlot, digest
@@ -187,8 +188,10 @@ class TraceFolder:
     def is_over(self, session: Session, window: EngineWindow, prefix: str) -> bool:
         """Return whether a capture has left its files before it reached its limit: another stop has ended it."""
         found, bound = self.traces(session, prefix), window.options.bound
-        if not found or bound is None:
-            return bool(found)
+        if not found or not all(is_whole(path, self.users) for path in found):
+            return False  # of a stop that has not ended: another one waits for it
+        if bound is None:
+            return True
         steps = count_steps(found[0], self.users)
         return steps is not None and steps < bound
 

@@ -16,7 +16,7 @@ from other_user import OTHER_UID, as_other_user, needs_root, plant, server_of_ot
 from remote.test_artifacts import EVENT, kineto, written
 from remote.vllm.test_driver import make_window
 from stepprof.remote import artifacts
-from stepprof.remote.artifacts import adopt
+from stepprof.remote.artifacts import adopt, is_whole
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.engine_files import (
     check_named_folder,
@@ -28,7 +28,7 @@ from stepprof.remote.core.engine_files import (
 from stepprof.remote.http.client import Client
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.sglang.driver import SglangDriver
-from stepprof.remote.sglang.files import bring, discard, find, is_whole, require_writable
+from stepprof.remote.sglang.files import bring, discard, find, require_writable
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.remote.vllm.arguments import lay_out
 from stepprof.remote.vllm.driver import VllmDriver

@@ -14,9 +14,10 @@ import pytest
 from pytest_mock import MockerFixture
 
 from stepprof.config.options.engine import EngineOptions
+from stepprof.remote.artifacts import is_whole
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.sglang import stages
-from stepprof.remote.sglang.files import bring, discard, find, folder_of, is_whole, require_writable
+from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.remote.sglang.stages import cut, cut_apart
 from stepprof.run.model import Window
