@@ -10,6 +10,7 @@ comes is sent first, and the real one only if that was accepted.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import AsyncIterator
 
     from stepprof.remote.base import Clock, EngineWindow
     from stepprof.remote.core.owner_slots import Finisher, Held
@@ -117,7 +119,19 @@ class SglangDriver(EngineDriver):
 
     async def start(self, window: EngineWindow) -> None:
         """Send the start. An engine that was never used starts with its first request."""
-        self._link.allow(MARGIN * window.start_seconds)
+        async with self._caller_waits(window.start_seconds):
+            await self._start(window)
+
+    @contextlib.asynccontextmanager
+    async def _caller_waits(self, seconds: float) -> AsyncIterator[None]:
+        """Let calls run the engine's loop while the caller waits, and end each such run before it continues."""
+        self._link.allow(MARGIN * seconds)
+        try:
+            yield
+        finally:
+            await self._link.release()
+
+    async def _start(self, window: EngineWindow) -> None:
         self._refuse_second("started")
         if self._facts is None or (self._sent is not None and self._sent.doubtful):
             await self.arm(window)
@@ -169,7 +183,10 @@ class SglangDriver(EngineDriver):
 
     async def stop(self, window: EngineWindow) -> Stopped:
         """End the capture, and move its files to the run."""
-        self._link.allow(MARGIN * window.stop_seconds)
+        async with self._caller_waits(window.stop_seconds):
+            return await self._stop(window)
+
+    async def _stop(self, window: EngineWindow) -> Stopped:
         late = self._link.late
         before, self._before = self._before, None
         reading = Reading(self._link.statistics(), self.name)

@@ -46,6 +46,10 @@ class Link(ABC):
         """Let calls run the engine's event loop for this long from now on, because the caller waits meanwhile."""
         return
 
+    async def release(self) -> None:
+        """Run the engine's event loop no longer: the caller continues."""
+        return
+
     @property
     def answers(self) -> bool:
         """Whether a call is answered while the caller continues. A synchronous engine answers only while the caller waits."""

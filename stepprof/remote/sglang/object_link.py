@@ -68,6 +68,8 @@ class ObjectLink(Link):
         self._attached_on = running_loop()
         self._first: _FirstUse | None = None
         self._until = 0.0
+        self._runs: set[concurrent.futures.Future[None]] = set()
+        """One for each run of the engine's loop by a call: setting its result ends the run."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -80,6 +82,15 @@ class ObjectLink(Link):
         0: they may not, because the caller may use the engine at any moment.
         """
         self._until = time.monotonic() + seconds
+
+    async def release(self) -> None:
+        """Run the engine's loop no longer, for any call: the caller continues, and may run it at once."""
+        self._until = 0.0
+        while self._runs:
+            for run in self._runs:
+                if not run.done():
+                    run.set_result(None)
+            await asyncio.sleep(FIRST_USE_SECONDS)
 
     @property
     def answers(self) -> bool:
@@ -227,7 +238,12 @@ class ObjectLink(Link):
                     f"the event loop of {self.name} was closed before the answer came", "dead"
                 )
             else:
-                await in_thread(_run_until, loop, answer, min(left, SLICE_SECONDS))
+                ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+                self._runs.add(ended)
+                try:
+                    await in_thread(_run_until, loop, (answer, ended), min(left, SLICE_SECONDS))
+                finally:
+                    self._runs.discard(ended)
         if answer.cancelled():
             raise EngineFailure(f"the event loop of {self.name} ended before the answer came", "unreachable")
         return answer.result()
@@ -320,9 +336,9 @@ def _countable() -> list[str]:
 
 
 def _run_until(
-    loop: asyncio.AbstractEventLoop, answer: concurrent.futures.Future[Any], seconds: float
+    loop: asyncio.AbstractEventLoop, ends: tuple[concurrent.futures.Future[Any], ...], seconds: float
 ) -> None:
-    """Run an idle loop on this thread until the answer is there.
+    """Run an idle loop on this thread until one of these futures is done.
 
     If the loop's owner runs it first, nothing harmful is left on it: only a timer that sets a
     future which no other code awaits.
@@ -332,7 +348,8 @@ def _run_until(
     def end(_: object = None) -> None:
         loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
-    answer.add_done_callback(end)
+    for each in ends:
+        each.add_done_callback(end)
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()

@@ -29,6 +29,7 @@ from stepprof.remote.sglang import request as sglang_request
 from stepprof.remote.sglang.driver import SglangDriver, SglangKind
 from stepprof.remote.sglang.files import bring, discard
 from stepprof.remote.sglang.link import Link
+from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STAGES_SECONDS
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.run.model import Window
@@ -660,6 +661,28 @@ class TestObjects:
         assert not manager.event_loop.is_running()
         manager.event_loop.run_until_complete(asyncio.sleep(0))
         manager.event_loop.close()
+
+    def test_the_loop_is_free_when_the_caller_continues(self) -> None:
+        """Another call still waits for its answer: it no longer runs the loop, which its owner may run now."""
+        manager = Manager("0.5.14")
+        manager.event_loop = loop = asyncio.new_event_loop()
+        manager.stop_profile = lambda: asyncio.sleep(60)
+        link = ObjectLink(manager, "engine")
+        link.allow(60)
+        stopping = remote_loop().submit(link.stop())
+        deadline = time.monotonic() + 10
+        while not loop.is_running() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert loop.is_running()
+        remote_loop().submit(link.release()).result(10)
+        assert not loop.is_running()
+        loop.run_until_complete(asyncio.sleep(0.05))
+        assert not stopping.done()
+        stopping.cancel()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
 
     def test_options_are_read_only(self) -> None:
         """The facts of an engine do not change under a request."""
