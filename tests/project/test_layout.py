@@ -67,7 +67,6 @@ TESTED_THROUGH = {
     "real/ray/test_ray_engines.py": "remote/ray/driver",
     "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
     "real/ray/test_ray_run.py": "integrations/ray",
-    "real/sglang/test_sglang_engine.py": "remote/sglang/object_link",
     "real/viewers/test_viewer_path.py": "analysis/report/step_tracks",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
     "recording/evidence/test_collector.py": "recording/evidence/garbage",
