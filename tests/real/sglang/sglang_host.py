@@ -22,6 +22,8 @@ from typing import Any
 import sglang_tiny
 from driven import unmeasured
 
+import stepprof
+
 HERE = Path(__file__).parent
 START_SECONDS = 180.0
 
@@ -132,6 +134,7 @@ def main(address: str) -> None:
             answer = (True, getattr(importlib.import_module(module), function)(engine, *given))
         except BaseException:  # noqa: BLE001 - it is the test that fails
             answer = (False, traceback.format_exc())
+            stepprof.shutdown()  # else the next test finds the session of this one
         connection.send(answer)
     engine.shutdown()
 
