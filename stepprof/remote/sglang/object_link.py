@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -67,9 +68,7 @@ class ObjectLink(Link):
         self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
         self._attached_on = running_loop()
         self._first: _FirstUse | None = None
-        self._until = 0.0
-        self._runs: set[concurrent.futures.Future[None]] = set()
-        """One for each run of the engine's loop by a call: setting its result ends the run."""
+        self._turn = _turns.setdefault(id(self._manager), _Turn())
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -81,13 +80,13 @@ class ObjectLink(Link):
 
         0: they may not, because the caller may use the engine at any moment.
         """
-        self._until = time.monotonic() + seconds
+        self._turn.until = time.monotonic() + seconds
 
     async def release(self) -> None:
         """Run the engine's loop no longer, for any call: the caller continues, and may run it at once."""
-        self._until = 0.0
-        while self._runs:
-            for run in self._runs:
+        self._turn.until = 0.0
+        while self._turn.runs:
+            for run in self._turn.runs:
                 if not run.done():
                     run.set_result(None)
             await asyncio.sleep(FIRST_USE_SECONDS)
@@ -96,7 +95,7 @@ class ObjectLink(Link):
     def answers(self) -> bool:
         """Whether a call would be answered without running the engine's loop from here."""
         home = self.home()
-        return home is None or home.is_running() or time.monotonic() < self._until
+        return home is None or home.is_running() or time.monotonic() < self._turn.until
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which its answers are read; None: it has not been used."""
@@ -230,7 +229,7 @@ class ObjectLink(Link):
         answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
         while not answer.done():
             self._require_alive()
-            left = self._until - time.monotonic()
+            left = self._turn.until - time.monotonic()
             if loop.is_running() or left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():
@@ -239,14 +238,28 @@ class ObjectLink(Link):
                 )
             else:
                 ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-                self._runs.add(ended)
+                self._turn.runs.add(ended)
                 try:
                     await in_thread(_run_until, loop, (answer, ended), min(left, SLICE_SECONDS))
                 finally:
-                    self._runs.discard(ended)
+                    self._turn.runs.discard(ended)
         if answer.cancelled():
             raise EngineFailure(f"the event loop of {self.name} ended before the answer came", "unreachable")
         return answer.result()
+
+
+class _Turn:
+    """Whether calls may run the loop of an engine. All links to the engine share it: a driver also ends the capture that another one left."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        """Until when, by `time.monotonic`."""
+        self.runs: set[concurrent.futures.Future[None]] = set()
+        """One for each run of the loop by a call: setting its result ends the run."""
+
+
+_turns: weakref.WeakValueDictionary[int, _Turn] = weakref.WeakValueDictionary()
+"""By the `id` of the engine's tokenizer manager, which each link keeps alive as well."""
 
 
 class _FirstUse:

@@ -100,9 +100,9 @@ class Manager:
         self.calls.append(("stop", None))
 
 
-def make_window(folder: Path, options: EngineOptions) -> EngineWindow:
-    """A window of step 2."""
-    return EngineWindow(Window(2, "rollout"), 0, folder, "rollout/replica-0", options)
+def make_window(folder: Path, options: EngineOptions, step: int = 2) -> EngineWindow:
+    """A window of a step."""
+    return EngineWindow(Window(step, "rollout"), 0, folder, "rollout/replica-0", options)
 
 
 def facts(version: str = "0.5.23", fields: tuple[str, ...] = NEWEST, **more: Any) -> Facts:
@@ -683,6 +683,28 @@ class TestObjects:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()
+
+    def test_a_capture_left_by_another_driver_is_ended_on_an_idle_loop(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The caller waits for the second driver's start, which sends the stop of the first one: the loop is run for both."""
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
+        manager = Manager("0.5.14")
+        manager.event_loop = asyncio.new_event_loop()
+        first, second = SglangDriver.of_engine(manager), SglangDriver.of_engine(manager)
+
+        async def begin(driver: SglangDriver, step: int) -> None:
+            window = make_window(tmp_path, EngineOptions(), step=step)
+            await driver.arm(window)
+            await driver.start(window)
+
+        remote_loop().submit(begin(first, 2)).result(10)
+        first.retire()
+        remote_loop().submit(begin(second, 3)).result(10)
+        assert [verb for verb, _ in manager.calls] == ["start", "stop", "start"]
+        assert not manager.event_loop.is_running()
+        second.retire()
+        manager.event_loop.close()
 
     def test_options_are_read_only(self) -> None:
         """The facts of an engine do not change under a request."""
