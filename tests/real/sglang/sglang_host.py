@@ -23,6 +23,7 @@ import sglang_tiny
 from driven import unmeasured
 
 import stepprof
+from stepprof.remote.core import ownership
 
 HERE = Path(__file__).parent
 START_SECONDS = 180.0
@@ -117,6 +118,13 @@ class Host:
         self.process.wait(20)
 
 
+def _leave() -> None:
+    """End what a test that failed has left open: else the next one finds its session, or an engine that is busy."""
+    stepprof.shutdown()
+    for hold in tuple(ownership._living.values()):
+        hold.retire()
+
+
 def main(address: str) -> None:
     """Serve until asked to end."""
     connection = Client(address)
@@ -134,7 +142,7 @@ def main(address: str) -> None:
             answer = (True, getattr(importlib.import_module(module), function)(engine, *given))
         except BaseException:  # noqa: BLE001 - it is the test that fails
             answer = (False, traceback.format_exc())
-            stepprof.shutdown()  # else the next test finds the session of this one
+            _leave()
         connection.send(answer)
     engine.shutdown()
 
