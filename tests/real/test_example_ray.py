@@ -1,9 +1,5 @@
-"""Run the GRPO example under Ray unchanged with each installed engine, by the command of docs/adopting.md
-and in its own process. It runs in lockstep with each engine, where another process requests the second
-recorded step during the run, and with vLLM also one step ahead.
-
-It is run by the command of docs/adopting.md, in a process of its own: in lockstep with each engine, where the second recorded step is asked
-for while the job runs, and with vLLM one step ahead.
+"""Run the GRPO example under Ray unchanged, by the command of docs/adopting.md and in its own process: with SGLang in lockstep, where
+another process requests the second recorded step during the run, and with vLLM one step ahead.
 """
 
 from __future__ import annotations
@@ -84,7 +80,7 @@ class Job:
         }
 
 
-JOBS = [("vllm", False), ("vllm", True), ("sglang", False)]
+JOBS = [("vllm", True), ("sglang", False)]
 """The engines, and whether they are one step ahead: that is a matter of the driver, from which an engine gets the same calls in the same order."""
 
 
