@@ -111,8 +111,13 @@ class TestRank:
         assert ray_here.get(handle.run_id.remote()) == "dead"
         driver.kill()
         until(lambda: ray_here.get(handle.run_id.remote()) is None)
-        [window] = written(tmp_path / "runs" / "dead")["rollout-rank-0.json"]["windows"]
-        assert (window["status"], window["error"]) == (
+
+        def dead():
+            [only] = written(tmp_path / "runs" / "dead")["rollout-rank-0.json"]["windows"]
+            return only
+
+        until(lambda: dead()["status"] != "lost")  # its status until it has been stopped
+        assert (dead()["status"], dead()["error"]) == (
             "partial",
             "the process that drives this one has ended",
         )
