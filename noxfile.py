@@ -185,7 +185,7 @@ def bench_verl(session: nox.Session) -> None:
 
 
 SEEDED = ["--seed"]
-"""With pip: vLLM's server reports its settings with the list of packages that pip prints."""
+"""Install pip too, which uv does not need: vLLM's server runs it to report its settings."""
 
 # The newest vLLM with a CPU build on PyPI, older ones that run in the same environment, and those whose sources are
 # read; the newest of all has no CPU build.
@@ -278,6 +278,7 @@ TRL = "trl==1.16.0"
 def verl(session: nox.Session) -> None:
     """Record a whole training job of the real verl on a CPU, ranks and vLLM included; and jobs of TRL that generate with vLLM."""
     install_whole_verl(session)
+    collect_rarely(session)
     trl = Path(session.virtualenv.location).resolve() / "trl"
     unpack(session, TRL, trl)
     session.env["TRL"] = str(trl)
@@ -412,6 +413,7 @@ def run_tests(session: nox.Session, *arguments: str, measured: bool = False) -> 
 
 def run_engine_tests(session: nox.Session, engine: str) -> None:
     """Run the tests of a real engine."""
+    collect_rarely(session)
     run_tests(session, f"tests/real/{engine}", "tests/real/test_example_ray.py", "-k", engine)
 
 
@@ -424,12 +426,11 @@ def install_vllm(session: nox.Session) -> None:
         "compressed-tensors==0.17.0",
         "xgrammar==0.2.8",
     )
-    collect_rarely(session)
     install_checkout(session)
 
 
 def collect_rarely(session: nox.Session) -> None:
-    """Have the garbage collector of each process run less often: each of an engine imports for ten seconds, of which a fifth were collections."""
+    """Have the processes of a test environment collect garbage rarely: a process of an engine imports for ten seconds, and collections took a fifth of that."""
     (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
     (packages / "collect_rarely.pth").write_text("import gc; gc.set_threshold(100_000, 50, 50)\n")
 
@@ -462,7 +463,6 @@ def install_sglang(session: nox.Session) -> None:
     """Install SGLang, in the same way."""
     session.install("-r", "tests/real/sglang-requirements.txt")
     session.install("--no-deps", "sglang==0.5.23", "xgrammar==0.2.7", "apache-tvm-ffi==0.1.11")
-    collect_rarely(session)
     install_checkout(session)
 
 

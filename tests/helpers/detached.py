@@ -99,11 +99,10 @@ def kill_a_job(handle: Any, first: Path, second: Path, env: Mapping[str, str]) -
             job.kill()
     try:
         deadline = time.monotonic() + 100
-        while (refused := entry_of(second, 2))[
-            "status"
-        ] != "failed":  # it is written a moment after the refusal
-            assert time.monotonic() < deadline, refused
+        while entry_of(second, 2)["status"] != "failed":  # it is written a moment after the refusal
+            assert time.monotonic() < deadline, entry_of(second, 2)
             time.sleep(0.1)
+        refused = entry_of(second, 2)
         assert refused["health"] == "busy", refused
         assert f"run run, step 2, rollout (process {job.pid} on" in refused["error"]
         while entry_of(first, 2)["status"] != "partial":

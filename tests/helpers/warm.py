@@ -81,8 +81,7 @@ for line in open(4, closefd=False):
     sys.path[0] = os.path.dirname(request["script"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own
     if "coverage" in sys.modules:
-        if "COVERAGE_PROCESS_CONFIG" not in os.environ and "COVERAGE_PROCESS_START" not in os.environ:
-            # see MEASURED in tests/conftest.py
+        if not any(name.startswith("COVERAGE_PROCESS") for name in os.environ):  # see MEASURED in tests/conftest.py
             current = sys.modules["coverage"].Coverage.current()
             current.stop()
             current._auto_save = False

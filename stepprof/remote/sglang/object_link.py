@@ -68,7 +68,7 @@ class ObjectLink(Link):
         self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
         self._attached_on = running_loop()
         self._first: _FirstUse | None = None
-        self._turn = _turns.setdefault(id(self._manager), _Turn())
+        self._runs = _loop_runs.setdefault(id(self._manager), _LoopRuns())
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -80,13 +80,13 @@ class ObjectLink(Link):
 
         0: they may not, because the caller may use the engine at any moment.
         """
-        self._turn.until = time.monotonic() + seconds
+        self._runs.until = time.monotonic() + seconds
 
     async def release(self) -> None:
         """Run the engine's loop no longer, for any call: the caller continues, and may run it at once."""
-        self._turn.until = 0.0
-        while self._turn.runs:
-            for run in self._turn.runs:
+        self._runs.until = 0.0
+        while self._runs.open:
+            for run in self._runs.open:
                 if not run.done():
                     run.set_result(None)
             await asyncio.sleep(FIRST_USE_SECONDS)
@@ -95,7 +95,7 @@ class ObjectLink(Link):
     def answers(self) -> bool:
         """Whether a call would be answered without running the engine's loop from here."""
         home = self.home()
-        return home is None or home.is_running() or time.monotonic() < self._turn.until
+        return home is None or home.is_running() or time.monotonic() < self._runs.until
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which its answers are read; None: it has not been used."""
@@ -229,7 +229,7 @@ class ObjectLink(Link):
         answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
         while not answer.done():
             self._require_alive()
-            left = self._turn.until - time.monotonic()
+            left = self._runs.until - time.monotonic()
             if loop.is_running() or left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():
@@ -238,27 +238,27 @@ class ObjectLink(Link):
                 )
             else:
                 ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-                self._turn.runs.add(ended)
+                self._runs.open.add(ended)
                 try:
                     await in_thread(_run_until, loop, (answer, ended), min(left, SLICE_SECONDS))
                 finally:
-                    self._turn.runs.discard(ended)
+                    self._runs.open.discard(ended)
         if answer.cancelled():
             raise EngineFailure(f"the event loop of {self.name} ended before the answer came", "unreachable")
         return answer.result()
 
 
-class _Turn:
-    """Whether calls may run the loop of an engine. All links to the engine share it: a driver also ends the capture that another one left."""
+class _LoopRuns:
+    """Runs of one engine's loop by calls of stepprof, and until when they are allowed. All links to the engine share it, because a driver also ends the capture that another driver left."""
 
     def __init__(self) -> None:
         self.until = 0.0
-        """Until when, by `time.monotonic`."""
-        self.runs: set[concurrent.futures.Future[None]] = set()
-        """One for each run of the loop by a call: setting its result ends the run."""
+        """Until when calls may run the loop, by `time.monotonic`; in the past: they may not."""
+        self.open: set[concurrent.futures.Future[None]] = set()
+        """One future for each run that goes on: setting its result ends the run."""
 
 
-_turns: weakref.WeakValueDictionary[int, _Turn] = weakref.WeakValueDictionary()
+_loop_runs: weakref.WeakValueDictionary[int, _LoopRuns] = weakref.WeakValueDictionary()
 """By the `id` of the engine's tokenizer manager, which each link keeps alive as well."""
 
 

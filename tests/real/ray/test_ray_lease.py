@@ -116,7 +116,7 @@ class TestRank:
             [only] = written(tmp_path / "runs" / "dead")["rollout-rank-0.json"]["windows"]
             return only
 
-        until(lambda: dead()["status"] != "lost")  # its status until it has been stopped
+        until(lambda: dead()["status"] != "lost")  # its status before the stop
         assert (dead()["status"], dead()["error"]) == (
             "partial",
             "the process that drives this one has ended",
