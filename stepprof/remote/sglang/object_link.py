@@ -14,14 +14,10 @@ So the thread that generates enters and exits the windows around a synchronous `
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import importlib
 import inspect
 import os
 import sys
-import threading
-import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,14 +28,12 @@ from stepprof.remote.core.statistics import SGLANG, metrics_of
 from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import in_thread, running_loop
 from stepprof.remote.sglang.link import Link
+from stepprof.remote.sglang.loop_runs import runs_of
 from stepprof.remote.sglang.request import Facts, refuse_environment
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
     from stepprof.remote.core.statistics import Sample
-
-SLICE_SECONDS = 0.5
-"""How long a loop is run at a time; between these runs the engine's life is checked."""
 
 LOOK_SECONDS = 0.02
 
@@ -68,7 +62,7 @@ class ObjectLink(Link):
         self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
         self._attached_on = running_loop()
         self._first: _FirstUse | None = None
-        self._runs = _loop_runs.setdefault(id(self._manager), _LoopRuns())
+        self._runs = runs_of(self._manager)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -80,22 +74,17 @@ class ObjectLink(Link):
 
         0: they may not, because the caller may use the engine at any moment.
         """
-        self._runs.until = time.monotonic() + seconds
+        self._runs.allow(seconds)
 
     async def release(self) -> None:
         """Run the engine's loop no longer, for any call: the caller continues, and may run it at once."""
-        self._runs.until = 0.0
-        while self._runs.open:
-            for run in self._runs.open:
-                if not run.done():
-                    run.set_result(None)
-            await asyncio.sleep(FIRST_USE_SECONDS)
+        await self._runs.release()
 
     @property
     def answers(self) -> bool:
         """Whether a call would be answered without running the engine's loop from here."""
         home = self.home()
-        return home is None or home.is_running() or time.monotonic() < self._runs.until
+        return home is None or home.is_running() or self._runs.left > 0
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which its answers are read; None: it has not been used."""
@@ -229,37 +218,17 @@ class ObjectLink(Link):
         answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
         while not answer.done():
             self._require_alive()
-            left = self._runs.until - time.monotonic()
-            if loop.is_running() or left <= 0:
+            if loop.is_running() or self._runs.left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():
                 raise EngineFailure(
                     f"the event loop of {self.name} was closed before the answer came", "dead"
                 )
             else:
-                ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-                self._runs.open.add(ended)
-                try:
-                    await in_thread(_run_until, loop, (answer, ended), min(left, SLICE_SECONDS))
-                finally:
-                    self._runs.open.discard(ended)
+                await self._runs.run(loop, answer)
         if answer.cancelled():
             raise EngineFailure(f"the event loop of {self.name} ended before the answer came", "unreachable")
         return answer.result()
-
-
-class _LoopRuns:
-    """Runs of one engine's loop by calls of stepprof, and until when they are allowed. All links to the engine share it, because a driver also ends the capture that another driver left."""
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        """Until when calls may run the loop, by `time.monotonic`; in the past: they may not."""
-        self.open: set[concurrent.futures.Future[None]] = set()
-        """One future for each run that goes on: setting its result ends the run."""
-
-
-_loop_runs: weakref.WeakValueDictionary[int, _LoopRuns] = weakref.WeakValueDictionary()
-"""By the `id` of the engine's tokenizer manager, which each link keeps alive as well."""
 
 
 class _FirstUse:
@@ -346,29 +315,3 @@ def _countable() -> list[str]:
         code = getattr(getattr(getattr(module, name, None), "__init__", None), "__code__", None)
         named.update(getattr(code, "co_consts", ()))
     return [figure for figure, names in SGLANG.counters.items() if named.intersection(names)]
-
-
-def _run_until(
-    loop: asyncio.AbstractEventLoop, ends: tuple[concurrent.futures.Future[Any], ...], seconds: float
-) -> None:
-    """Run an idle loop on this thread until one of these futures is done.
-
-    If the loop's owner runs it first, nothing harmful is left on it: only a timer that sets a
-    future which no other code awaits.
-    """
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def end(_: object = None) -> None:
-        loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
-
-    for each in ends:
-        each.add_done_callback(end)
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        loop.run_until_complete(ended)
-    except RuntimeError:  # its owner runs it now, including our call
-        return
-    finally:
-        timer.cancel()
