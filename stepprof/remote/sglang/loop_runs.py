@@ -1,8 +1,8 @@
 """Run the idle event loop of an engine, while the caller waits for stepprof.
 
 The loop of a synchronous ``Engine`` runs only inside its own calls. Between two of them a thread of
-stepprof runs it, so that a call of stepprof is answered, and must be off it before the caller
-continues: the caller would find its loop busy.
+stepprof runs it, so that a call of stepprof is answered. That run must end before the caller
+continues, because the caller's next call to the engine runs the same loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLICE_SECONDS = 0.5
 """How long a loop is run at a time; between these runs the engine's life is checked."""
 
 RELEASE_LOOK_SECONDS = 0.002
-"""How often it is checked whether the runs have ended, while the caller waits for that."""
+"""How often `LoopRuns.release` checks whether the current runs have ended."""
 
 
 class LoopRuns:
@@ -30,11 +30,11 @@ class LoopRuns:
         self._until = 0.0
         """Until when the loop may be run, by `time.monotonic`; in the past: it may not."""
         self._open: set[concurrent.futures.Future[None]] = set()
-        """One future for each run that goes on: setting its result ends the run."""
+        """One future for each current run: setting its result ends the run."""
 
     @property
-    def left(self) -> float:
-        """For how many seconds more the loop may be run; 0 or less: it may not."""
+    def seconds_left(self) -> float:
+        """Return for how many more seconds the loop may be run; 0 or less: it may not."""
         return self._until - time.monotonic()
 
     def allow(self, seconds: float) -> None:
@@ -46,12 +46,12 @@ class LoopRuns:
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._open.add(ended)
         try:
-            await in_thread(_run_until, loop, (answer, ended), min(self.left, SLICE_SECONDS))
+            await in_thread(_run_until, loop, (answer, ended), min(self.seconds_left, SLICE_SECONDS))
         finally:
             self._open.discard(ended)
 
     async def release(self) -> None:
-        """Allow no more runs, and end those that go on."""
+        """Allow no more runs, and wait until the current ones have ended."""
         self._until = 0.0
         while self._open:
             for run in self._open:

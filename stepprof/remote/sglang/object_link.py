@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stepprof.remote.core.statistics import Sample
 
 LOOK_SECONDS = 0.02
+"""How often the engine's life is checked while a call waits for its answer and does not run the loop."""
 
 FIRST_USE_SECONDS = 0.002
 """How often an unused engine is checked while a window waits for it."""
@@ -84,7 +85,7 @@ class ObjectLink(Link):
     def answers(self) -> bool:
         """Whether a call would be answered without running the engine's loop from here."""
         home = self.home()
-        return home is None or home.is_running() or self._runs.left > 0
+        return home is None or home.is_running() or self._runs.seconds_left > 0
 
     def home(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which its answers are read; None: it has not been used."""
@@ -218,7 +219,7 @@ class ObjectLink(Link):
         answer = asyncio.run_coroutine_threadsafe(_shielded(make), loop)
         while not answer.done():
             self._require_alive()
-            if loop.is_running() or self._runs.left <= 0:
+            if loop.is_running() or self._runs.seconds_left <= 0:
                 await asyncio.wait([asyncio.wrap_future(answer)], timeout=LOOK_SECONDS)
             elif loop.is_closed():
                 raise EngineFailure(

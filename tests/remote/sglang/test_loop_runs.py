@@ -41,7 +41,7 @@ class TestRun:
         runs = LoopRuns()
         runs.allow(0.05)
         wait(runs.run(idle, concurrent.futures.Future()))
-        assert runs.left <= 0
+        assert runs.seconds_left <= 0
 
     def test_leaves_a_loop_that_its_owner_runs(self) -> None:
         loop = asyncio.new_event_loop()
@@ -70,7 +70,7 @@ class TestRelease:
         assert begun.wait(10)
         wait(runs.release())
         assert running.result(0) is None
-        assert runs.left <= 0
+        assert runs.seconds_left <= 0
         assert idle.run_until_complete(asyncio.sleep(0, "the caller's")) == "the caller's"
 
 
