@@ -34,7 +34,7 @@ held.wait()
 """The begin of a script: another thread holds `lock` for ever, so that a forked child that needs it hangs."""
 
 SERVER = """
-import asyncio, gc, json, os, signal, sys, time, types, warnings
+import asyncio, faulthandler, gc, json, os, signal, sys, time, types, warnings
 import multiprocessing.util, structlog, transitions, torch, torch.profiler, torch.utils.data
 import torch._inductor.config
 
@@ -74,6 +74,7 @@ for line in open(4, closefd=False):
         opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+    faulthandler.register(request["stacks"], file=2)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -129,6 +130,10 @@ def wait_for_exports():
 """
 
 
+STACKS = signal.SIGRTMAX
+"""At this signal a script writes the stacks of its threads to stderr."""
+
+
 class Running:
     """A script that runs."""
 
@@ -161,7 +166,9 @@ class Running:
         """Wait for its end."""
         code = self._server.ask({"wait": self.pid, "timeout": timeout})
         if code is None:
-            os.kill(self.pid, signal.SIGABRT)
+            os.kill(self.pid, STACKS)
+            time.sleep(0.5)
+            os.kill(self.pid, signal.SIGKILL)
             self._server.ask({"wait": self.pid, "timeout": 5})
             raise AssertionError(f"still running after {timeout} s\n{self.stdout}\n{self._err.read_text()}")
         return Ran(code, self.stdout, self._err.read_text())
@@ -217,6 +224,7 @@ class Server:
                 "cwd": str(cwd),
                 "env": dict(env),
                 "leave": leave,
+                "stacks": STACKS,
             }
         )
         assert pid is not None

@@ -11,7 +11,7 @@ from counting import instructions_of
 from benchmarks.make_ranks import make_ranks
 from stepprof.cli.main import main
 
-RANKS = (24, 32, 48)
+RANKS = (24, 40, 56)
 """More than a table shows one by one."""
 
 
@@ -43,10 +43,10 @@ def quiet(*arguments):
     ids=" ".join,
 )
 def test_each_further_rank_costs_the_same(fabricated, command, tmp_path, monkeypatch):
-    """Twice as many further ranks take twice as many instructions, within five percent; in a report within a quarter, since each of the
-    three recordings has another number of findings (the square of the ranks would be 2.86)."""
+    """Sixteen further ranks take as many instructions as the sixteen before them, within a tenth, because the recordings differ; in a report
+    within a quarter, because they have different numbers of findings. If the cost grew with the square of the ranks, it would be 1.5 times as many."""
     monkeypatch.chdir(tmp_path)
     name, *options = command
     quiet(name, fabricated[0], *options)  # what is made or loaded once
     few, more, many = (instructions_of(quiet, name, run, *options) for run in fabricated)
-    assert (many - more) / (more - few) < 2 * (1.25 if name == "report" else 1.05)
+    assert (many - more) / (more - few) < (1.25 if name == "report" else 1.1)

@@ -28,7 +28,15 @@ from stepprof.backends.base import Export, ExportCall
 from stepprof.log import logger
 from stepprof.recording.export import fork
 from stepprof.recording.export.deadlock import lock_waits
-from stepprof.recording.export.job import ExportJob, ExportResult, OnDone, perform, read_report, report
+from stepprof.recording.export.job import (
+    ExportJob,
+    ExportResult,
+    OnDone,
+    Report,
+    perform,
+    read_report,
+    report,
+)
 from stepprof.run.model import Artifact, Outcome
 
 CHILDREN = 2
@@ -42,6 +50,8 @@ HURRY_SECONDS = 0.5
 _LOOK_SECONDS = (
     0.5  # how often a child is checked besides its pipe, whose write end another fork may hold open
 )
+_END_SECONDS = 0.01
+"""How often a child is checked that has written all it will write."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +61,29 @@ class _Child:
     pipe: int
     began: float
     received: bytes = b""
+    at_end: bool = False
+    """It writes no more. It may still hang: a tool such as coverage may have replaced `os._exit`."""
     waits: frozenset[str] | None = None
     waits_since: float = 0.0
     hung: bool = False
+
+    def read(self) -> None:
+        """Read what the pipe has, and look for the end."""
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:  # there is no data yet
+            return
+        self.received += data
+        self.at_end = not data or self.received.endswith(b"\n")
+        if self.at_end and self.pid == 0 and (verdict := self.verdict()):
+            self.pid = verdict.pid
+
+    def verdict(self) -> Report | None:
+        """Return what it has reported; None if it ended before its report."""
+        try:
+            return read_report(self.received)
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def look(self) -> bool:
         """Return whether it has hung on a lock for `HANG_SECONDS`."""
@@ -247,13 +277,18 @@ class Exporter:
             if wake is None:  # pragma: no cover - only in a forked process, which has no such thread
                 return
             poller = select.poll()
-            for descriptor in (wake[0], *(child.pipe for child in children)):
-                poller.register(descriptor, select.POLLIN | select.POLLHUP)
-            ready = {descriptor for descriptor, _ in poller.poll(_LOOK_SECONDS * 1000 if children else None)}
+            poller.register(wake[0], select.POLLIN)
+            for child in children:
+                if not child.at_end:
+                    poller.register(child.pipe, select.POLLIN | select.POLLHUP)
+            seconds = _END_SECONDS if any(child.at_end for child in children) else _LOOK_SECONDS
+            ready = {descriptor for descriptor, _ in poller.poll(seconds * 1000 if children else None)}
             if wake[0] in ready:
                 os.read(wake[0], 4096)
             for child in children:
-                self._look_after(child, readable=child.pipe in ready)
+                if child.pipe in ready:
+                    child.read()
+                self._look_after(child)
             while (job := self._next()) is not None:
                 self._fork(job, on_caller=False)
 
@@ -264,17 +299,9 @@ class Exporter:
             self._forking += 1
             return self._queue.popleft()
 
-    def _look_after(self, child: _Child, *, readable: bool) -> None:
-        at_end = False
-        if readable:
-            try:
-                data = os.read(child.pipe, 1 << 16)
-            except BlockingIOError:  # there is no data yet
-                return
-            child.received += data
-            at_end = not data or child.received.endswith(b"\n")
+    def _look_after(self, child: _Child) -> None:
         late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
-        status = fork.reap(child.pid, block=at_end or (late and child.pid == 0))
+        status = fork.reap(child.pid, block=child.pid == 0 and (late or child.at_end))
         if status is fork.RUNNING:
             # 0 would be every process of our group
             if child.pid and (late or child.look()):
@@ -286,9 +313,8 @@ class Exporter:
             os.close(child.pipe)
         with self._lock:
             self._children.remove(child)
-        verdict = _verdict(child)
-        if verdict is not None:
-            self._finish(child.job, *verdict)
+        if (verdict := child.verdict()) is not None:
+            self._finish(child.job, verdict.artifacts, verdict.error, verdict.seconds, verdict.outcome)
         elif child.hung:
             self._run_again(child.job)
         else:
@@ -322,17 +348,6 @@ class Exporter:
             with self._lock:
                 self._jobs.pop(job, None)
                 self._changed.notify_all()
-
-
-def _verdict(child: _Child) -> tuple[tuple[Artifact, ...], str | None, float, Outcome] | None:
-    """Return what the child has reported; None if it ended before its report."""
-    try:
-        pid, artifacts, error, seconds, outcome = read_report(child.received)
-    except (ValueError, KeyError, TypeError):
-        return None
-    if child.pid == 0:
-        fork.reap(pid, block=True)
-    return artifacts, error, seconds, outcome
 
 
 _inherited: list[object] = []

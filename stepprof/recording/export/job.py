@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from stepprof.backends.base import ExportCall, ExportError
 from stepprof.recording.export.fork import Send
@@ -30,6 +31,16 @@ class ExportResult:
     stall_seconds: float
     note: str | None = None
     outcome: Outcome = "complete"
+
+
+class Report(NamedTuple):
+    """What a child reports: its pid, and of the result what only the child knows."""
+
+    pid: int
+    artifacts: tuple[Artifact, ...]
+    error: str | None
+    seconds: float
+    outcome: Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -79,15 +90,15 @@ def report(job: ExportJob, send: Send) -> None:
         job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome))
 
 
-def read_report(data: bytes) -> tuple[int, tuple[Artifact, ...], str | None, float, Outcome]:
-    """Return the report of a child: its pid, artifacts, error, seconds, and the status of the capture.
+def read_report(data: bytes) -> Report:
+    """Return the report of a child.
 
     Raises:
         ValueError, KeyError, TypeError: the child ended before its report.
     """
     result = json.loads(data)
     artifacts = tuple(_artifact(entry) for entry in result["artifacts"])
-    return int(result["pid"]), artifacts, result["error"], float(result["seconds"]), result["outcome"]
+    return Report(int(result["pid"]), artifacts, result["error"], float(result["seconds"]), result["outcome"])
 
 
 def _artifact(entry: Mapping[str, object]) -> Artifact:

@@ -343,6 +343,20 @@ def held() -> Iterator[threading.Lock]:
     thread.join()
 
 
+def fork_and_warn(pids: list[int]) -> Callable[[], int]:
+    """A fork that raises in the parent after the child exists, with a list of the children."""
+    fork = os.fork
+
+    def forked() -> int:
+        pid = fork()
+        if pid:
+            pids.append(pid)
+            raise DeprecationWarning("multi-threaded")
+        return 0
+
+    return forked
+
+
 linux = pytest.mark.skipif(deadlock._FUTEX is None, reason="no system call numbers of this processor")
 
 
@@ -407,6 +421,36 @@ class TestHungChild:
             assert exporter.wait(30)
         assert (results[0].error, results[0].note) == (None, None)
         assert results[0].artifacts[0].path != str(os.getpid())
+
+    @linux
+    @pytest.mark.parametrize("pid_is_lost", [False, True])
+    def test_a_child_that_hangs_at_its_end_has_reported(
+        self, pid_is_lost: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A child that hangs after its report, in an `os._exit` that a tool has replaced, is killed: its job has ended well, and the
+        next ones run."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
+        pids: list[int] = []
+        if pid_is_lost:
+            monkeypatch.setattr(os, "fork", fork_and_warn(pids))
+
+        def job() -> tuple[Artifact, ...]:
+            os._exit = lambda _: lock.acquire()  # type: ignore[assignment,return-value]
+            return (artifact(str(os.getpid())),)
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        with held() as lock, warnings.catch_warnings():
+            for _ in range(3):
+                exporter.submit("x", job, "fork", results.append)
+            assert exporter.wait(30)
+        assert {(result.error, result.note, result.outcome) for result in results} == {
+            (None, None, "complete")
+        }
+        assert len({result.artifacts[0].path for result in results} - {str(os.getpid())}) == 3
+        for pid in pids:
+            with pytest.raises(ChildProcessError):
+                os.waitpid(pid, 0)
 
     @pytest.mark.parametrize(
         "work", [compute, write_to_a_slow_reader, wait_for_a_thread, wait_for_a_process, wait_for_a_time]
@@ -549,16 +593,8 @@ class TestTheChild:
 
     def test_a_child_is_found_by_the_pid_in_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Should the warning come as an error after all, the child exists: its report is read, and it is reaped by the pid in it."""
-        fork, pids = os.fork, []
-
-        def fork_and_warn() -> int:
-            pid = fork()
-            if pid:
-                pids.append(pid)
-                raise DeprecationWarning("multi-threaded")
-            return 0
-
-        monkeypatch.setattr(os, "fork", fork_and_warn)
+        pids: list[int] = []
+        monkeypatch.setattr(os, "fork", fork_and_warn(pids))
         with warnings.catch_warnings():
             assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
         with pytest.raises(ChildProcessError):
