@@ -159,7 +159,7 @@ def diagnosis(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
     """Run every benchmark, the demo and the examples once; measure the memory and work of reading."""
-    run_tests(session, "tests/trial", measured=True)
+    run_tests(session, "tests/trial")
 
 
 @nox.session(venv_backend="none")
@@ -221,7 +221,7 @@ def adapters_latest(session: nox.Session) -> None:
     """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
     session.install("-r", f"{ADAPTED}/requirements.txt")
     install_checkout(session)
-    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray", measured=True)
+    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray")
 
 
 # The newest TRL without a name that its adapter needs.
@@ -285,7 +285,7 @@ def verl(session: nox.Session) -> None:
     run_tests(
         session,
         "tests/real/verl",
-        *("-k", "not (modes or sglang) or separate_async"),
+        *("-k", "not (modes or sglang)"),
     )
 
 

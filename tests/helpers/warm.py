@@ -74,7 +74,7 @@ for line in open(4, closefd=False):
         opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    faulthandler.register(request["stacks"], file=2)
+    faulthandler.register(signal.SIGRTMAX, file=2)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -130,10 +130,6 @@ def wait_for_exports():
 """
 
 
-STACKS = signal.SIGRTMAX
-"""At this signal a script writes the stacks of its threads to stderr."""
-
-
 class Running:
     """A script that runs."""
 
@@ -166,7 +162,7 @@ class Running:
         """Wait for its end."""
         code = self._server.ask({"wait": self.pid, "timeout": timeout})
         if code is None:
-            os.kill(self.pid, STACKS)
+            os.kill(self.pid, signal.SIGRTMAX)  # it writes the stacks of its threads
             time.sleep(0.5)
             os.kill(self.pid, signal.SIGKILL)
             self._server.ask({"wait": self.pid, "timeout": 5})
@@ -224,7 +220,6 @@ class Server:
                 "cwd": str(cwd),
                 "env": dict(env),
                 "leave": leave,
-                "stacks": STACKS,
             }
         )
         assert pid is not None
