@@ -89,7 +89,7 @@ def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str
 
 
 def arrows_of(source: Source) -> Counter[tuple[str, str]]:
-    """What each arrow that is drawn leads from, and to."""
+    """Return the names of the slices at both ends of each drawn arrow."""
     layout = lay_out(source)
     bound = bind_flows(source.flows, layout)
     names = [source.names[name] for name in source.slices.name[layout.nesting.order].tolist()]

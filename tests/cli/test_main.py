@@ -139,7 +139,7 @@ class TestMain:
             main(["ls"])
 
     def test_reading_loads_nothing_heavy(self, a_run):
-        """The reading commands import neither torch nor the packages of the recording side."""
+        """`show` imports neither torch nor Ray, numpy, rich, structlog or transitions."""
         code = (
             "import sys\nfrom stepprof.cli.main import main\nmain(['show'])\n"
             "heavy = {'torch', 'ray', 'numpy', 'rich', 'structlog', 'transitions'} & set(sys.modules)\n"
@@ -236,7 +236,7 @@ class TestPermissions:
 
 class TestLs:
     def test_no_runs(self, output_dir, capsys):
-        """The message names the folder."""
+        """The message has the folder in which no run was found."""
         assert printed(capsys, "ls") == f"no runs in {output_dir}\n"
         assert as_json(capsys, "ls") == {"output_dir": str(output_dir), "runs": []}
 

@@ -111,7 +111,7 @@ class TestHostile:
     @pytest.mark.parametrize(
         "data",
         [
-            b"\x80\x04Nr\xff\xff\xff\xff.",  # a memo index: the standard library would allocate 4 billion entries
+            b"\x80\x04Nr\xff\xff\xff\xff.",  # a memo index: the standard library allocates 4 billion entries
             b"\x80\x04N\x85\x85.",  # tuples of tuples at any depth: hashing one ends the process
             b"\x80\x04(K\x01t.",
             b"\x80\x04NN\x86.",

@@ -781,8 +781,8 @@ class TestIslands:
         ]
 
     def test_work_of_another_island_explains_no_wait(self):
-        """Host b generated during the 60 ms. On clocks that were never compared, that does not
-        explain the idle time of rank 0 on host a.
+        """Host b generated meanwhile. On clocks that were never compared, that does not explain the
+        idle time of rank 0 on host a.
         """
         made = report(
             spans(0, ("window", "actor", 0, 40, "actor"), host="a"),

@@ -1,4 +1,4 @@
-"""Which windows and regions are inside which."""
+"""Nesting of windows and regions: which one contains which."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_coroutines_that_are_open_at_the_same_time():
 
 
 def test_coroutines_of_another_coroutine():
-    """All samples are inside `rollout`, whose coroutine started them. The tools are in coroutines
-    that start in no single sample.
+    """All samples are inside `rollout`, whose coroutine started them. One `tool` begins after it,
+    so no `tool` is inside another region.
     """
     assert found(
         ("rollout", 0, 95, 0),

@@ -1,5 +1,5 @@
-"""The calls of several ranks that are one collective, and those that stay unmatched. Calls are matched only
-if the traces show that they belong together.
+"""Which calls of several ranks are one collective, and which stay unmatched. Calls match only if
+the traces show that they belong together.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class TestPage:
         assert len(render(report)) < 3 * MEGABYTE
 
     def test_a_million_bars_do_not_enlarge_the_page(self):
-        """A million bars: the shortest are omitted, and the page states their number."""
+        """Of more bars than the page may have, the shortest are omitted, and the page states their number."""
         row = make_report(1).gantt[-1]
         many = [
             Bar(i * 1e-5, 1e-6 * (1 + i % 997), f"r{i % 50}", "actor", 0) for i in range(bars.MOST_BARS * 2)

@@ -134,7 +134,7 @@ class TestReport:
         ]
 
     def test_estimates_for_other_limits_are_marked(self):
-        """The figures of each engine are marked as an estimate."""
+        """Each estimate of the cost for another limit is marked with a tilde."""
         costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
         lines = section(
             text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),

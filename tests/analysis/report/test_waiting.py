@@ -142,7 +142,7 @@ class TestSynchronising:
         assert when(found.by_process["a"].unmatched) == [(0, 10), (20, 25)]
 
     def test_calls_at_the_same_time_count_once(self):
-        """Two all-reduces run on two threads at the same time. A wait during both counts once."""
+        """An all-reduce and an all-gather run at the same time. A wait during both counts once."""
         gather = "gloo:all_gather"
         found = waits(
             peer("a", 0, (0, 10), (gather, 1, 9), world=2), peer("b", 1, (8, 2), (gather, 8, 2), world=2)

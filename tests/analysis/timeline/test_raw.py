@@ -113,7 +113,7 @@ class TestWholeFiles:
         text = compact([event(n) for n in range(50)])
         data = b"".join(gzip.compress(text[at : at + 900]) for at in range(0, len(text), 900))
         assert names(write(data, "t.json.gz")) == [f"op {n}" for n in range(50)]
-        assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # tar pads with zeros
+        assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
 
     def test_compression_is_recognised_by_the_content(self, write):
         """The content of a file, and not its name, shows whether it is compressed."""

@@ -244,7 +244,7 @@ class TestFiles:
         assert span_files(tmp_path / "none") == []
 
     def test_through_find_and_load(self, tmp_path):
-        """The spans of a run are found and loaded together with its traces."""
+        """The spans of a run are found next to its traces, and loaded."""
         from runs import record, region, write_spans
 
         run = make_run(tmp_path)

@@ -115,7 +115,7 @@ def test_stacks(traces):
 
 
 def test_hosts(traces):
-    """The C++ exporter states the host."""
+    """The C++ exporter writes the host name into the trace, and the source has it."""
     import socket
 
     header, _ = read_header(traces[0] / "cpp.trace.json")

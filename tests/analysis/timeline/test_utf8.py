@@ -27,7 +27,7 @@ class TestUtf8:
         assert all(piece.decode() is not None for piece in pieces)
 
     def test_finding(self):
-        """Without a replacement there is no finding."""
+        """There is a finding only after a byte was replaced."""
         utf8 = Utf8()
         assert utf8.text("é".encode()) == "é"
         assert utf8.finding() == []

@@ -169,7 +169,7 @@ class TestPerfetto:
         assert names == sorted(["actor"] * 9 + ["update"] * 18 + ["log"] * 9)
 
     def test_the_timeline_has_only_the_selected_spans(self, run, tmp_path, capsys) -> None:
-        """Spans are selected by name, step and rank."""
+        """The timeline has only spans of the selected name, step and rank."""
         file = tmp_path / "spans.pftrace"
         reported = json.loads(
             shown(
