@@ -1,4 +1,6 @@
-"""One artifact against its manifest entry: what passes is read by merge, and what merge refuses does not pass."""
+"""The check of one artifact against its manifest entry. Merge can read each artifact that passes,
+and reports damage in each that does not.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class TestTraces:
 
     @pytest.mark.parametrize("what", NOT_WHOLE)
     def test_damage_is_reported_in_the_words_of_merge(self, tmp_path, what):
-        """What merge does not read completely is a problem, in the same words."""
+        """If merge cannot read an artifact completely, the check reports a problem in the same words."""
         data, said = NOT_WHOLE[what]
         problem = self.check(tmp_path, data).problem
         assert problem is not None
@@ -77,7 +79,7 @@ class TestTraces:
         ids=["text", "gzip", "byte order mark", "array with Unix times", "not ASCII", "base behind"],
     )
     def test_whole_traces_pass_in_every_form(self, tmp_path, data):
-        """Every form that merge reads, whatever the file is called."""
+        """Every form that merge reads passes, whatever the name of the file."""
         for name in ("a.trace.json", "a.trace.json.gz"):
             assert (
                 check_artifact(self.put(tmp_path, name, data), len(data), "torch-trace")
@@ -91,13 +93,13 @@ class TestTraces:
         return file
 
     def test_oddities_of_an_intact_file_are_notes(self, tmp_path):
-        """What is odd in a sound file is a note: it is on the timeline, and the file is whole."""
+        """An oddity in an intact file is a note and not a problem."""
         checked = self.check(tmp_path, trace(EVENT, {"ph": "B", "name": "open", "ts": 2}))
         assert checked.problem is None
         assert checked.notes == ("1 events have no end: they are shown up to the last known time",)
 
     def test_without_the_reader_a_note_says_what_was_not_checked(self, tmp_path):
-        """On a machine without stepprof[report], compression and JSON are checked, and a note says that nothing else was."""
+        """Without stepprof[report], the check covers compression and JSON only, and a note says so."""
         whole, cut = gzip.compress(TRACE, mtime=0), gzip.compress(TRACE[:-1], mtime=0)
         program = (
             "import sys; sys.modules.update(dict.fromkeys(('msgspec', 'numpy', 'isal')));"
@@ -134,7 +136,7 @@ class TestOthers:
         ],
     )
     def test_whole_files_of_other_kinds_pass(self, tmp_path, name, data, kind):
-        """Every kind that is read to its end."""
+        """Intact files of other kinds pass."""
         assert self.check(tmp_path, name, data, kind=kind).problem is None
 
     @pytest.mark.parametrize(
@@ -149,16 +151,16 @@ class TestOthers:
         ],
     )
     def test_damage_of_other_kinds_is_described(self, tmp_path, name, data, expected):
-        """The problem says in words what is wrong."""
+        """The problem describes the damage."""
         assert self.check(tmp_path, name, data, kind="report").problem.startswith(expected)
 
     def test_a_changed_size_is_reported_with_both_sizes(self, tmp_path):
-        """Both sizes are reported."""
+        """The problem has the actual size and the size in the manifest."""
         checked = self.check(tmp_path, "a.json", TRACE, 1)
         assert checked.problem == f"has {len(TRACE)} bytes; the manifest lists 1"
 
     def test_missing_files_and_folders_are_problems(self, tmp_path):
-        """A name without a file, or with something else under it."""
+        """A missing file, a folder, and a file in the place of a folder are problems."""
         assert check_artifact(tmp_path / "none.json", 1, None).problem == "is missing"
         assert check_artifact(tmp_path, 1, None).problem == "is not a file"
         (tmp_path / "file").touch()

@@ -1,4 +1,6 @@
-"""A trace of a small training step that torch 2.11 and CUDA 13.0 recorded on an H100 (`data/h100.trace.json.gz`): what merge and report make of a real GPU's file."""
+"""Merge and report of a real GPU trace: a small training step that torch 2.11 and CUDA 13.0
+recorded on an H100 (`data/h100.trace.json.gz`).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def slices(events: list[dict[str, Any]], categories: set[str]) -> Counter[tuple[str, Decimal]]:
-    """Names with their durations in microseconds."""
+    """Return the names of slices with their durations in microseconds."""
     return Counter(
         (event["name"], Decimal(event["dur"]))
         for event in events
@@ -48,7 +50,9 @@ def slices(events: list[dict[str, Any]], categories: set[str]) -> Counter[tuple[
 
 
 def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None:
-    """Each kernel, copy and range of the device is in the timeline as long as it was, on a lane for each of the two streams; each launch has its arrow."""
+    """Each kernel, copy and range of the device is in the timeline with its duration, on one lane
+    for each of two streams. Each launch has its arrow.
+    """
     output = trace.with_name("timeline.json.gz")
     assert main(["merge", str(trace), "--format", "json", "--output", str(output)]) == 0
     merged = chrome_events(output.read_bytes())["traceEvents"]
@@ -57,15 +61,16 @@ def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None
     assert len(slices(recorded, ON_DEVICE)) > 20
     lanes = {(event["pid"], event["tid"]) for event in merged if event.get("cat") in ON_DEVICE}
     assert len(lanes) == len({event["tid"] for event in recorded if event.get("cat") in ON_DEVICE}) == 2
-    # torch wrote six ends of arrows at calls of CUDA that start nothing: each arrow that is left is one from a launch to what it launched
+    # torch wrote six ends of arrows at calls of CUDA that start nothing; each remaining arrow leads
+    # from a launch to its kernel or copy
     arrows = Counter(event["ph"] for event in merged if event.get("cat") == "ac2g")
     assert arrows == {"s": 24, "f": 24}
     assert slices(recorded, ON_DEVICE).total() == 24
 
 
 def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str, Any]]) -> None:
-    """In a container the process, thread, GPU and stream may all have the number 7. Each launch keeps its
-    arrow, and the rows are unchanged.
+    """In a container the process, thread, GPU and stream may all have the number 7. Each launch
+    keeps its arrow, and the rows are unchanged.
     """
     whole = json.loads(gzip.decompress(trace.read_bytes()), parse_float=Decimal)
     for event in whole["traceEvents"]:
@@ -84,7 +89,7 @@ def test_a_process_numbered_like_its_device(trace: Path, recorded: list[dict[str
 
 
 def arrows_of(source: Source) -> Counter[tuple[str, str]]:
-    """What each arrow that is drawn leads from, and to."""
+    """Return the names of the slices at both ends of each drawn arrow."""
     layout = lay_out(source)
     bound = bind_flows(source.flows, layout)
     names = [source.names[name] for name in source.slices.name[layout.nesting.order].tolist()]
@@ -92,7 +97,9 @@ def arrows_of(source: Source) -> Counter[tuple[str, str]]:
 
 
 def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    """Kernels by their own time, and how long the device was busy: what they took, since none overlaps another here."""
+    """The report counts the calls of each kernel. The busy time of the device is the sum of its
+    kernels and copies, since none of them overlap.
+    """
     assert main(["report", str(trace), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     (source,) = report["sources"]
@@ -111,7 +118,9 @@ def test_the_report(trace: Path, recorded: list[dict[str, Any]], capsys: pytest.
 def test_the_kernels_of_a_window_are_those_that_its_forward_steps_launched(
     trace: Path, recorded: list[dict[str, Any]]
 ) -> None:
-    """The forward pass and the optimizer as two forward steps of an engine, with a window that ends while the first one runs: its kernels begin when the host is in the second one already."""
+    """Forward pass and optimizer stand for two forward steps of an engine. The window ends during
+    the first; its kernels begin when the host is already in the second.
+    """
     steps = {"forward": "step[EXTEND bs=1 toks=3]", "Optimizer.step#SGD.step": "step[DECODE bs=1]"}
     content = json.loads(gzip.decompress(RECORDED.read_bytes()))
     for event in content["traceEvents"]:

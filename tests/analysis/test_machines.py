@@ -1,4 +1,4 @@
-"""Which sources are of one machine, and which of one process."""
+"""Which sources belong to one machine, and which to one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ CONTAINERS = {
 
 
 def nodes(folder, *writers, spans=True):
-    """Two ranks with one host name and one process id, each in a directory of its own as on nodes that share no disk."""
+    """Return the directories of two ranks with the same host name and process id. Each has its own
+    folder, as on nodes without a shared disk.
+    """
     runs = []
     for rank, who in enumerate(writers):
         run = make_run(folder / f"node-{rank}")
@@ -36,8 +38,8 @@ class TestProcesses:
     @pytest.mark.parametrize("writers", CONTAINERS.values(), ids=CONTAINERS)
     @pytest.mark.parametrize("spans", [True, False], ids=["header with identity", "older header"])
     def test_processes_of_two_boots_are_distinguished(self, tmp_path, writers, spans):
-        """Boot and namespace of process ids distinguish two processes with the same host name and
-        process id; a span file without either belongs to its rank's window.
+        """Boot and process-id namespace distinguish two processes with the same host name and
+        process id. A span file without either belongs to its rank's window.
         """
         found = find(nodes(tmp_path, *writers, spans=spans), output_dir=tmp_path)
         processes = {each.origin.process for each in found.inputs}
@@ -47,7 +49,9 @@ class TestProcesses:
         assert [row.label for row in report.gantt] == ["actor rank 0", "actor rank 1"]
 
     def test_clocks_of_machines_of_one_name(self, tmp_path):
-        """They are two clocks, and the report says that they were never compared; containers of one machine share one."""
+        """Two machines of one name have two clocks, and the report says that they were never
+        compared. Containers of one machine share a clock.
+        """
         apart, together = (
             find(nodes(tmp_path / str(number), *writers), output_dir=tmp_path)
             for number, writers in enumerate(CONTAINERS.values())
@@ -58,14 +62,14 @@ class TestProcesses:
         assert sum("never compared" in problem for problem in reported) == 2
 
     def test_trace_and_spans_belong_to_one_process(self, tmp_path):
-        """The trace and the spans of a process are of one process."""
+        """The trace and the spans with the same host name and process id belong to one process."""
         run = make_run(tmp_path)
         record(run, host="localhost", pid=7, writer={**ended_writer(), "host": "localhost", "pid": 7})
         write_spans(run, 0, region("work", 0.5), host="localhost")
         assert len({each.origin.process for each in find([run.path], output_dir=tmp_path).inputs}) == 1
 
     def test_manifest_and_spans_name_the_machine(self, tmp_path):
-        """Manifest and span file of a session name boot and namespace of process ids."""
+        """The manifest and the span file of a session have the boot and the process-id namespace."""
         stepprof.init(
             {"output_dir": str(tmp_path), "steps": "1", "ranks": "all", "backend": "null"}, rank=0, run_id="r"
         )

@@ -1,4 +1,4 @@
-"""A recorded step compared with the steps around it."""
+"""The cost of recording: a recorded step compared with its neighbouring steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def run(tmp_path):
-    """A run in which step 3 was recorded."""
+    """Return a run whose step 3 was recorded."""
     made = make_run(tmp_path / "runs")
     record(made, step=3, arm_seconds=0.1, start_seconds=0.2, stall_seconds=0.5)
     return made
 
 
 def write(run, lengths, rank=0):
-    """Write windows of steps from 1 on, each with a role inside, that begin so many seconds after one another."""
+    """Write windows of steps from 1 on, each with a role inside; `lengths` are the seconds until
+    the next step begins.
+    """
     start, spans = 1_700_000_000 * SECOND, []
     for step, length in enumerate(lengths, 1):
         for role in (None, "actor"):
@@ -40,7 +42,7 @@ def cost(run, step=3):
 
 class TestRecordingCost:
     def test_neighbours(self, run, capsys) -> None:
-        """The step is compared with the steps around it, without the first and the last step of the run.
+        """The step is compared with its neighbours, without the first and the last step of the run.
         `show` and `report` print the result.
         """
         write(run, [30, 2.8, 4.7, 2.7, 2.9, 1])
@@ -66,20 +68,20 @@ class TestRecordingCost:
         assert "no longer than these" in cost_sentences(cost(run))[0]
 
     def test_the_driver_comes_first(self, run) -> None:
-        """Its steps are those of the job."""
+        """If there is a driver, its steps are compared, because they are those of the job."""
         write(run, [1, 1, 1, 1, 1, 1])
         write(run, [2, 2, 2, 2, 2, 2], rank="driver")
         assert cost(run).seconds == 2
 
     @pytest.mark.parametrize("lengths", [[], [1, 1, 1], [1, 1, 1, 1]])
     def test_no_cost_without_steps_to_compare_with(self, run, lengths) -> None:
-        """No spans, the last step, or one neighbour alone."""
+        """There is no cost without spans, for the last step, or with a single neighbour."""
         write(run, lengths)
         assert cost(run) is None
         assert cost_sentences(None) == []
 
     def test_a_step_number_that_is_used_again(self, run) -> None:
-        """It is not known which is meant."""
+        """A step number that is used again is ambiguous, so there is no cost."""
         write(run, [1] * 6, rank=0)
         write_spans(run, 0, {**region("step", 1, 3, None, kind="window"), "start": 1_800_000_000 * SECOND})
         assert cost(run) is None

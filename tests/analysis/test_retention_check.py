@@ -1,4 +1,4 @@
-"""A user who can write to a run directory cannot silently prevent the work after a recording."""
+"""A user who can write to a run directory cannot silently prevent `on_complete` and `keep_steps`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def notes(run):
 
 @pytest.fixture
 def log(caplog):
-    """The events of the job's log."""
+    """Return a function that returns the events of the job's log."""
     return lambda: [record.getMessage() for record in caplog.records]
 
 
 class TestCheck:
     def test_a_missing_command_counts_once_no_process_is_left(self, tmp_path):
-        """Once no process of the job is left; not where it ran."""
+        """A step for which the command never ran is a note once no process of the job is left. A
+        step with a result is not.
+        """
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "step"})
         record(run)
         record(run, 3)
@@ -45,7 +47,7 @@ class TestCheck:
         assert notes(run.path) == []
 
     def test_a_command_at_the_end_that_never_ran(self, tmp_path):
-        """The same of the run."""
+        """A command at the end of the run that never ran is a note."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "run"})
         record(run)
         assert notes(run.path) == ["on_complete is configured but never ran"]
@@ -54,7 +56,7 @@ class TestCheck:
         assert notes(run.path) == []
 
     def test_while_the_job_runs(self, tmp_path):
-        """The command may still run."""
+        """While the job runs, the command may still run, so there is no note."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "keep_steps": 1})
         record(run)
         record(run, 3)
@@ -66,7 +68,7 @@ class TestCheck:
         assert notes(run.path) == []
 
     def test_an_unenforced_keep_steps_budget_is_reported(self, tmp_path):
-        """The number of steps is reported."""
+        """The note has the number of steps whose artifacts exist."""
         run = make_run(tmp_path, config={"keep_steps": 1})
         for step in (2, 3, 4):
             record(run, step)
@@ -75,7 +77,7 @@ class TestCheck:
 
     @needs_root
     def test_files_of_another_user(self, shared):  # noqa: F811
-        """Each folder once."""
+        """A note lists the files of another user once for each folder."""
         run = make_run(shared)
         record(run)
         (run.path / "after").mkdir()
@@ -91,7 +93,9 @@ class TestCheck:
 class TestJob:
     @pytest.fixture
     def attacked(self, shared, log):  # noqa: F811
-        """Run a job in a run directory that every user can write. Return its recordings and its log."""
+        """Return a function that runs a job in a run directory that every user can write, with an
+        attack before the step. It returns the run directory.
+        """
         attacks = []
 
         def attacked(attack, **config):
@@ -112,7 +116,7 @@ class TestJob:
         return attacked
 
     def living(self, **more):
-        """What a process says that lives as long as the job: its own parent."""
+        """Return a state that claims to be from a living process: the parent of the job."""
         now = time.time_ns()
         writer = writer_identity(os.getppid())
         return json.dumps({"writer": writer, "over": False, "unix_ns": now, **more})
@@ -122,14 +126,14 @@ class TestJob:
         plant(path, content)
 
     def test_a_leader_that_never_ends(self, attacked, log, tmp_path, monkeypatch):
-        """The forged leader is skipped: the command runs, and the log says so."""
+        """The job ignores the forged leader: the command runs, and a log event says so."""
         monkeypatch.chdir(tmp_path)
         attacked(lambda run: self.plant(run / "after" / "leader.json", self.living()))
         assert (tmp_path / "ran").read_text() == "x"
         assert any("leader.ignored" in line for line in log())
 
     def test_a_forged_result_does_not_prevent_the_command(self, attacked, log, tmp_path, monkeypatch):
-        """The command runs although a file of another user says that it ran."""
+        """The command runs although a file of another user says that it already ran."""
         monkeypatch.chdir(tmp_path)
         place = "step-000002/manifest/on-complete.json"
         run = attacked(lambda run: self.plant(run / place, json.dumps({"completions": []})))
@@ -138,7 +142,9 @@ class TestJob:
         assert (run / "step-000002/manifest/on-complete.2.json").is_file()
 
     def test_a_rank_that_never_finishes_the_step(self, attacked, log, tmp_path, monkeypatch):
-        """Neither the status nor the window of the rank is waited for."""
+        """Another user writes the status and window of a rank 9. The job ignores them and runs the
+        command without waiting.
+        """
         monkeypatch.chdir(tmp_path)
         now = time.time_ns()
         status = {"rank": 9, "published_unix_ns": now, "started_unix_ns": now, "ended": False, "step": 1}

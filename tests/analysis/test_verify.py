@@ -1,4 +1,4 @@
-"""Artifacts against manifests."""
+"""The check of a run: its artifacts against its manifests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def problems(path):
 
 class TestVerifyRun:
     def test_a_whole_run_has_no_problems(self, tmp_path):
-        """Everything that the manifest claims is there."""
+        """A run whose files match the manifest has no problems and no notes."""
         run = make_run(tmp_path)
         for rank in (0, 1):
             record(run, rank=rank)
@@ -31,29 +31,29 @@ class TestVerifyRun:
         assert result.bytes == 2 * len(gzip.compress(TRACE, mtime=0))
 
     def test_an_empty_directory_fails(self, tmp_path):
-        """Nothing to check is a failure."""
+        """The check of an empty directory fails, because it contains no run."""
         assert problems(tmp_path) == ["run.json: missing", ": no step is recorded"]
 
     def test_a_run_without_steps(self, tmp_path):
-        """Nothing was recorded."""
+        """The check of a run without recorded steps fails."""
         assert problems(make_run(tmp_path).path) == [": no step is recorded"]
 
     def test_a_step_without_a_window(self, tmp_path):
-        """A folder alone is no recording."""
+        """A step's folder without a window is a problem."""
         run = make_run(tmp_path)
         (run.path / "step-000002" / "manifest").mkdir(parents=True)
         assert problems(run.path) == ["step-000002: has no complete window"]
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
     def test_a_selected_window_that_was_not_recorded(self, tmp_path, status):
-        """The reason is reported, also next to a rank that has its trace."""
+        """The problem has the reason, also if another rank has its trace."""
         run = make_run(tmp_path)
         record(run, rank=0)
         record(run, rank=1, data=b"", status=status, error="why")
         assert problems(run.path) == [f"step-000002/actor rank 1: {status}: why"]
 
     def test_the_only_window_is_partial(self, tmp_path):
-        """A partial one is a note; that the step has no complete one is the problem."""
+        """A partial window is a note. A step without any complete window is a problem."""
         run = make_run(tmp_path)
         record(run, status="partial", error="SIGTERM")
         result = verify_run(run.path)
@@ -61,7 +61,7 @@ class TestVerifyRun:
         assert [problem.problem for problem in result.problems] == ["has no complete window"]
 
     def test_a_window_that_still_records_is_no_problem(self, tmp_path):
-        """A living process is not a problem; but there is nothing complete yet."""
+        """A window of a living process is a note. The step has no complete window yet, which is a problem."""
         run = make_run(tmp_path)
         record(run, data=b"", status="lost", writer=writer_identity())
         result = verify_run(run.path)
@@ -69,14 +69,16 @@ class TestVerifyRun:
         assert [problem.problem for problem in result.problems] == ["has no complete window"]
 
     def test_complete_without_an_artifact(self, tmp_path):
-        """Claims to be complete and names nothing; the null backend has nothing to name."""
+        """A complete window without an artifact is a problem, except with the null backend, which
+        writes none.
+        """
         run = make_run(tmp_path)
         record(run, rank=0, data=b"", backend="null")
         record(run, rank=1, data=b"")
         assert problems(run.path) == ["step-000002/actor rank 1: is complete but lists no artifact"]
 
     def test_joined_windows(self, tmp_path):
-        """A window that joined a capture needs that capture's file, in whichever step it lies."""
+        """A joined window needs the artifact of its capture, in whichever step's folder that is."""
         run = make_run(tmp_path)
         record(run, role=None)
         record(run, role=None, rank=10)
@@ -97,7 +99,7 @@ class TestVerifyRun:
         ]
 
     def test_joined_windows_of_the_null_backend(self, tmp_path):
-        """Its captures leave nothing: a Ray driver's windows overlap without a file."""
+        """Captures of the null backend have no files, so a window that joined one needs none."""
         run = make_run(tmp_path)
         record(run, role=None, data=b"", backend="null")
         capture = {"step": 2, "stem": "step/rank-0"}
@@ -105,7 +107,7 @@ class TestVerifyRun:
         assert verify_run(run.path).problems == []
 
     def test_findings_of_manifests_and_spans(self, tmp_path):
-        """Damage that the reader steps over is a problem here."""
+        """Damage that the reader skips is a problem in the check."""
         run = make_run(tmp_path)
         record(run)
         run.claim(2, "b", 0, {}).fragment.write_bytes(b"{")
@@ -121,13 +123,13 @@ class TestVerifyRun:
         assert problems(run.path)[0].startswith("step-000002/manifest/: the step has no manifest")
 
     def test_a_selected_rank_without_a_window_is_missing(self, tmp_path):
-        """A selected rank without a window is missing."""
+        """Rank 1 is selected but has no window. The check reports it."""
         run = make_run(tmp_path, config={"ranks": "all", "roles": {}})
         record(run, rank=0)
         assert problems(run.path)[0].startswith("step-000002: actor: no window of rank 1, ")
 
     def test_a_window_still_open(self, tmp_path):
-        """Its process lives and its window has not ended."""
+        """A window of a living process that has not ended is a note and not a problem."""
         run = make_run(tmp_path)
         record(run, rank=0)
         record(run, rank=1, data=b"", status="lost", writer=writer_identity(), end_unix_ns=None)
@@ -136,7 +138,9 @@ class TestVerifyRun:
         assert [note.problem for note in result.notes] == ["still recording"]
 
     def test_worker_processes_find_the_same_problems(self, tmp_path):
-        """Artifacts are read by as many processes as are wanted: the same problems in the same order, and each is counted once it is read."""
+        """Several worker processes report the same problems in the same order as one. The progress
+        counts each artifact once.
+        """
         run = make_run(tmp_path)
         for rank in range(5):
             record(run, rank=rank, data=gzip.compress(TRACE, mtime=0)[: -12 if rank % 2 else None])
@@ -150,7 +154,7 @@ class TestVerifyRun:
         assert reported == [(number, 5) for number in range(1, 6)]
 
     def test_joined_windows_read_a_folder_once(self, tmp_path, mocker):
-        """Each folder is read once, however many windows joined a capture in it."""
+        """Each folder is read at most twice, however many windows joined a capture in it."""
         run = make_run(tmp_path)
         for rank in range(20):
             record(run, role=None, rank=rank)
@@ -161,7 +165,7 @@ class TestVerifyRun:
         assert sum(call.args[0].name == "step" for call in looks.call_args_list) in (1, 2)
 
     def test_invalid_utf8_in_manifests_and_spans_is_a_problem(self, tmp_path):
-        """Invalid bytes in a manifest or a span file are problems."""
+        """Invalid UTF-8 in a manifest or a span file is a problem."""
         run = make_run(tmp_path)
         claim = record(run)
         claim.fragment.write_bytes(claim.fragment.read_bytes().replace(b'"r"', b'"\xff"'))
@@ -173,7 +177,7 @@ class TestVerifyRun:
         assert "damaged line" in found
 
     def test_unlisted_files_are_notes(self, tmp_path):
-        """A file that a killed process left is a note; reports at the top of the step are not."""
+        """A temporary file that a killed process left is a note. Reports in the step's folder are not."""
         run = make_run(tmp_path)
         claim = record(run)
         (claim.folder / "actor" / ".rank-0.tmp").touch()
@@ -184,10 +188,10 @@ class TestVerifyRun:
 
 
 class TestOtherKinds:
-    """What backends other than torch leave."""
+    """Artifacts of backends other than torch."""
 
     def put(self, tmp_path, kind, path, write):
-        """A run with one such artifact of 5 bytes; its folder."""
+        """Return the directory of a run with one artifact of 5 bytes, which `write` creates."""
         run = make_run(tmp_path)
         claim = record(run, data=b"", backend=kind)
         write(claim.folder / path)
@@ -197,7 +201,9 @@ class TestOtherKinds:
         return run.path
 
     def test_a_folder_of_torch_npu(self, tmp_path):
-        """The check looks for its parts. Its size changes when it is analysed, and its files are not reported as unknown."""
+        """The check looks for the parts of the folder. Its size is not compared, since an analysis
+        changes it, and its files are not reported as unlisted.
+        """
 
         def write(folder):
             (folder / "FRAMEWORK").mkdir(parents=True)
@@ -212,7 +218,7 @@ class TestOtherKinds:
         assert problem.startswith("step-000002/actor/rank-0.npu: torch_npu did not end the recording")
 
     def test_a_folder_that_is_missing_or_none(self, tmp_path):
-        """Both are reported."""
+        """A file in place of the folder, and no folder at all, are problems."""
         path = self.put(
             tmp_path, "npu-profile", "actor/rank-0.npu", lambda folder: folder.write_bytes(b"12345")
         )
@@ -221,7 +227,7 @@ class TestOtherKinds:
         assert problems(path) == ["step-000002/actor/rank-0.npu: is missing"]
 
     def test_a_report_of_nsys(self, tmp_path):
-        """It is there, and as large as the manifest says."""
+        """The report of nsys must exist with the size in the manifest."""
         path = self.put(tmp_path, "nsys", "actor/rank-0.nsys-rep", lambda file: file.write_bytes(b"12345"))
         assert problems(path) == []
         (path / "step-000002/actor/rank-0.nsys-rep").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Runs with a planted trap: each command ends, names the file, and reads the rest."""
+"""Runs that contain a trap: each command ends, names the file and reads the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device(path):
 
 
 def sparse(path):
-    """Extend a complete file by 200 GB of zeros."""
+    """Extend a complete file by 200 GiB of zeros."""
     os.truncate(path, HOLE)
 
 
@@ -51,7 +51,7 @@ def run(tmp_path):
 
 
 def carried_out(reader, run, *commands):
-    """What commands print; each ends by itself, with a status."""
+    """Return the output of commands; each must end by itself with a status."""
     outcomes = [reader.carry_out(command, run, run.parent.parent) for command in commands]
     assert [outcome.traceback for outcome in outcomes] == [""] * len(commands)
     assert {outcome.status for outcome in outcomes} <= {0, 1, 2}
@@ -61,13 +61,15 @@ def carried_out(reader, run, *commands):
 @pytest.mark.parametrize("trap", [fifo, device, sparse])
 @pytest.mark.parametrize("place", PLACES)
 def test_every_command_survives_a_hostile_file(run, reader, place, trap):
-    """Every command ends within seconds, and `check` (of a status file `status`) names the file."""
+    """Every command ends within seconds. `check` names the file; for a status file, `status` counts
+    it as damaged.
+    """
     trap(run / place)
     out = dict(zip(COMMANDS, carried_out(reader, run, *COMMANDS), strict=True))
     if place.startswith("status"):
         assert "1 damaged" in out["status"]
     elif trap is sparse and place.startswith("spans"):
-        assert "forward" in out["spans"]  # what stands before the hole
+        assert "forward" in out["spans"]  # the lines before the hole
     else:
         assert Path(place).name in out["check"]
     if place.startswith("step-000002/manifest"):
@@ -92,7 +94,7 @@ def test_every_command_survives_a_hostile_file(run, reader, place, trap):
     ],
 )
 def test_an_impossible_value_is_a_finding(run, reader, key, value):
-    """A finding with the file's name; the other rank is read."""
+    """`check` reports the value with the name of its file. The windows of the other rank are read."""
     file = run / "step-000002/manifest/actor-rank-0.json"
     content = json.loads(file.read_text())
     content["windows"][0][key] = value
@@ -116,7 +118,7 @@ def test_an_impossible_value_is_a_finding(run, reader, key, value):
     ],
 )
 def test_impossible_values_of_a_run_are_findings(run, reader, change, problem):
-    """A finding of `check`, once; what else it says holds."""
+    """`check` reports the value exactly once."""
     content = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**content, **change}))
     check, _ = carried_out(reader, run, "check", "ls")
@@ -124,7 +126,9 @@ def test_impossible_values_of_a_run_are_findings(run, reader, change, problem):
 
 
 def test_deep_lines(run, reader):
-    """Deeply nested lines of spans, manifests and traces."""
+    """Lines of spans, manifests and traces are nested very deeply. `check` reports them, and
+    `spans` shows the other lines.
+    """
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     with (run / "spans/rank-0.000001.jsonl").open("ab") as file:
         file.write(deep + b"\n")
@@ -137,7 +141,7 @@ def test_deep_lines(run, reader):
 
 
 def test_a_thousand_problems_of_one_file(run, reader):
-    """The first twenty, and how many more there are."""
+    """`check` lists the first twenty problems and counts the others."""
     file = run / "step-000002/manifest/actor-rank-0.json"
     content = json.loads(file.read_text())
     content["windows"] *= 1000
@@ -150,7 +154,7 @@ def test_a_thousand_problems_of_one_file(run, reader):
 
 
 def test_folders_that_only_look_like_steps_are_ignored(run, reader):
-    """Numbers that no step has, other digits, a leading zero too many."""
+    """The names have an impossible step number, non-ASCII digits or a superfluous leading zero."""
     for name in ("step-" + "9" * 100, "step-0000002", "step-\u0661\u0662\u0663\u0664\u0665\u0666"):
         (run / name).mkdir()
     (listed,) = carried_out(reader, run, "ls RUN")
@@ -158,9 +162,9 @@ def test_folders_that_only_look_like_steps_are_ignored(run, reader):
 
 
 def test_half_of_a_surrogate_pair_in_a_trace(run, reader):
-    """No event is lost in `merge` and `report`, and `check` reports the replacement."""
+    """`merge` and `report` lose no event, and `check` reports the replacement."""
     trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
-    trace.write_text(trace.read_text().replace("[DECODE", r"\ud800x"))  # as long as it was
+    trace.write_text(trace.read_text().replace("[DECODE", r"\ud800x"))  # the size stays the same
     commands = ("merge json", "merge", "report", "show", "check")
     merged, _, report, _, check = carried_out(reader, run, *commands)
     drawn = gzip.decompress((run.parents[1] / "timeline.json.gz").read_bytes())
@@ -179,14 +183,18 @@ GROUPS = b",\n".join(
 
 @pytest.mark.parametrize("events", [SEARCHED, GROUPS], ids=["names", "groups"])
 def test_a_trace_of_which_each_part_could_be_compared_with_each(run, reader, events):
-    """Every command ends within seconds, whatever a trace of some megabytes says."""
+    """The trace has some megabytes with patterns that could take quadratic time. Every command ends
+    within seconds.
+    """
     trace = run / "step-000002/rollout/replica-0/rank-0.trace.json"
     trace.write_bytes(b'{"baseTimeNanoseconds": 1700000000000000000, "traceEvents": [\n' + events + b"\n]}")
     carried_out(reader, run, "check", "report", "merge", "show")
 
 
 def test_a_link_that_leads_to_itself(run, reader):
-    """In the place of a run or of a step's folder: each command ends with a status."""
+    """The link is in place of a run or of a step's folder. Each command ends with a status and no
+    traceback.
+    """
     (run / "step-000009").symlink_to("step-000009")
     (run.parent / "loop").symlink_to("loop")
     for command in COMMANDS:
@@ -196,7 +204,9 @@ def test_a_link_that_leads_to_itself(run, reader):
 
 
 def test_the_content_of_other_files_is_never_shown(run, reader):
-    """A folder of traces may hold links to files of the reader's: no message has a part of one."""
+    """A folder of traces may have links to private files of the reader. No output contains a part
+    of such a file.
+    """
     private = run.parent / "private"
     private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
     trace = run / "step-000002/actor/rank-1.trace.json.gz"

@@ -1,4 +1,4 @@
-"""The command line: ls, show and check, for people and for programs."""
+"""The commands `ls`, `show` and `check`, for people and for programs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from stepprof.run.summary import region_times
 
 @pytest.fixture
 def output_dir(tmp_path, monkeypatch):
-    """The folder of runs, as the environment names it."""
+    """Return the folder of runs, which the environment names."""
     monkeypatch.setenv("STEPPROF_OUTPUT_DIR", str(tmp_path / "runs"))
     return tmp_path / "runs"
 
 
 @pytest.fixture
 def a_run(output_dir):
-    """Two ranks of one step, each with a trace and spans."""
+    """Return a run with two ranks of one step, each with a trace and spans."""
     run = make_run(output_dir, config={"ranks": "all", "roles": {}})
     for rank in (0, 1):
         record(run, rank=rank, version=5)
@@ -54,7 +54,7 @@ def as_json(capsys, *arguments, status=0):
 
 class TestMain:
     def test_help_names_every_command(self, capsys):
-        """The help names every command and the exit status."""
+        """The help lists every command and explains the exit status."""
         with pytest.raises(SystemExit) as ended:
             main(["--help"])
         out = capsys.readouterr().out
@@ -63,7 +63,7 @@ class TestMain:
         assert "exit status" in out
 
     def test_version(self, capsys):
-        """The package's own, also from a source tree that is not installed."""
+        """The version is that of the package, also in a source tree that is not installed."""
         with pytest.raises(SystemExit):
             main(["--version"])
         assert capsys.readouterr().out == f"stepprof {stepprof.__version__}\n"
@@ -80,7 +80,9 @@ class TestMain:
         ],
     )
     def test_wrong_arguments(self, arguments, said, capsys):
-        """The exit status is 2, and one line names the valid values or the command that lists them."""
+        """The exit status is 2. One line has the argument and, where there is one, the most similar
+        valid value.
+        """
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2
@@ -89,7 +91,7 @@ class TestMain:
         assert line.endswith('--help" shows its options')
 
     def test_no_arguments_at_all(self, capsys):
-        """Status 2, and all that there is."""
+        """The exit status is 2, and the usage and all commands are printed."""
         with pytest.raises(SystemExit) as ended:
             main([])
         assert ended.value.code == 2
@@ -97,12 +99,12 @@ class TestMain:
         assert all(name in said for name in ("usage: stepprof", *cli.COMMANDS))
 
     def test_an_error_is_one_line(self, output_dir, capsys):
-        """No traceback for what the user can put right."""
+        """An error that the user can correct is one line without a traceback."""
         assert main(["show", "nothing"]) == 2
         assert capsys.readouterr().err.startswith('stepprof show: run "nothing": neither a run')
 
     def test_an_interrupted_command_ends_with_130(self, monkeypatch, output_dir):
-        """Status 130, as of a process that SIGINT ended."""
+        """The exit status is 130, as for a process that SIGINT ended."""
         from stepprof.cli.commands import ls
 
         def interrupted(_):
@@ -113,7 +115,7 @@ class TestMain:
 
     @pytest.mark.parametrize("arguments", ["ls --json", "report", "report --json"])
     def test_prints_until_the_pipe_is_closed(self, a_run, arguments):
-        """`stepprof show | head -1` ends without a traceback, and well."""
+        """If the reader closes the pipe, as `head` does, the command ends with status 0 and no traceback."""
         done = subprocess.run(
             f"{sys.executable} -m stepprof {arguments} | true; exit ${{PIPESTATUS[0]}}",
             shell=True,
@@ -126,7 +128,7 @@ class TestMain:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_another_broken_pipe_is_raised(self, monkeypatch, output_dir):
-        """A broken pipe other than stdout's is an error, not a reader that stopped reading."""
+        """A broken pipe other than stdout is an error and is raised."""
         from stepprof.cli.commands import ls
 
         def broken(_):
@@ -137,7 +139,7 @@ class TestMain:
             main(["ls"])
 
     def test_reading_loads_nothing_heavy(self, a_run):
-        """The reading commands import neither torch nor the packages of the recording side."""
+        """`show` imports neither torch nor Ray, numpy, rich, structlog or transitions."""
         code = (
             "import sys\nfrom stepprof.cli.main import main\nmain(['show'])\n"
             "heavy = {'torch', 'ray', 'numpy', 'rich', 'structlog', 'transitions'} & set(sys.modules)\n"
@@ -148,7 +150,7 @@ class TestMain:
 
 
 class TestRun:
-    """The selection of a run."""
+    """The choice of a run."""
 
     @pytest.mark.parametrize(
         "command", ["ls", "show", "status", "trigger", "spans", "check", "analyse", "open"]
@@ -160,13 +162,13 @@ class TestRun:
         assert 'docs": is not a run; the newest under' in capsys.readouterr().err
 
     def test_a_run_as_the_folder_of_runs(self, a_run, capsys):
-        """The error names the right form."""
+        """A run is given as `--output-dir`. The error says to pass it as RUN."""
         for command in ("ls", "show", "report"):
             assert main([command, "--output-dir", str(a_run.path)]) == 2
             assert "is a run, not a folder of runs; pass it as RUN" in capsys.readouterr().err
 
     def test_the_folder_of_a_step(self, a_run, capsys):
-        """Means that step of its run."""
+        """The folder of a step selects this step of its run."""
         record(a_run, step=3)
         record(a_run, step=4)
         folder = str(a_run.path / "step-000003")
@@ -178,7 +180,7 @@ class TestRun:
 
 @contextlib.contextmanager
 def as_ordinary_user():
-    """Run as a user to whom permissions apply."""
+    """Run as a user to whom file permissions apply."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)
@@ -191,7 +193,11 @@ def as_ordinary_user():
 class TestPermissions:
     @pytest.fixture
     def folder(self, monkeypatch, capsys):
-        """Of two runs, one of which nobody may look into. What the commands import has been imported: Python's own files may be closed as well."""
+        """Return a folder of two runs, one of which cannot be read.
+
+        All commands have run once before, so that their modules are imported: the user may be
+        unable to read Python's files too.
+        """
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             folder.chmod(0o755)
@@ -209,7 +215,7 @@ class TestPermissions:
                 path.chmod(0o755)
 
     def test_an_unreadable_run_is_reported(self, folder, capsys):
-        """The run is not listed. If it is named, the message says that it cannot be read."""
+        """An unreadable run is not listed. If it is named, the error says that it cannot be read."""
         with as_ordinary_user():
             assert [each["run_id"] for each in as_json(capsys, "ls")["runs"]] == ["mine"]
             for command in ("ls", "show", "check", "merge", "report"):
@@ -218,7 +224,7 @@ class TestPermissions:
                 assert "Permission denied" in said
 
     def test_unreadable_spans_are_reported(self, folder, capsys):
-        """Unreadable spans are reported. All other data is shown."""
+        """Unreadable spans are reported, and all other data is shown."""
         (folder / "mine" / "spans").chmod(0o000)
         with as_ordinary_user():
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
@@ -230,19 +236,19 @@ class TestPermissions:
 
 class TestLs:
     def test_no_runs(self, output_dir, capsys):
-        """The message names the folder."""
+        """The message has the folder in which no run was found."""
         assert printed(capsys, "ls") == f"no runs in {output_dir}\n"
         assert as_json(capsys, "ls") == {"output_dir": str(output_dir), "runs": []}
 
     def test_runs(self, a_run, output_dir, capsys):
-        """One line each, the newest last."""
+        """The table has one line for each run, the newest last."""
         lines = printed(capsys, "ls").splitlines()
         assert lines[0].split() == ["run", "world", "steps", "windows", "engines", "bytes", "path"]
         assert lines[1].split()[:5] == ["r", "2", "2", "2", "complete"]
         assert lines[1].endswith(str(output_dir / "r"))
 
     def test_runs_for_a_program(self, a_run, output_dir, capsys):
-        """Stable keys."""
+        """The JSON has stable keys."""
         make_run(output_dir, "empty")
         (run,) = (run for run in as_json(capsys, "ls")["runs"] if run["run_id"] == "r")
         assert run["steps"] == [2]
@@ -251,7 +257,7 @@ class TestLs:
         assert set(run) == {"run_id", "path", "world_size", "steps", "statuses", "engines", "bytes"}
 
     def test_steps(self, a_run, capsys):
-        """One line for each step of a run."""
+        """The table has one line for each step of the run."""
         record(a_run, step=10, rank="driver", data=b"", status="failed", role=None)
         for step in range(11, 16):
             record(a_run, step=step)
@@ -261,14 +267,14 @@ class TestLs:
         assert "2, 10, 11, …, 15, (7)" in printed(capsys, "ls")
 
     def test_steps_for_a_program(self, a_run, capsys):
-        """Stable keys."""
+        """The JSON has stable keys."""
         content = as_json(capsys, "ls", str(a_run.path))
         (step,) = content["steps"]
         assert (step["step"], step["version"], step["ranks"], step["roles"]) == (2, 5, [0, 1], ["actor"])
         assert (step["statuses"], step["artifacts"], step["findings"]) == ({"complete": 2}, 2, 0)
 
     def test_a_run_without_steps(self, output_dir, capsys):
-        """The message says so."""
+        """The output says that no step is recorded."""
         make_run(output_dir)
         assert printed(capsys, "ls", "r").splitlines()[1] == "no step is recorded"
         assert printed(capsys, "ls", "--output-dir", str(output_dir)).splitlines()[1].split()[:4] == [
@@ -281,7 +287,9 @@ class TestLs:
 
 class TestShow:
     def test_per_rank_and_role(self, a_run, capsys):
-        """Status, bytes, events, stall and export seconds; where it lies; seconds per region of each rank."""
+        """The tables have status, bytes, events, stall and export seconds for each rank, the
+        folder, and seconds per region.
+        """
         out = printed(capsys, "show", "--step", "2")
         lines = [line.split() for line in out.splitlines()]
         assert lines[0] == ["run", "r", "step", "2", "version", "5"]
@@ -293,12 +301,12 @@ class TestShow:
         assert "notes" not in out
 
     def test_the_last_step_by_default(self, a_run, capsys):
-        """By default the last step of the newest run is used."""
+        """Without `--step`, the last step of the newest run is shown."""
         record(a_run, step=7)
         assert printed(capsys, "show").startswith("run r  step 7\n")
 
     def test_json_has_the_combined_manifest(self, a_run, capsys):
-        """The manifest as the readers combine it, the regions, and what is missing."""
+        """The JSON has the combined manifest, the regions, and the missing ranks."""
         content = as_json(capsys, "show", "r")
         assert content["manifest"]["schema_version"] == 1
         assert content["regions"][0] == {
@@ -313,7 +321,7 @@ class TestShow:
         assert content["folder"].endswith("/r/step-000002")
 
     def test_incomplete_windows_are_shown_with_reasons(self, output_dir):
-        """Each window that did not end well has its reason; so has each rank that is not there."""
+        """Each window that did not complete is listed with its reason, and so is each missing rank."""
         run = make_run(output_dir, config={"ranks": "0", "roles": {"actor": {"ranks": "all"}, "critic": {}}})
         record(run, data=b"", status="lost", error="killed")
         record(
@@ -346,7 +354,7 @@ class TestShow:
             "spans/rank-0.000001.jsonl: 1 damaged line",
         ):
             assert f"  {note}" in text
-        assert "step-000001/step/rank-0" in text  # what the joined windows are in
+        assert "step-000001/step/rank-0" in text  # the captures that the windows joined
         assert "critic: no window" not in text
 
     @pytest.mark.parametrize(
@@ -360,19 +368,19 @@ class TestShow:
         ],
     )
     def test_without_a_configuration_no_rank_is_called_absent(self, output_dir, config):
-        """Without a configuration that can be read, no rank is claimed to be absent."""
+        """Without a readable configuration, no rank is reported as absent."""
         run = make_run(output_dir, **({"config": config} if config is not None else {}))
         record(run, world_size=1)
         assert "no window of rank" not in render_step(run.path, 2)
 
     def test_only_the_first_absent_ranks_are_listed(self, output_dir):
-        """The first of them, and how many more."""
+        """The first eight absent ranks are listed, and the others are counted."""
         run = make_run(output_dir, config={"ranks": "all"})
         record(run, world_size=64)
         assert "no window of rank 1, 2, 3, 4, 5, 6, 7, 8 and 55 more" in render_step(run.path, 2)
 
     def test_many_ranks_show_the_spread_and_the_slowest(self, output_dir):
-        """The spread over the ranks, and the slowest."""
+        """For many ranks, each region has the least, median and most seconds and the slowest rank."""
         run = make_run(output_dir)
         for rank in range(8):
             record(run, rank=rank)
@@ -388,13 +396,13 @@ class TestShow:
         assert ["step", "g", "8", "-", "8", "1.000", "1.000", "1.000", "0"] in lines
 
     def test_a_step_without_a_window(self, output_dir):
-        """The message says so."""
+        """The output says that no window is recorded."""
         run = make_run(output_dir)
         (run.path / "step-000002").mkdir()
         assert "no window is recorded" in render_step(run.path, 2)
 
     def test_a_region_without_a_duration(self, output_dir):
-        """A damaged line, and no seconds made up."""
+        """A span line without a duration is damaged. It is reported and not shown with made-up seconds."""
         run = make_run(output_dir)
         write_spans(run, 0, {**region("f", 1), "dur": None, "role": 3})
         regions = region_times(run.path, 2)
@@ -409,7 +417,7 @@ class TestShow:
         ],
     )
     def test_no_such_step(self, output_dir, capsys, recorded, arguments, message):
-        """Names the nearest."""
+        """The error has the most similar recorded step."""
         import re
 
         run = make_run(output_dir)
@@ -421,7 +429,7 @@ class TestShow:
 
 class TestCheck:
     def test_a_complete_run_passes(self, a_run, capsys):
-        """Status 0 and one line."""
+        """The check of a complete run prints one line that begins with `ok`; the exit status is 0."""
         assert printed(capsys, "check").startswith("ok: 1 step, 2 windows, 2 artifacts, ")
 
     def test_each_problem_is_on_its_own_line(self, a_run, capsys):
@@ -434,7 +442,7 @@ class TestCheck:
         assert lines[2].startswith("1 problem: ")
 
     def test_a_run_without_artifacts_fails(self, tmp_path, capsys):
-        """A run without artifacts fails the check."""
+        """The check of a run without recorded steps fails with exit status 1."""
         (tmp_path / "spans").mkdir()
         assert "no step is recorded" in printed(capsys, "check", str(tmp_path), status=1)
         content = as_json(capsys, "check", str(tmp_path), status=1)
@@ -443,33 +451,33 @@ class TestCheck:
         assert content["problems"][0] == {"step": None, "where": "run.json", "problem": "missing"}
 
     def test_json_of_a_whole_run_has_status_0(self, a_run, capsys):
-        """The exit status is 0, and the JSON lists no problem."""
+        """The exit status is 0, and the JSON has no problems or notes."""
         content = as_json(capsys, "check")
         assert (content["ok"], content["problems"], content["notes"]) == (True, [], [])
 
     def test_no_such_run(self, output_dir, capsys):
-        """Status 2: nothing was checked."""
+        """If there is no run to check, the exit status is 2."""
         assert main(["check"]) == 2
 
 
 class TestTables:
     def test_columns(self):
-        """As wide as they must be, without trailing blanks."""
+        """Each column is as wide as its longest cell. No line ends in blanks."""
         assert table(["a", "b"], [["xxx", 1], [None, 22]], "lr") == "a     b\nxxx   1\n-    22"
 
     def test_control_characters_are_replaced(self):
-        """Names come from the user's program."""
+        """Names come from the user's program and may contain control characters."""
         assert printable("a\x1b[2Jb\n") == "a?[2Jb?"
 
     @pytest.mark.parametrize(
         ("count", "text"), [(None, "-"), (1023, "1023 B"), (2**20, "1.0 MiB"), (3 * 2**40, "3.0 TiB")]
     )
     def test_sizes(self, count, text):
-        """Binary units."""
+        """Sizes are printed in binary units."""
         assert size(count) == text
 
 
 def test_claims_are_made_before_a_reader_looks(tmp_path):
-    """A run that another process has only just opened is listed, and shows nothing yet."""
+    """A run that a process has just created can be checked; the check fails because no step is recorded."""
     run = open_run(tmp_path, run_id=None, rank=0, world_size=1, environ={}, description={})
     assert main(["check", str(run.path)]) == 1

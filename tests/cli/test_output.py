@@ -1,5 +1,5 @@
-"""The content of a run is printed as plain text: no command lets it move the cursor or forge a line, and no
-character makes a command fail.
+"""The content of a run is printed as plain text: it can neither move the cursor nor forge a line.
+No character makes a command fail.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stepprof.cli.output import any_encoding, console, print_json, print_lines, 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\r\nforged: ok\x00\x7f\u2028\u202e"
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]")
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-# what the reading commands act on, and so cannot be anything
+# the commands interpret these values, so they cannot be arbitrary
 FIXED = {"path", "status", "kind", "schema_version", "writer", "health", "state"}
 
 
 def with_evil(content, key=None):
-    """The same, with every text that is no name of a file or a state made hostile."""
+    """Return the content with hostile strings, except for file names and states."""
     if key in FIXED:
         return content
     if isinstance(content, dict):
@@ -41,7 +41,7 @@ def with_evil(content, key=None):
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A run in which another program wrote every text that it could."""
+    """Return a run in which every string that another program could write is hostile."""
     run = make_run(tmp_path / "runs")
     trace = {
         "baseTimeNanoseconds": 1_700_000_000_000_000_000,
@@ -65,7 +65,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def commands(path: Path) -> list[list[str]]:
-    run, evil = str(path), EVIL.replace("\0", "")  # no argument of a process holds a NUL
+    run, evil = str(path), EVIL.replace("\0", "")  # an argument of a process cannot contain NUL
     return [
         ["ls", "--output-dir", str(path.parent)],
         ["ls", run],
@@ -88,9 +88,7 @@ def commands(path: Path) -> list[list[str]]:
 
 class TestHostileRun:
     def test_no_command_prints_a_control_character(self, hostile, capsys) -> None:
-        """Escape sequences and line breaks in names do not reach the terminal, on stdout or stderr, as text
-        or JSON.
-        """
+        """Escape sequences and line breaks in names do not reach stdout or stderr, as text or JSON."""
         for command in commands(hostile):
             assert main(command) in (0, 1, 2), command
             said = capsys.readouterr()
@@ -100,7 +98,9 @@ class TestHostileRun:
 
     @pytest.mark.parametrize("command", ["report", "status"])
     def test_a_terminal_gets_only_colour_sequences(self, hostile, command) -> None:
-        """With colours, there are no control sequences but those of colours."""
+        """On a terminal with colours, the output has no control sequences except those of colours
+        and of the cursor's visibility.
+        """
         shown = on_terminal("-m", "stepprof", command, str(hostile))
         assert "\x1b[" in shown
         left = re.sub(r"\x1b\[[0-9;]*m|\x1b\[\?25[hl]", "", shown.replace("\r\n", "\n"))
@@ -111,7 +111,7 @@ class TestHostileRun:
         "environ", [{"LC_ALL": "C"}, ASCII, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin1"}]
     )
     def test_an_encoding_that_lacks_characters(self, tmp_path, environ) -> None:
-        """Unsupported characters are shown as escapes, and no command fails because of them."""
+        """Characters that the encoding lacks are shown as escapes, and no command fails because of them."""
         run = make_run(tmp_path / "runs")
         record(run)
         write_spans(run, 0, region("模型 ü 🔥", 1), region("half \ud800", 1))
@@ -129,7 +129,7 @@ class TestHostileRun:
 
 @pytest.mark.torch
 def test_doctor_where_every_argument_is_ascii() -> None:
-    """The programs that it gives to other processes can be arguments there."""
+    """doctor passes programs to other processes as arguments, which must be ASCII there."""
     done = subprocess.run(
         [sys.executable, "-m", "stepprof", "doctor"],
         env={**os.environ, **ASCII},
@@ -163,18 +163,18 @@ def on_terminal(*arguments: str) -> str:
 
 class TestSay:
     def test_lines(self, capsys) -> None:
-        """Each argument is one line, whatever it holds."""
+        """Each argument is printed as one line, whatever its content."""
         print_lines("a\nb", Path("c\x1b[2J"), "")
         print_lines()
         assert capsys.readouterr().out == "a?b\nc?[2J\n\n\n"
 
     def test_text_keeps_its_lines(self, capsys) -> None:
-        """The line breaks of a layout stay."""
+        """`print_text` keeps the line breaks of its text."""
         print_text("a\n\x1b[2Jb")
         assert capsys.readouterr().out == "a\n?[2Jb\n"
 
     def test_json_keeps_its_meaning(self, capsys) -> None:
-        """What a terminal would act on is escaped."""
+        """Characters that a terminal interprets are escaped, and the JSON keeps its meaning."""
         content = {"name": EVIL + "\U0001f525é", "list": [1]}
         print_json(json.dumps(content, ensure_ascii=False, indent=1))
         said = capsys.readouterr().out
@@ -183,7 +183,7 @@ class TestSay:
         assert json.loads(said) == content
 
     def test_console(self) -> None:
-        """The output of rich is plain too, in every renderable."""
+        """The output of rich is plain too, in titles, headers and cells of a table."""
         from rich.table import Table
 
         stream = io.StringIO()
@@ -196,7 +196,7 @@ class TestSay:
 
 class TestAnyEncoding:
     def test_the_streams_are_restored(self, monkeypatch) -> None:
-        """A program that calls `main` keeps its own streams as they were."""
+        """A program that calls `main` gets its streams back unchanged."""
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", SimpleNamespace())

@@ -1,5 +1,5 @@
-"""The output of `show`, `status` and `state()` for thousands of ranks and engines: few lines, exceptions
-first, and the number of omitted rows.
+"""The output of `show`, `status` and `state()` for thousands of ranks and engines: few lines,
+exceptions first, and counts of omitted rows.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stepprof.run.layout import writer_identity
 
 RANKS = 4096
 LINES = 40
-"""`show` has seven tables, of which each has headers."""
+"""The most lines of `show`, which has seven tables with headers."""
 
 
 def copies(path, count, change) -> None:
-    """As many files as there are ranks, of the one of rank 0; `change` gives the content of each."""
+    """Copy the file of rank 0 for each other rank; `change` returns the content of each."""
     text = path.read_text()
     for rank in range(1, count):
         content = change(json.loads(text), rank)
@@ -33,7 +33,9 @@ def copies(path, count, change) -> None:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """A run of 4,096 ranks: 4 of them failed, one is slow, and each has an artifact, two regions and an engine."""
+    """Return a run of 4,096 ranks: 4 failed and one is slow. Each has an artifact and two regions;
+    there are 1,000 engines.
+    """
     run = make_run(tmp_path_factory.mktemp("many"), config={"ranks": "all"})
     times = {"arm_seconds": 0.25, "start_seconds": 0.125, "wait_seconds": 0.0, "world_size": RANKS}
     claim = record(run, **times)
@@ -52,7 +54,7 @@ def many(tmp_path_factory):
         return content
 
     copies(claim.fragment, RANKS, of_rank)
-    for rank in range(1, RANKS, 64):  # enough of them for what `show` makes of many
+    for rank in range(1, RANKS, 64):  # enough ranks for the summary of many ranks
         write_spans(run, rank, region("forward", 1.0), region("backward", 2.0))
     engines = [
         {
@@ -99,12 +101,12 @@ def shown(many):
 
 class TestShow:
     def test_any_number_of_rows_makes_few_lines(self, shown) -> None:
-        """There are few lines, however many ranks, engines, files, hosts and notes there are."""
+        """`show` prints few lines for any number of ranks, engines, files, hosts and notes."""
         assert len(shown.splitlines()) <= LINES
         assert max(map(len, shown.splitlines())) < 200
 
     def test_windows_that_are_alike_share_a_row(self, shown) -> None:
-        """The row has the range of each figure. Failed windows and the slowest ones have separate rows."""
+        """The common row has the range of each figure. Failed windows and slow ones have separate rows."""
         lines = shown.splitlines()
         whole = next(line for line in lines if "actor" in line and " complete " in line)
         assert "0-6, 10-1233, 1235-3999, 4001-4095" in whole
@@ -114,7 +116,7 @@ class TestShow:
         assert "(4,096 windows in 3 rows; --all shows each)" in lines
 
     def test_a_failure_is_printed_once(self, shown) -> None:
-        """The line names all ranks and engines that failed in this way."""
+        """One line has all ranks that failed for the same reason."""
         assert "  actor rank 7-9, 4000: failed: CUDA is busy" in shown
         assert "  rollout/77 (http://node-77:8000): failed: unreachable" in shown
 
@@ -126,7 +128,7 @@ class TestShow:
         assert "(1,000 engines in 3 rows; --all shows each)" in shown
 
     def test_files_that_differ_in_a_number_share_a_row(self, shown) -> None:
-        """Files whose paths differ in a number only share a row, with the sum of their bytes."""
+        """Files whose paths differ only in numbers share a row, which has their count."""
         assert re.search(
             r"actor/rank-0\.trace\.json\.gz … rank-\d+\.trace\.json\.gz +torch-trace +4,092 ", shown
         )
@@ -134,12 +136,12 @@ class TestShow:
         assert "(5,092 files in 2 rows; --all shows each)" in shown
 
     def test_the_clocks_of_many_hosts(self, shown) -> None:
-        """The least certain, and how many are left out."""
+        """The clocks with the largest errors are listed, and the others are counted."""
         assert re.search(r"^node-999 +\+0\.001 +0\.001 ", shown, re.MULTILINE)
         assert "(997 clocks with a smaller error omitted; --all shows them)" in shown
 
     def test_all_shows_a_row_for_each(self, many, capsys) -> None:
-        """With --all there is a row for each; for a program it is complete in any case."""
+        """`--all` shows a row for each window and engine. The JSON is always complete."""
         assert main(["show", str(many.path), "--all"]) == 0
         text = capsys.readouterr().out
         assert len(re.findall(r"^actor +\d+ ", text, re.MULTILINE)) == RANKS
@@ -151,7 +153,7 @@ class TestShow:
         assert len(content["manifest"]["engines"]) == 1000
 
     def test_many_regions_and_notes_are_shortened(self, tmp_path) -> None:
-        """The longest, a few notes of each kind, and how many are left out."""
+        """The longest regions and some notes of each kind are shown, and the others are counted."""
         run = make_run(tmp_path)
         for rank in range(30):
             record(run, rank=rank, data=b"", status="failed", error=f"reason {rank}")
@@ -165,7 +167,7 @@ class TestShow:
 
 class TestColumns:
     def test_each_figure_has_its_own(self, tmp_path) -> None:
-        """The seconds of the window alone, and next to them arming, start, wait, stop and export."""
+        """The window's seconds, arm, start, wait, stall and export are separate columns."""
         run = make_run(tmp_path)
         record(
             run, arm_seconds=0.1, start_seconds=0.2, wait_seconds=0.3, stall_seconds=0.4, export_seconds=0.5
@@ -176,7 +178,7 @@ class TestColumns:
         assert row.split()[4:10] == ["1.500", "0.100", "0.200", "0.300", "0.400", "0.500"]
 
     def test_empty_columns_are_left_out(self, tmp_path) -> None:
-        """An unknown value of one window is not shown as zero."""
+        """Columns without any value except zero are omitted. An unknown value is not shown as zero."""
         run = make_run(tmp_path)
         record(
             run,
@@ -204,7 +206,9 @@ class TestColumns:
 
 @pytest.fixture
 def statuses(tmp_path):
-    """The statuses of 4,096 ranks: all idle, except one that records, one that is behind and one with an error."""
+    """Return a run with the statuses of 4,096 ranks. All are idle, except for one that records, one
+    that is behind and one with an error.
+    """
     run = make_run(tmp_path)
     folder = run.path / "status"
     folder.mkdir(exist_ok=True)
@@ -233,7 +237,9 @@ def statuses(tmp_path):
 
 class TestStatus:
     def test_many_processes_are_grouped(self, statuses, capsys) -> None:
-        """Grouped rows, those that differ by themselves, engines of one state together, and the way to all of them."""
+        """Similar processes share a row, as do engines of one state; different ones have their own.
+        `--all` shows each.
+        """
         assert main(["status", str(statuses.path)]) == 0
         text = capsys.readouterr().out
         assert len(text.splitlines()) <= 25
@@ -259,7 +265,7 @@ class TestStatus:
 
 class TestState:
     def test_many_engines_are_one_short_line(self) -> None:
-        """Whatever state each of them is in."""
+        """The line stays short whatever the states of the 1,000 engines."""
         states = {f"rollout/{n}": ("idle", "armed", "recording", "flushing")[n % 4] for n in range(1000)}
         line = str(State(engines=states))
         assert len(line) < 400
@@ -267,20 +273,20 @@ class TestState:
         assert str(State(engines=dict.fromkeys(states, "idle"))) == "idle engines=rollout/0-999:idle"
 
     def test_few_engines_are_shown_by_name(self) -> None:
-        """Each engine is shown by its name."""
+        """Each of a few engines is shown by its name."""
         states = {"rollout/0": "idle", "reward/0": "armed"}
         assert str(State(engines=states)) == "idle engines=rollout/0:idle,reward/0:armed"
 
 
 class TestGrouped:
     def test_few_are_not_grouped(self) -> None:
-        """Each item has a row, without a note."""
+        """Each of a few items has a row, and there is no note."""
         groups = grouped(range(FULL_ROWS), lambda _: 0)
         assert groups.rows == [[n] for n in range(FULL_ROWS)]
         assert groups.note("things") is None
 
     def test_omitted_rows_are_counted_and_urgent_ones_first(self) -> None:
-        """Urgent rows are first, and the number of omitted rows is printed."""
+        """Urgent rows come first, and a note counts the omitted rows."""
         groups = grouped(range(100), lambda n: n, urgent=lambda n: n > 95)
         assert [row[0] for row in groups.rows[:5]] == [96, 97, 98, 99, 0]
         assert (
@@ -288,11 +294,11 @@ class TestGrouped:
         )
 
     def test_unknown_or_similar_measures_make_no_outlier(self) -> None:
-        """A measure that is not known, or the same for all, makes no outlier."""
+        """A measure that is unknown or nearly equal for all items makes no item an outlier."""
         assert len(grouped(range(100), lambda _: 0, (lambda _: None, lambda n: 100.0 + n / 10)).rows) == 1
 
     def test_spread_and_notes(self) -> None:
-        """A range; some notes of each kind, unless they are few."""
+        """`spread` prints a range. `bounded` keeps short lists of notes complete."""
         assert spread([0.5, 1.5], "{:.1f}".format) == "0.5-1.5"
         assert bounded([["a"] * 3, ["b"] * 3]) == ["a"] * 3 + ["b"] * 3
         assert bounded([["x"]] * 20) == ["x"] * 20
@@ -301,7 +307,7 @@ class TestGrouped:
 
 class TestRanges:
     def test_names_and_bounds(self) -> None:
-        """Numbers are shortened to ranges, names follow them, and the limit is never exceeded."""
+        """Numbers are shortened to ranges, names follow them, and the limit of parts is kept."""
         assert ranges(["driver", 2, 1, 1]) == "1-2, driver"
         assert ranges([0, 2, 4, "driver"], most=2) == "0, 2, … (4)"
         assert label_ranges([f"role-{n}/0" for n in range(5)], most=2) == "role-0/0, role-1/0, … (5 roles)"

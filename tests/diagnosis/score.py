@@ -1,4 +1,5 @@
-"""Run jobs that have one planted fault each, and compare the first finding of their reports with what they planted.
+"""Run jobs with one planted fault each, and compare the first finding of their reports with the
+planted fault.
 
 `python -m tests.diagnosis.score [JOB…]` prints the table. `--keep FOLDER` keeps the runs.
 """
@@ -21,41 +22,41 @@ JOBS = Path(__file__).parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "planted")
 FAULTY = [name for name in NAMES if not name.startswith("balanced")]
 TOLERANCE = 0.10
-"""How far the seconds of a finding may be from those that the job measured."""
+"""Permitted relative difference between the seconds of a finding and those that the job measured."""
 WORTH = 0.05
 """Share of the step above which a finding of a job without a fault is a false alarm."""
 LOUD = 0.05
-"""Share of the step by which the machine may disturb a job before it is repeated."""
+"""Share of the step by which the machine may disturb a job; above it, the job is repeated."""
 WITHOUT_SECONDS = ("coverage", "short")
-"""Kinds of faults of the recording itself."""
+"""Kinds of faults of the recording itself, whose findings have no seconds."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job that has run: what it planted, and what its report says."""
+    """A finished job: its planted fault and its report."""
 
     truth: dict[str, Any]
     report: dict[str, Any]
 
     @property
     def noise(self) -> float:
-        """Share of the step by which the machine disturbed the job."""
+        """Return the share of the step by which the machine disturbed the job."""
         return self.truth["noise_seconds"] / self.truth["step_seconds"]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """The findings of the report without the sentence that states how long the step took."""
+        """Return the findings of the report, without the sentence about the step's length."""
         return [finding for finding in self.report["findings"] if finding["topic"] != "step"]
 
     @property
     def first(self) -> dict[str, Any] | None:
-        """The finding that is compared with the planted fault."""
+        """Return the finding that is compared with the planted fault."""
         whole = self.truth["topic"] in WITHOUT_SECONDS
         return next((each for each in self.findings if whole or each.get("seconds")), None)
 
 
 def run(name: str, folder: Path, *, fixed: bool = False, tries: int = 3) -> Outcome:
-    """Run a job, again if the machine was too loud, and return the quietest run."""
+    """Run a job, up to `tries` times while the machine disturbs it, and return the least disturbed run."""
     outcomes = []
     for number in range(tries):
         outcomes.append(_run_once(name, folder / f"{name}{'-fixed' if fixed else ''}-{number}", fixed))
@@ -91,7 +92,9 @@ def report_of(run: Path, step: int) -> dict[str, Any]:
 
 
 def misses(outcome: Outcome) -> list[str]:
-    """Return in what the first finding differs from the planted fault; empty: it names the fault."""
+    """Return the differences between the first finding and the planted fault; an empty list means
+    that it names the fault.
+    """
     truth, first = outcome.truth, outcome.first
     if first is None:
         return ["no finding"]
@@ -111,7 +114,9 @@ def misses(outcome: Outcome) -> list[str]:
 
 
 def false_alarms(outcome: Outcome) -> list[str]:
-    """Return the findings of a job without a fault that are above 5 % of its step and not true. What the machine did is true."""
+    """Return the untrue findings of a job without a fault that are above 5 % of its step.
+    Disturbance by the machine is allowed for.
+    """
     true = {(topic, region) for topic, region in outcome.truth["true"]}
     return [
         f"{each['topic']}: {each['text']}"
@@ -122,7 +127,7 @@ def false_alarms(outcome: Outcome) -> list[str]:
 
 
 def verdict(name: str, faulty: Outcome | None, fixed: Outcome) -> str:
-    """Return the lines of a job in the table."""
+    """Return the lines of the table about one job."""
     lines = []
     if faulty is not None:
         missed = misses(faulty)

@@ -1,6 +1,7 @@
-"""Real jobs with one planted fault each: the first finding of the report names it, and without the fault there is none.
+"""Real jobs with one planted fault each: the first finding of the report names the fault. Without
+the fault, there is no such finding.
 
-Two of the jobs run here, all of them with `DIAGNOSIS=all`, as `nox -s diagnosis` does.
+Two of the jobs run here. All of them run with `DIAGNOSIS=all`, as in `nox -s diagnosis`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ with_fault = pytest.mark.parametrize("name", [name for name in CHOSEN if name in
 class TestJob:
     @with_fault
     def test_the_fault_costs_the_planted_time(self, name: str, outcome: Run) -> None:
-        """The planted part is a quarter of the step or more, and without the fault the step is shorter by that."""
+        """The planted part is at least a quarter of the step. Without the fault the step is shorter
+        by that part.
+        """
         faulty, fixed = outcome(name).truth, outcome(name, fixed=True).truth
         if faulty["seconds"] is None:  # a fault of the recording
             assert faulty["topic"] in WITHOUT_SECONDS
@@ -58,13 +61,17 @@ class TestJob:
 
     @with_fault
     def test_the_first_finding_names_the_planted_fault(self, name: str, outcome: Run) -> None:
-        """It names the planted fault: its kind, its process, its innermost region, and its seconds within 10 %."""
+        """The first finding has the fault's kind, process and innermost region, and its seconds
+        within 10 %.
+        """
         missed = misses(outcome(name))
         assert bool(missed) == (name in NOT_YET), missed
 
     @with_fault
     def test_the_predicted_gain_matches_the_fixed_run(self, name: str, outcome: Run) -> None:
-        """The predicted gain is what the step gains without the fault, within 10 % of the step and the noise of the machine."""
+        """The predicted gain equals the real gain without the fault, within 10 % of the step and
+        the noise of the machine.
+        """
         if name in NOT_YET:
             return
         faulty, fixed = outcome(name), outcome(name, fixed=True)
@@ -77,12 +84,12 @@ class TestJob:
 
     @chosen
     def test_without_the_fault(self, name: str, outcome: Run) -> None:
-        """No finding above 5 % of the step is untrue."""
+        """Without the fault, no finding above 5 % of the step is untrue."""
         alarms = false_alarms(outcome(name, fixed=True))
         assert bool(alarms) == (name in ALARMED_YET), alarms
 
 
 def test_the_lists_are_current() -> None:
-    """The lists of what is not there yet name jobs."""
+    """The lists of known misses and known false alarms contain only existing jobs."""
     assert set(NOT_YET) <= set(FAULTY)
     assert set(ALARMED_YET) <= set(NAMES)

@@ -1,4 +1,4 @@
-"""The scorer: what it accepts as the planted fault, and what it counts as a false alarm."""
+"""The scorer: which finding it accepts as the planted fault, and which it counts as a false alarm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def outcome(*findings: dict[str, Any], **truth: object) -> Outcome:
 
 class TestFirstFinding:
     def test_the_planted_fault(self) -> None:
-        """The first finding with seconds names the kind, the process, the innermost region, the seconds and the reason."""
+        """The first finding with seconds has the right kind, process, innermost region, seconds and
+        reason.
+        """
         assert misses(outcome({"topic": "memory", "text": "8 GiB"}, FOUND)) == []
 
     @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ class TestFirstFinding:
         ],
     )
     def test_each_difference_makes_it_wrong(self, change: dict[str, object], missed: str) -> None:
-        """Each of them has to be right."""
+        """A difference in any of these fields is a miss."""
         assert misses(outcome({**FOUND, **change})) == [missed]
 
     def test_a_second_finding_does_not_count(self) -> None:
@@ -57,7 +59,7 @@ class TestFirstFinding:
         assert misses(outcome({"topic": "idle", "text": "idle", "seconds": 0.1}, FOUND)) != []
 
     def test_a_fault_of_the_recording(self) -> None:
-        """It has to be the very first finding, with seconds or without."""
+        """A fault of the recording must be the very first finding, with or without seconds."""
         lost = {"topic": "coverage", "text": "rank 1 was lost", "process": "rank 1"}
         planted = {"topic": "coverage", "region": None, "seconds": None, "why": None}
         assert misses(outcome(lost, FOUND, **planted)) == []
@@ -70,12 +72,14 @@ class TestFirstFinding:
 
 class TestFalseAlarms:
     def test_above_five_percent(self) -> None:
-        """A finding of more than 5 % of the step is one."""
+        """A finding above 5 % of the step is a false alarm; a smaller one is not."""
         assert len(false_alarms(outcome(FOUND))) == 1
         assert false_alarms(outcome({**FOUND, "seconds": 0.04})) == []
 
     def test_true_findings_are_not_false_alarms(self) -> None:
-        """A finding that the job names, and as much as the machine disturbed the job, is none."""
+        """A finding that the job declares as true is not a false alarm, nor is one below the
+        disturbance by the machine.
+        """
         assert false_alarms(outcome(FOUND, true=[["straggler", "forward"]])) == []
         assert false_alarms(outcome(FOUND, true=[["straggler", None]])) == []
         assert len(false_alarms(outcome(FOUND, true=[["straggler", "backward"]]))) == 1

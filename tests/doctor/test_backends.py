@@ -42,7 +42,7 @@ class TestMemory:
     def test_the_result_of_the_probe_is_described(
         self, found: dict, level: str, detail: str, records: bool
     ) -> None:
-        """A blocker has a remedy, and decides whether the backend can record."""
+        """A finding that is not ok has a remedy. The finding decides whether the backend can record."""
         (finding,) = stage_findings({"memory": found})
         assert finding.level == level
         assert detail in finding.detail
@@ -50,7 +50,7 @@ class TestMemory:
         assert lines(finding)["memory"] == (records, finding.detail)
 
     def test_a_failed_torch_import_is_repeated_for_its_backends(self) -> None:
-        """The finding on torch says why; the backend's line repeats it."""
+        """The finding about torch has the reason, and the lines of its backends repeat it."""
         assert list(stage_findings({})) == []
         broken = Finding("torch", "problem", "import torch fails", "install it")
         assert lines(broken)["memory"] == (False, "import torch fails")
@@ -58,7 +58,7 @@ class TestMemory:
 
     @pytest.mark.torch
     def test_the_probe_itself(self, cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Over the stand-in for the allocator; what was switched on is off again."""
+        """The probe records with a stand-in for the allocator and switches the history off again."""
         import torch
 
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -69,7 +69,7 @@ class TestMemory:
 
     @pytest.mark.torch
     def test_the_probe_of_a_build_without_cuda(self) -> None:
-        """The real one that is installed here."""
+        """The probe runs on the installed torch."""
         torch = pytest.importorskip("torch")
         if torch.version.cuda is None:
             assert torch_child.memory({"torch": torch}) == {"build": False}
@@ -77,7 +77,7 @@ class TestMemory:
 
 class TestLines:
     def test_torch(self) -> None:
-        """On a CPU, on a GPU, and on one whose kernels another tool takes."""
+        """The line of torch distinguishes a CPU, a GPU, and a GPU whose kernels another tool records."""
         cpu = Finding("cpu capture", "ok", "2 operations")
         kernels = Finding("kernel capture", "ok", "1 kernels")
         taken = Finding("kernel capture", "problem", "a small capture on cuda has no kernel", "look")
@@ -91,7 +91,7 @@ class TestLines:
         assert lines()["torch"] == (False, "not tested")
 
     def test_npu(self) -> None:
-        """Not installed, without a device, blocked, and working."""
+        """The line of npu distinguishes not installed, without a device, blocked and working."""
         there = Finding("torch_npu", "ok", "2.7.1")
         assert lines()["npu"] == (False, "torch_npu is not installed")
         assert lines(Finding("torch_npu", "warning", "no NPU is there", "look"))["npu"] == (
@@ -102,7 +102,7 @@ class TestLines:
         assert lines(there)["npu"] == (True, "2.7.1")
 
     def test_nsys(self) -> None:
-        """Under nsys or not."""
+        """The line of nsys says whether the process runs under nsys."""
         assert lines(Finding("nsys window", "ok", "under nsys, 3 windows"))["nsys"] == (
             True,
             "under nsys, 3 windows",
@@ -112,12 +112,12 @@ class TestLines:
         assert lines(Finding("nsys", "warning", "does not run", "anew"))["nsys"] == (False, "does not run")
 
     def test_null_can_record_and_plugins_are_untested(self, faulty) -> None:
-        """The first always can; the others are untested."""
+        """The null backend can always record. Backends of other packages are not tested."""
         assert lines()["null"] == (True, "windows and spans only")
         assert lines()["faulty"] == (None, "provided by another package; not tested")
 
     def test_in_the_command(self, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
-        """A table for people, a list for programs."""
+        """The command prints a table for people and a list for programs."""
         found = [Finding("cpu capture", "ok", "2 operations")]
         monkeypatch.setattr(doctor, "torch_findings", lambda environ, timeout: found)
         monkeypatch.setattr(doctor, "machine_findings", lambda folder, environ: [])

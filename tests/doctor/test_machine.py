@@ -1,4 +1,6 @@
-"""`stepprof doctor`: every finding with its remedy, and a torch that breaks, crashes or hangs."""
+"""The command `stepprof doctor`: each finding with its remedy, also for a torch that fails, crashes
+or hangs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ EXTENSION = "[torch.backends]\n{name} = {name}:_autoload\n"
 
 
 def package(folder, name, text, entry_points=None):
-    """A package that shadows what is installed, as a broken installation of it would be."""
+    """Write a package that shadows the installed one, like a broken installation, and return the
+    environment for it.
+    """
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(text)
     if entry_points:
@@ -40,14 +44,16 @@ def tried(environ, timeout=90):
 
 
 def described(**stages):
-    """What is said about these outcomes of the probe."""
+    """Return the findings for these outcomes of the probe."""
     return by_name(torchfindings._described(torchfindings._Run(stages, None, None, "")))
 
 
 class TestTorchFindings:
     @pytest.mark.torch
     def test_torch_npu_without_cann(self, tmp_path):
-        """Merely installed, it breaks `import torch`: reported as that, and torch is checked without it."""
+        """torch_npu without CANN breaks `import torch`. The finding says so, and torch is checked
+        without it.
+        """
         pytest.importorskip("torch")
         broken = 'raise ImportError("libhccl.so: cannot open shared object file")\n'
         found = tried(package(tmp_path, "torch_npu", broken, EXTENSION.format(name="torch_npu")))
@@ -57,7 +63,7 @@ class TestTorchFindings:
         assert found["torch"].level == found["cpu capture"].level == "ok"
 
     def test_a_broken_extension_is_named_and_skipped(self, tmp_path):
-        """The extension is named, and torch is tried again without it."""
+        """The finding names the broken extension, and torch is tried again without extensions."""
         broken = (
             "import os\n"
             "if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':\n"
@@ -70,13 +76,13 @@ class TestTorchFindings:
         assert "without it" in found["torch"].detail
 
     def test_a_torch_that_cannot_be_imported(self, tmp_path):
-        """The error is reported, with its cause."""
+        """The finding has the import error and its cause."""
         found = tried(package(tmp_path, "torch", "raise ImportError('libtorch') from OSError('libc10')\n"))
         assert found["torch"].level == "problem"
         assert "ImportError: libtorch <- OSError: libc10" in found["torch"].detail
 
     def test_a_torch_that_crashes(self, tmp_path):
-        """A crash of the native library ends the probe, not the doctor."""
+        """A crash of the native library ends the probe's process and is a finding."""
         found = tried(package(tmp_path, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"))
         assert found["torch"].detail == "a process that was importing torch was killed by SIGSEGV"
 
@@ -86,25 +92,27 @@ class TestTorchFindings:
         assert found["torch"].detail == "a process that was importing torch ended with exit status 7: bye"
 
     def test_a_torch_that_hangs(self, tmp_path):
-        """The time limit holds, also for what it has started; what was found before is kept."""
+        """The time limit also holds for processes that the probe has started. Findings from before
+        the hang are kept.
+        """
         hang = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)\n"
         found = tried(package(tmp_path, "torch", hang), timeout=2)
         assert found["torch"].detail == "a process that was importing torch did not end within 2 s"
         assert "isal" in found
 
     def test_without_process_groups_only_the_probe_is_ended(self, tmp_path, monkeypatch):
-        """On a system that has none, the probe itself is ended."""
+        """On a system without process groups, only the probe itself is ended."""
         monkeypatch.delattr(os, "killpg")
         found = tried(package(tmp_path, "torch", "import time; time.sleep(60)\n"), timeout=2)
         assert "did not end within 2 s" in found["torch"].detail
 
     def test_noise_on_stdout_is_not_taken_for_an_answer(self, tmp_path):
-        """Modules print what they like."""
+        """Output of imported modules is not mistaken for the probe's answer."""
         found = tried(package(tmp_path, "torch", "print('hello'); print([1]); raise ImportError('no')\n"))
         assert "ImportError: no" in found["torch"].detail
 
     def test_no_torch(self):
-        """Not a problem: spans are recorded without it."""
+        """A missing torch is a warning and not a problem, because spans are recorded without it."""
         found = described(torch={"installed": False}, isal={"installed": False}, npu={"installed": False})
         assert found["torch"].level == found["isal"].level == "warning"
         assert "stepprof[torch]" in found["torch"].remedy
@@ -163,18 +171,18 @@ class TestTorchFindings:
         ],
     )
     def test_every_outcome_has_a_level_and_a_remedy(self, stages, name, level, words):
-        """Each outcome has its level, and a remedy unless it is ok."""
+        """Each outcome has a level, and a remedy unless it is ok."""
         finding = described(**stages)[name]
         assert finding.level == level
         assert words in finding.detail
         assert bool(finding.remedy) == (level != "ok")
 
     def test_a_signal_without_a_name(self):
-        """A real-time signal has a number alone."""
+        """A real-time signal has only a number."""
         assert torchfindings._describe_status(-50) == "was killed by signal 50"
 
 
-# What the probe uses of a torch on a machine with a GPU and an NPU, neither of which is here.
+# A stand-in with the parts of torch that the probe uses on a machine with GPUs and an NPU.
 ACCELERATED_TORCH = """
 import contextlib, json, sys
 from types import ModuleType, SimpleNamespace
@@ -215,7 +223,7 @@ profiler.profile = Profile
 
 class TestTorchProbe:
     def stages(self, environ):
-        """Run the probe in a process of its own; the outcome of each stage that it came to."""
+        """Run the probe in its own process and return the outcome of each stage that it reached."""
         done = subprocess.run(
             [sys.executable, "-m", torch_child.__name__],
             capture_output=True,
@@ -230,7 +238,7 @@ class TestTorchProbe:
 
     @pytest.mark.torch
     def test_the_real_torch(self):
-        """All stages, each with its outcome."""
+        """Every stage has an outcome with the installed torch."""
         pytest.importorskip("torch")
         stages = self.stages({})
         assert len(stages) == 8
@@ -238,14 +246,14 @@ class TestTorchProbe:
         assert stages["npu"] == {"installed": False}
 
     def test_without_torch_no_further_stage_runs(self, tmp_path):
-        """It stops there."""
+        """If torch cannot be imported, no further stage runs."""
         environ = package(tmp_path, "torch", "raise ImportError('no') from OSError('c')\n")
         stages = self.stages(environ)
         assert stages["torch"] == {"error": "ImportError: no <- OSError: c"}
         assert "options" not in stages
 
     def test_an_empty_installation_runs_no_further_stage(self, tmp_path):
-        """The finding says so, and no further stage runs."""
+        """If torch is not installed, the probe says so and no further stage runs."""
         (tmp_path / "sitecustomize.py").write_text(
             "import importlib.util\n"
             "real = importlib.util.find_spec\n"
@@ -255,7 +263,7 @@ class TestTorchProbe:
         assert stages == {"isal": {"installed": False}, "torch": {"installed": False}}
 
     def test_accelerators(self, tmp_path):
-        """Two GPUs and an NPU: found, named, and one kernel recorded."""
+        """Two GPUs and an NPU are found and named, and one kernel is recorded."""
         environ = package(tmp_path, "torch", ACCELERATED_TORCH)
         npu = (
             "from types import SimpleNamespace as N\n__version__ = '9'\nnpu = N(is_available=lambda: True)\n"
@@ -275,7 +283,7 @@ class TestMachineFindings:
         return by_name(machine_findings(tmp_path / "runs", {"PATH": "", **environ}))
 
     def test_this_machine(self, tmp_path):
-        """Every finding that is not ok says what to do."""
+        """Every finding that is not ok has a remedy. The check writes no file."""
         findings = machine_findings(tmp_path / "runs", dict(os.environ))
         assert all(finding.remedy for finding in findings if finding.level != "ok")
         assert not (tmp_path / "runs").exists()
@@ -299,7 +307,7 @@ class TestMachineFindings:
         ],
     )
     def test_other_cupti_subscribers_are_reported(self, tmp_path, environ, level, words):
-        """CUPTI takes one subscriber per process."""
+        """CUPTI allows one subscriber per process."""
         finding = self.found(tmp_path, **environ)["cupti"]
         assert finding.level == level
         assert words in finding.detail
@@ -314,7 +322,7 @@ class TestMachineFindings:
         ],
     )
     def test_nsys_on_path(self, tmp_path, script, level, words):
-        """Asked for its version; one that does not answer is no nsys."""
+        """nsys is run for its version. An nsys that does not answer is a warning."""
         folder = tmp_path / "bin"
         folder.mkdir()
         executable = folder / "nsys"
@@ -325,7 +333,7 @@ class TestMachineFindings:
         assert words in finding.detail
 
     def test_an_output_dir_that_cannot_be_written(self, tmp_path):
-        """A path under a file."""
+        """A file exists in place of the output folder."""
         (tmp_path / "runs").touch()
         finding = self.found(tmp_path)["output_dir"]
         assert finding.level == "problem"
@@ -341,7 +349,7 @@ class TestMachineFindings:
         ],
     )
     def test_free_space(self, tmp_path, monkeypatch, free, kind, level):
-        """Traces are large, and a folder in memory takes the memory of the training."""
+        """Traces are large, and a folder in memory takes memory from the training."""
         monkeypatch.setattr(
             machine.shutil, "disk_usage", lambda _: machine.shutil._ntuple_diskusage(2**41, 0, free)
         )
@@ -350,7 +358,7 @@ class TestMachineFindings:
 
     @pytest.mark.parametrize(("total", "level"), [(64 * 2**20, "warning"), (2**34, "ok")])
     def test_shared_memory(self, tmp_path, monkeypatch, total, level):
-        """Docker's default of 64 MiB ends in a bus error."""
+        """Docker's default of 64 MiB may end a job with a bus error."""
         monkeypatch.setattr(
             machine.shutil, "disk_usage", lambda _: machine.shutil._ntuple_diskusage(total, 0, total)
         )
@@ -362,7 +370,7 @@ class TestMachineFindings:
         ("found", "level"), [(None, None), ((2**29, 2**34), "warning"), ((2**33, 2**34), "ok")]
     )
     def test_memory(self, tmp_path, monkeypatch, found, level):
-        """Torch holds what it has recorded until a trace is written."""
+        """torch keeps recorded events in memory until it writes the trace."""
         monkeypatch.setattr(machine, "available_and_total", lambda: found)
         finding = self.found(tmp_path).get("memory")
         assert (finding and finding.level) == level
@@ -383,7 +391,7 @@ class TestMachineFindings:
         ],
     )
     def test_kernel_settings_are_reported(self, tmp_path, monkeypatch, path, text, name, level):
-        """Settings of a machine that is not this one."""
+        """The settings are those of another machine."""
         read = finding_module.read
         monkeypatch.setattr(finding_module, "read", lambda asked: text if asked == path else read(asked))
         monkeypatch.setattr(machine.os, "geteuid", lambda: 1000)
@@ -395,7 +403,7 @@ class TestMachineFindings:
         assert bool(finding.remedy) == (level == "warning")
 
     def test_without_proc_nothing_is_claimed(self, tmp_path, monkeypatch):
-        """Without /proc, /sys and /dev/shm nothing is claimed about them."""
+        """Without /proc, /sys and /dev/shm, there are no findings about them."""
         monkeypatch.setattr(finding_module, "read", lambda _: "")
         monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path / "none")
         found = self.found(tmp_path)
@@ -404,7 +412,7 @@ class TestMachineFindings:
         assert machine._filesystem(tmp_path) == ""
 
     def test_python(self, tmp_path, monkeypatch):
-        """An untested Python, and one under a debugger."""
+        """An untested version of Python and a running debugger are reported."""
         monkeypatch.setattr(machine.sys, "gettrace", lambda: None)
         assert self.found(tmp_path)["python"].level == "ok"
         monkeypatch.setattr(machine.sys, "gettrace", lambda: print)
@@ -416,13 +424,15 @@ class TestMachineFindings:
 class TestDoctor:
     @pytest.fixture
     def quick(self, monkeypatch, tmp_path):
-        """A torch that fails at once, so that the command is quick."""
+        """Install a torch whose import fails at once, so that the command is quick."""
         environ = package(tmp_path / "site", "torch", "raise ImportError('no \\x1b[31m torch')\n")
         monkeypatch.setenv("PYTHONPATH", environ["PYTHONPATH"])
         monkeypatch.delenv("LD_PRELOAD", raising=False)
 
     def test_text(self, quick, capsys, tmp_path):
-        """Problems in capitals, each with its remedy, a count at the end, and status 1."""
+        """The text has problems in capitals, each with its remedy, and a count at the end. The exit
+        status is 1.
+        """
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 1
         out = capsys.readouterr().out
         assert "PROBLEM  torch" in out
@@ -431,7 +441,7 @@ class TestDoctor:
         assert "\x1b" not in out
 
     def test_json(self, quick, capsys, tmp_path):
-        """The same for a program."""
+        """The JSON has the same findings for programs."""
         assert main(["doctor", "--json", "--output-dir", str(tmp_path)]) == 1
         content = json.loads(capsys.readouterr().out)
         assert (content["schema_version"], content["ok"]) == (1, False)
@@ -439,7 +449,7 @@ class TestDoctor:
 
     @pytest.mark.torch
     def test_a_machine_without_problems(self, capsys, tmp_path):
-        """The real torch records a small capture; no blocker: status 0."""
+        """The installed torch records a small capture. Without problems the exit status is 0."""
         pytest.importorskip("torch")
         assert main(["doctor", "--output-dir", str(tmp_path)]) == 0
         out = capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""What doctor says of an Ascend environment, where torch_npu is installed: by its folder alone, for nothing is imported."""
+"""The findings of doctor about an Ascend environment. It detects torch_npu by its folder and
+imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from stepprof.doctor.npu import npu_findings
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package of that name, which would fail if it were imported."""
+    """Install a package torch_npu whose import would fail."""
     (tmp_path / "torch_npu").mkdir()
     (tmp_path / "torch_npu" / "__init__.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""What `stepprof doctor` says of Nsight Systems."""
+"""The findings of `stepprof doctor` about Nsight Systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    """The help of nsys is asked for once in a process."""
+    """Clear the cached help of nsys, which a process requests once."""
     profile_help.cache_clear()
     yield
     profile_help.cache_clear()
@@ -32,13 +32,15 @@ def found(**environ):
 
 class TestReports:
     def test_a_new_nsys_leaves_the_environment_out(self, tools):
-        """It leaves the environment out, whatever is in it."""
+        """A new nsys omits the environment from its reports, whatever it contains."""
         finding = found(PATH=tools.path(), HF_TOKEN="x")["nsys reports"]
         assert finding.level == "ok"
         assert "at the end of its window; the environment is left out" in finding.detail
 
     def test_an_old_nsys_gives_a_warning_about_secrets(self, tools, monkeypatch):
-        """Secrets are a warning, by their names."""
+        """An old nsys writes the environment into its reports. The warning has the names of
+        secrets, but not their values.
+        """
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         finding = found(PATH=tools.path(), HF_TOKEN="hf_x")["nsys reports"]
         assert finding.level == "warning"
@@ -49,7 +51,7 @@ class TestReports:
 
 class TestWindow:
     def test_not_running_under_nsys_is_no_problem(self):
-        """No fault of the machine's."""
+        """A process that does not run under nsys is no problem."""
         finding = found(PATH="")["nsys window"]
         assert finding.level == "ok"
         assert "not running under nsys" in finding.detail
@@ -57,7 +59,7 @@ class TestWindow:
         assert "libcudart" in finding.detail
 
     def test_a_job_of_the_command_shows_its_windows_and_folder(self, tools, tmp_path):
-        """How many windows, and where the reports go."""
+        """The finding has the number of windows and the folder of the reports."""
         config = {"steps": "2, 4", "backend": "nsys", "output_dir": str(tmp_path)}
         command = nsys_command(config, nsys=tools.nsys)
         environ = dict([next(a for a in command if a.startswith("--env-var")).split("=", 1)[1].split("=", 1)])
@@ -66,13 +68,13 @@ class TestWindow:
         assert f"under nsys, 2 windows, reports in {Path(tmp_path, 'nsys')}" in finding.detail
 
     def test_nsys_started_by_another_command(self):
-        """The finding asks for `report_dir`."""
+        """If another command started nsys, the remedy is to set `report_dir`."""
         finding = found(PATH="", NSYS_PROFILING_SESSION_ID="1")["nsys window"]
         assert finding.level == "warning"
         assert "report_dir" in finding.remedy
 
     def test_without_nvtx_regions_are_missing(self, monkeypatch, tmp_path):
-        """A window would have no regions in it."""
+        """Without nvtx, the recorded windows would have no regions."""
         from importlib import metadata
 
         def version(name):

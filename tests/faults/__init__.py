@@ -1,1 +1,3 @@
-"""A campaign of faults over the real fan-out code: simulated engines misbehave, and the invariants are checked."""
+"""Run random faults over the real fan-out code: simulated engines misbehave, and the invariants are
+checked.
+"""

@@ -1,4 +1,4 @@
-"""Plays a plan and says what is not as it must be."""
+"""Play a plan and return the violated invariants."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from faults.play import play
 __all__ = ["TRIES", "problems"]
 
 TRIES = 3
-"""So often something has to take too long before it is stepprof that does."""
+"""How often a plan must exceed a time limit before stepprof, and not the machine, counts as the cause."""
 
 
 def problems(plan: Plan, seen: Counter[str] | None = None) -> list[str]:
-    """Return the problems in a run of this plan, according to all observations; [] if there are none. Count
-    the outcomes of its engines.
+    """Return the problems in a run of this plan; [] if there are none. Count the outcomes of its
+    engines in `seen`.
     """
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

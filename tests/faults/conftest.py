@@ -1,4 +1,4 @@
-"""The kind of the simulated engines is installed as another package would be."""
+"""The simulated engines' kind is installed in the way of another package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from faults.engines import install
 
 @pytest.fixture(autouse=True)
 def kind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install it."""
+    """Install the kind of the simulated engines."""
     folder = tmp_path_factory.mktemp("plugin")
     install(folder)
     monkeypatch.syspath_prepend(folder)

@@ -1,4 +1,4 @@
-"""Draws plans, small ones first, so that what fails shrinks to what matters."""
+"""Draw plans, small ones first, so that a failing plan shrinks to its relevant parts."""
 
 from __future__ import annotations
 

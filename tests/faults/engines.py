@@ -1,4 +1,6 @@
-"""Simulated engines that keep account of what was really recorded, and drivers for them as a plug-in would bring."""
+"""Simulated engines, which keep the truth about what was recorded, and drivers for them in the form
+of a plug-in.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ THIEF = "another driver"
 
 
 def install(folder: Path) -> None:
-    """Write the metadata of a package that brings the engines."""
+    """Write the metadata of a package that provides the engines."""
     info = folder / "stepprof_faults-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
@@ -45,7 +47,7 @@ class Call:
 
 @dataclass(eq=False)
 class Capture:
-    """The actual recording of an engine: its times, its window, and the cause of its end."""
+    """The actual recording by an engine: its times, its window, and the cause of its end."""
 
     owner: object
     began: int
@@ -60,7 +62,7 @@ class Capture:
 
 @dataclass(eq=False)
 class SimEngine:
-    """One engine. Its own side has a lock: drivers, threads and thieves come at once."""
+    """A simulated engine. It has a lock, because drivers, threads and other drivers call it concurrently."""
 
     plan: EnginePlan
     name: str
@@ -69,7 +71,7 @@ class SimEngine:
     captures: list[Capture] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     written: list[tuple[Path, Call]] = field(default_factory=list)
-    """Its files, and the calls whose answers report them."""
+    """The engine's files, and the calls whose answers report them."""
     alive: bool = True
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ class SimEngine:
 
     @property
     def is_armed(self) -> bool:
-        """Whether the last of its windows has ended and it is armed for another one."""
+        """Return whether the engine's last window has ended and the engine is armed for another one."""
         calls = [call for call in list(self.calls) if call.verb in ("arm", "start", "stop")]
         return calls[-1:] != [] and calls[-1].verb == "arm" and calls[-1].answered is not None
 
@@ -139,7 +141,7 @@ class SimEngine:
 
 
 class FaultDriver(EngineDriver):
-    """Speaks to a `SimEngine`, and notes where stepprof breaks the contract of a driver."""
+    """Speaks to a `SimEngine`, and notes where stepprof violates the contract of a driver."""
 
     def __init__(self, engine: SimEngine) -> None:
         plan = engine.plan
@@ -151,7 +153,9 @@ class FaultDriver(EngineDriver):
         self._busy: str | None = None
         self._owner: object = None
         self._left: object = None
-        """The owner of a capture whose stop failed: `close` ends it, as the drivers of real engines do."""
+        """The owner of a capture whose stop failed. `close` ends this capture, as in the drivers of
+        real engines.
+        """
         self._armed = False
 
     async def _call(self, verb, window=None, act=lambda call: None, *, alone=True):
@@ -167,7 +171,7 @@ class FaultDriver(EngineDriver):
         try:
             result = await self._answer(call, engine.fault(verb), act)
         except asyncio.CancelledError:
-            if call.failed is None and verb != "wait":  # what is waited for beside the loop ends with the run
+            if call.failed is None and verb != "wait":  # a wait next to the loop ends with the run
                 engine.violations.append(f"{verb} was cancelled")
             raise
         except BaseException as error:
@@ -180,7 +184,7 @@ class FaultDriver(EngineDriver):
         return result
 
     async def _answer(self, call, fault, act):
-        if self.loop is not None:  # a hop to the loop on which the engine lives
+        if self.loop is not None:  # switch to the event loop on which the engine lives
             await on_loop(self.loop, _nothing)
         result = act(call) if fault.early else None
         if fault.what in ("slow", "late"):
@@ -211,7 +215,7 @@ class FaultDriver(EngineDriver):
             raise EngineFailure(f"{self.name} is not there", "unreachable")
         if running is not None and running.owner == THIEF:
             raise EngineFailure(f"{self.name} is recorded by {THIEF}", "busy")
-        if running is not None:  # left over by a stop that failed: its driver knows it by its name
+        if running is not None:  # left by a failed stop; its driver recognises it by its name
             with contextlib.suppress(EngineFailure):
                 self.engine.end(running.owner, "left over")
 
@@ -273,7 +277,7 @@ class FaultDriver(EngineDriver):
 
     async def close(self, timeout, answer_seconds):
         closing = asyncio.ensure_future(self._call("close", None, self._end_left, alone=False))
-        if self.kind == "rank":  # as a real one does: exports of its own may take longer than an answer
+        if self.kind == "rank":  # as in a real driver: the export of a rank may take longer than an answer
             await asyncio.wait([closing], timeout=answer_seconds)
             closing.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
@@ -286,7 +290,7 @@ class FaultDriver(EngineDriver):
 
 
 class Router(EngineDriver):
-    """Stands for the driver of an engine, as a router's does for those of its workers."""
+    """Represents the driver of an engine, as a router's driver represents those of its workers."""
 
     kind = "router"
 
@@ -310,7 +314,7 @@ class Router(EngineDriver):
 
 
 class SpansDriver(FaultDriver):
-    """A session elsewhere that wants to know which step runs."""
+    """A session in another process that wants to know which step runs."""
 
     listens = True
 
@@ -319,7 +323,7 @@ class SpansDriver(FaultDriver):
 
 
 class SimLater:
-    """A file that comes some time after the stop was answered."""
+    """A file that arrives some time after the answer to the stop."""
 
     def __init__(self, driver, window):
         self._driver, self._window = driver, window
@@ -336,7 +340,7 @@ class SimLater:
 
 
 class FaultKind:
-    """What the entry point names."""
+    """The engine kind that the entry point names."""
 
     def recognises(self, target):
         return isinstance(target, SimEngine)
@@ -348,8 +352,8 @@ class FaultKind:
 
 
 def made(error, call):
-    """Return an exception by its name. After a start that took effect a stop must follow, if the
-    driver reports the start at all.
+    """Return an exception by its name. If a start took effect, stepprof must send a stop, provided
+    the driver reports the start.
     """
     begun = call.capture is not None
     healths = ("unknown", "unreachable", "unconfigured", "busy", "dead")
@@ -370,7 +374,7 @@ async def _nothing():
 
 
 async def _answered_twice():
-    """A transport that delivers an answer a second time."""
+    """Simulate a transport that delivers an answer twice."""
     loop = asyncio.get_running_loop()
     answer = loop.create_future()
 

@@ -1,4 +1,6 @@
-"""What must hold of every run, whatever its engines did: compares what stepprof said and did with what was really so."""
+"""The invariants of every run, whatever its engines did: what stepprof reported and did is compared
+with what really happened.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from faults.play import Facts, WindowFact
 __all__ = ["MARGIN_SECONDS", "broken", "slow"]
 
 MARGIN_SECONDS = 0.6
-"""What the machine may take beyond a bound. Less than what stepprof itself would allow if the bound were not kept (1 s)."""
+"""Time that the machine may need beyond a bound. It is less than the 1 s that stepprof allows if it
+does not keep the bound.
+"""
 
 ANNOUNCE_SECONDS = 0.2
 STATUSES = {"complete", "joined", "partial", "skipped", "failed", "lost"}
@@ -26,7 +30,9 @@ NEVER = (
 
 
 def slow(facts: Facts) -> list[str]:
-    """What took longer than its bound. May be the machine's doing: true of a run only if it is so again and again."""
+    """Return what took longer than its bound. The machine may be the cause, so a single occurrence
+    is not a problem.
+    """
     found = []
     for window in facts.windows:
         for what, seconds, bound in (
@@ -44,7 +50,7 @@ def slow(facts: Facts) -> list[str]:
 
 
 def broken(facts: Facts) -> list[str]:
-    """What is not as it must be, each in a sentence."""
+    """Return the violated invariants, each as a sentence."""
     checks = (_bodies, _entries, _settled, _missing, _on_disk, _left_recording, _states, _contract, _log)
     return [problem for check in checks for problem in check(facts)]
 
@@ -80,7 +86,7 @@ def _entries(facts: Facts) -> Iterator[str]:
 
 
 def _settled(facts: Facts) -> Iterator[str]:
-    """What is written when every call was answered, however long after the end of its session."""
+    """Check the manifests after every call was answered, however long after the end of the session."""
     windows = {window.number: window for window in facts.windows}
     engines = {engine.name: engine for engine in facts.engines}
     for fragment in facts.settled_fragments:
@@ -97,7 +103,7 @@ def _settled(facts: Facts) -> Iterator[str]:
 
 
 def _incomplete(engine: SimEngine, window: WindowFact, entry: dict[str, Any]) -> Iterator[str]:
-    """Why a capture that is said to be whole is not."""
+    """Return why a capture that is reported as complete is not."""
     start, stop = _call(engine, "start", window), _call(engine, "stop", window)
     if start is None or start.answered is None or start.failed:
         yield "its start was not answered"
@@ -128,8 +134,8 @@ def _incomplete(engine: SimEngine, window: WindowFact, entry: dict[str, Any]) ->
 
 
 def _not_joined(engine: SimEngine, window: WindowFact) -> Iterator[str]:
-    """Why no capture of the engine has the whole of a window that is said to have joined one."""
-    if not window.began:  # cancelled before
+    """Return why no capture of the engine covers a window that is reported as joined."""
+    if not window.began:  # cancelled before its body
         return
     for call in engine.calls:
         capture = call.capture
@@ -143,7 +149,9 @@ def _not_joined(engine: SimEngine, window: WindowFact) -> Iterator[str]:
 
 
 def _missing(facts: Facts) -> Iterator[str]:
-    """An engine that was there for the whole run has one entry in each selected window of its role."""
+    """Check that an engine that was attached for the whole run has one entry in each selected
+    window of its role.
+    """
     said = [
         (fragment["version"], entry["name"]) for fragment in facts.fragments for entry in fragment["engines"]
     ]
@@ -173,7 +181,9 @@ def _acts(facts: Facts) -> Iterator[Any]:
 
 
 def _on_disk(facts: Facts) -> Iterator[str]:
-    """Each file is in a manifest or known by its place, at the end of its run and when everything was answered; each step's folder has a manifest."""
+    """Check that each file is in a manifest or has a known place, at the end of its run and after
+    all answers. Each step's folder must have a manifest.
+    """
     if not facts.pending:
         yield from _files(facts.files, facts.fragments, facts)
     for problem in _files(facts.settled_files, facts.settled_fragments, facts):
@@ -207,7 +217,7 @@ def _files(files: list[tuple[str, int]], fragments: list[dict[str, Any]], facts:
 
 
 def _is_in_manifest(path: str, fragments: list[dict[str, Any]]) -> bool:
-    """Whether the error of an entry names the file: that of a call that failed."""
+    """Return whether the error of an entry names the file, as after a failed call."""
     return any(
         path.removeprefix(f"{fragment['folder']}/") in (entry["error"] or "")
         for fragment in fragments
@@ -217,7 +227,9 @@ def _is_in_manifest(path: str, fragments: list[dict[str, Any]]) -> bool:
 
 
 def _left_recording(facts: Facts) -> Iterator[str]:
-    """An engine may record on in the end only if it has refused each call that was sent to end that, the one of the driver's close included."""
+    """Check that no engine is left recording, unless it refused every call to end the capture,
+    including the driver's close.
+    """
     for engine in facts.engines:
         ends = [call for call in engine.calls if call.verb in ("stop", "abort", "close")]
         for capture in engine.captures:
@@ -261,6 +273,6 @@ def _log(facts: Facts) -> Iterator[str]:
 
 
 def _call(engine: SimEngine, verb: str, window: WindowFact) -> Call | None:
-    """The last call of a verb for a window."""
+    """Return the last call of a verb for a window."""
     found = [call for call in engine.calls if call.verb == verb and call.window == window.number]
     return found[-1] if found else None

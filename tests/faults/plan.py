@@ -1,4 +1,4 @@
-"""The plan for one run of the campaign: engines with their faults, and their windows."""
+"""The plan for one run of the campaign: engines with their faults, and the windows of the job."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FIRST, LAST = 2, 5
 
 START_SECONDS, STOP_SECONDS, SHUTDOWN_SECONDS, PATIENT_SECONDS = 0.025, 0.03, 0.15, 10.0
 CLOSE_SECONDS = 0.5
-"""What the end of a run grants each driver to close, at least."""
+"""The least time that the end of a run grants each driver to close."""
 
 VERBS = ("arm", "start", "stop", "abort", "clock", "close", "expand", "announce", "wait")
 
 
 class Short:
-    """What is as usual is not shown, so that a plan that was found can be read and kept."""
+    """A base class whose `repr` omits default values, so that a failing plan can be read and kept."""
 
     def __repr__(self) -> str:
         said = []
@@ -30,50 +30,61 @@ class Short:
 
 @dataclass(frozen=True, repr=False)
 class Fault(Short):
-    """What one call does instead of answering at once.
+    """The behaviour of one call, if it does not answer at once.
 
-    ``what``: `ok`; `slow` and `late` answer within and after the bound; `hang` answers only when it is released; `raise` raises
-    ``error``; `die` ends the engine in the middle of the call; `twice` gives the answer twice.
+    ``what``: `ok`; `slow` and `late` answer within and after the bound; `hang` answers only when it
+    is released. `raise` raises ``error``; `die` ends the engine during the call; `twice` gives the
+    answer twice.
     """
 
     what: str = "ok"
     error: str = "unknown"
     early: bool = True
-    """The engine acts before the fault, so that only the answer suffers; else the call has no effect before it."""
+    """True: the engine acts before the fault, so that only the answer is affected. False: the call
+    has no effect before the fault.
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class EnginePlan(Short):
-    """One engine, how it is attached, and its faults by verb: the n-th call has the n-th fault, further calls have none."""
+    """One engine, how it is attached, and its faults by verb. The n-th call has the n-th fault;
+    further calls have none.
+    """
 
     role: str = "rollout"
     kind: str = "simulated"
     how: str = "object"
-    """``object``, ``callable``, or ``router``, whose driver represents the engine's."""
+    """``object``, ``callable``, or ``router``, whose driver represents that of the engine."""
     result: str = "file"
-    """What a stop brings: ``file``, ``nothing``, ``partial``, ``capped``, ``later`` (the file comes after the answer)."""
+    """The result of a stop: ``file``, ``nothing``, ``partial``, ``capped`` or ``later`` (the file
+    arrives after the answer).
+    """
     home: bool = False
-    """It lives on the event loop of the job, where there is one."""
+    """Whether the engine lives on the event loop of the job, if there is one."""
     inside: bool = False
     faults: tuple[tuple[str, tuple[Fault, ...]], ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
 class Act(Short):
-    """Something that happens to an engine, or to all: `die`, `restart`, `steal`, `give back`, `release`, `detach`, `attach`, `pause`;
-    `answered` and `armed` wait until it has answered every call, and until it is armed after a stop."""
+    """An event of one engine, or of the job: `die`, `restart`, `steal`, `give back`, `release`,
+    `detach`, `attach` or `pause`.
+
+    `answered` waits until the engine has answered every call, and `armed` until it is armed after a
+    stop.
+    """
 
     what: str
     engine: int = 0
 
 
 BODIES = ("with", "start", "decorated", "thread", "left open", "cancelled", "sync")
-"""How a window is written. In a coroutine `with` is ``async with``, and `sync` a plain ``with``."""
+"""How a window is written. In a coroutine, `with` is ``async with``, and `sync` is a plain ``with``."""
 
 
 @dataclass(frozen=True, repr=False)
 class Block(Short):
-    """A window with what happens in it."""
+    """A window and the operations inside it."""
 
     step: int
     role: str | None = "rollout"
@@ -95,18 +106,20 @@ Op = Act | Block | Fork
 
 @dataclass(frozen=True, repr=False)
 class Plan(Short):
-    """A run: its engines, what its job does, and how it ends."""
+    """A run: its engines, the operations of its job, and its end."""
 
     engines: tuple[EnginePlan, ...] = field(default_factory=lambda: (EnginePlan(),))
     ops: tuple[Op, ...] = ()
     coroutine: bool = False
     max_seconds: float | None = None
     shutdown: float | None = SHUTDOWN_SECONDS
-    """The timeout of ``shutdown``; None: the timeouts of the configuration apply."""
+    """The timeout of ``shutdown``. None: the timeouts of the configuration apply."""
     patient: bool = False
-    """Its bounds are so long that only what hangs reaches them, however busy the machine is."""
+    """Whether the bounds are so long that only a hanging call reaches them, even on a busy machine."""
     again: tuple[Op, ...] | None = None
-    """What a second session in the same process does, with the same engines, whatever the first one left."""
+    """The operations of a second session in the same process with the same engines, in the state
+    that the first session left.
+    """
 
     @property
     def start_seconds(self) -> float:
@@ -118,7 +131,9 @@ class Plan(Short):
 
     @property
     def shutdown_timeout(self) -> float | None:
-        """Return the timeout of ``shutdown``. Reports that never arrive are awaited for as long as exports."""
+        """Return the timeout of ``shutdown``. It is short if a report never arrives, because
+        reports are awaited as long as exports.
+        """
         faults = [
             each
             for engine in self.engines
@@ -132,5 +147,5 @@ class Plan(Short):
 
     @property
     def end_seconds(self) -> float:
-        """How long the end of a session may take."""
+        """Return how long the end of a session may take."""
         return self.stop_seconds + CLOSE_SECONDS if self.shutdown_timeout is None else self.shutdown_timeout

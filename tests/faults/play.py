@@ -1,4 +1,6 @@
-"""Plays a plan against the real stepprof: a job with windows over simulated engines, and what was seen of it."""
+"""Play a plan with the real stepprof: a job with windows over simulated engines, and the facts that
+were observed.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,21 @@ __all__ = ["Facts", "WindowFact", "play"]
 
 PAUSE_SECONDS = 0.003
 SAVED_SECONDS = 0.05
-"""An answer that comes so shortly before the end has reached its bound may be too late for the manifest."""
+"""An answer that arrives this shortly before the end of the session may be too late for the manifest."""
 SETTLE_SECONDS = 10.0
 
 
 _cancellable: contextvars.ContextVar[bool] = contextvars.ContextVar("cancellable", default=False)
-"""Whether the task in which a window runs is cancelled some time."""
+"""Whether the task in which a window runs is cancelled at some time."""
 
 
 class Boom(Exception):
-    """What a body raises."""
+    """The exception that a body raises."""
 
 
 @dataclass(eq=False)
 class WindowFact:
-    """One window as the job saw it. Times by ``perf_counter_ns``."""
+    """One window as the job saw it. Times are from ``perf_counter_ns``."""
 
     number: int
     block: Block
@@ -51,7 +53,7 @@ class WindowFact:
     ended: int = 0
     left: int = 0
     wrong: list[str] = field(default_factory=list)
-    """What reached the job that is not its own."""
+    """Exceptions that reached the job and are not its own."""
 
     @property
     def enter_seconds(self) -> float:
@@ -64,32 +66,32 @@ class WindowFact:
 
 @dataclass
 class Facts:
-    """What was seen of a run."""
+    """The facts that were observed in a run."""
 
     plan: Plan
     engines: list[SimEngine]
     windows: list[WindowFact] = field(default_factory=list)
     seconds: list[tuple[str, float, float]] = field(default_factory=list)
-    """Of each detach and shutdown: what, how long it took, its bound."""
+    """For each detach and shutdown: its name, how long it took, and its bound."""
     fragments: list[dict[str, Any]] = field(default_factory=list)
     """The manifests at the end of their session."""
     files: list[tuple[str, int]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     settled_fragments: list[dict[str, Any]] = field(default_factory=list)
-    """The manifests when everything had been answered."""
+    """The manifests after every call was answered."""
     settled_files: list[tuple[str, int]] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
-    """Engines that had not answered a call when their session ended."""
+    """Engines with an unanswered call when their session ended."""
     machines: dict[str, str] = field(default_factory=dict)
-    """Each target's state when everything had been answered."""
+    """The state of each target after every call was answered."""
     shown: list[str] = field(default_factory=list)
     """Where `stepprof.state` did not agree with the targets."""
     not_in_manifest: set[str] = field(default_factory=set)
-    """Files of engines whose call then failed: nothing was said of them."""
+    """Files that an engine wrote before its call failed, so that no answer reported them."""
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """All of it in lines, by the time since the first window."""
+        """Return all facts as lines, with times since the first window."""
         zero = min((window.entered for window in self.windows), default=0)
 
         def ms(*times: int | None) -> str:
@@ -113,7 +115,7 @@ class Facts:
 
 
 class Job:
-    """Carries out a plan."""
+    """Plays a plan."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -125,7 +127,7 @@ class Job:
         self.facts = Facts(plan, [SimEngine(each, f"e{n}", home) for n, each in enumerate(plan.engines)])
         self._left_open: list[Any] = []
         self._hurried: list[Path] = []
-        """The runs whose end has reached a bound: their folders may be in the making."""
+        """The runs whose end reached a bound. Their folders may still be in creation."""
         self._lock = threading.Lock()
         self._attaching = threading.Lock()
 
@@ -152,7 +154,7 @@ class Job:
             self.attach(index)
 
     def end(self) -> None:
-        """End the session, and note at once what it left on disk."""
+        """End the session, and note at once the files that it left."""
         began = time.perf_counter()
         stepprof.shutdown(self.plan.shutdown_timeout)
         seconds = time.perf_counter() - began
@@ -166,7 +168,9 @@ class Job:
         self._look_at_disk()
 
     def _note_pending(self, since: int) -> None:
-        """Note the engines whose calls were not answered by then. The manifest waits for no answer to a close."""
+        """Note the engines with a call that was unanswered at this time. The manifest does not wait
+        for the answer to a close.
+        """
         for engine in self.facts.engines:
             calls = [call for call in list(engine.calls) if call.verb != "close"]
             if any(call.answered is None or call.answered > since for call in calls):
@@ -206,7 +210,7 @@ class Job:
             stepprof.detach(attached)
             self.facts.seconds.append(("detach", time.perf_counter() - began, 0.0))
 
-    # -- what the job does
+    # -- operations of the job
 
     def act(self, act: Act) -> None:
         index = act.engine % len(self.facts.engines)
@@ -250,7 +254,7 @@ class Job:
 
     @contextlib.contextmanager
     def outside(self, fact: WindowFact) -> Iterator[None]:
-        """Check around a window that only the body's own exception leaves it."""
+        """Check that only the exception of its own body leaves a window."""
         fact.entered = time.perf_counter_ns()
         try:
             yield
@@ -321,7 +325,7 @@ class Job:
             if block.form == "start":
                 window.stop(error)
             else:
-                fact.ended = 0  # it goes on
+                fact.ended = 0  # the window stays open
             if error is not None:
                 raise error
 
@@ -393,7 +397,7 @@ class Job:
     # -- the end
 
     def settle(self) -> None:
-        """Every engine answers now: wait until nothing is under way any more, and note the states."""
+        """Release every engine, wait until no call is pending, and note the states."""
         for engine in self.facts.engines:
             engine.released.set()
         targets = [target for attached in self.ever for target in attached.targets]
@@ -413,7 +417,9 @@ class Job:
             self.facts.machines[f"{target.driver.name} {id(target)}"] = target.machine.state
 
     def _settle_folder(self, found: str, deadline: float) -> None:
-        """Wait until a step's folder has a manifest or is removed; what was not there at the end of its run is forgotten."""
+        """Wait until a step's folder has a manifest or is removed. Forget a folder that had no
+        manifest at the end of its run.
+        """
         manifest = f"{found}/manifest"
         while (self.folder / found).is_dir() and not (self.folder / manifest).is_dir():
             if time.monotonic() > deadline:
@@ -423,7 +429,7 @@ class Job:
             self.facts.folders.remove(found)
 
     def _look_at_settled_disk(self, deadline: float) -> None:
-        """Note the manifests once they say what was answered: they are written a moment after that."""
+        """Note the manifests after they contain all answers, which are written shortly after the calls."""
         runs = [self.folder / f"run{number + 1}" for number in range(self.sessions)]
         written = {path for engine in self.facts.engines for path, call in engine.written if not call.failed}
         while True:
@@ -442,7 +448,7 @@ class Job:
         self.facts.settled_files = self._files(sorted(self.folder.rglob("*")))
 
     def look_at_state(self) -> None:
-        """Return the result of `stepprof.state` in a live session, once it no longer changes."""
+        """Compare `stepprof.state` with the targets in a live session, once it no longer changes."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             targets = [t for attached in self.attached.values() for t in attached.targets]
@@ -461,7 +467,7 @@ async def _nothing() -> None:
 
 
 class Noted(logging.Handler):
-    """The complaints of asyncio: an unretrieved exception of a task, a callback that raised."""
+    """A handler that collects the warnings of asyncio, such as an unretrieved exception of a task."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         super().__init__(logging.WARNING)
@@ -472,7 +478,7 @@ class Noted(logging.Handler):
 
 
 def play(plan: Plan, folder: Path) -> Facts:
-    """Run the plan in this process; its runs lie below the folder."""
+    """Run the plan in this process, with its runs in the folder, and return the facts."""
     handler = Noted([])
     log = logging.getLogger("asyncio")
     log.addHandler(handler)

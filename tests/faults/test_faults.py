@@ -1,6 +1,8 @@
-"""A campaign of faults: random jobs over engines that are late, hang, raise, die, restart or are taken by another driver.
+"""A campaign of faults: random jobs with engines that are late, hang, raise, die, restart or are
+taken by another driver.
 
-`FAULTS_RUNS` and `FAULTS_SEED` in the environment make it more runs, or others: `nox -s faults` does both.
+`FAULTS_RUNS` and `FAULTS_SEED` in the environment select the number of runs and the seed; `nox -s
+faults` sets both.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from faults.plan import Plan
 RUNS = int(os.environ.get("FAULTS_RUNS", "60"))
 SEED = int(os.environ.get("FAULTS_SEED", "0"))
 ENOUGH = 100
-"""In so many runs engines are recorded, and are not."""
+"""From this number of runs on, each of the four outcomes must occur."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as many runs as are asked for
+@pytest.mark.timeout(0)  # the number of runs is configurable
 @pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
 def test_the_invariants_hold_with_faulty_engines(coroutine: bool) -> None:
-    """No wait is longer than its bound, `complete` is true, each file is in a manifest, no engine is left recording, and the job runs as without stepprof."""
+    """No wait exceeds its bound, and `complete` is true. Each file is in a manifest, no engine is
+    left recording, and the job runs as without stepprof.
+    """
     seen: Counter[str] = Counter()
 
     @seed(SEED + coroutine)

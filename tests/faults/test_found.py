@@ -1,4 +1,4 @@
-"""Runs that stepprof once got wrong, each for a different reason."""
+"""Plans in which stepprof once violated an invariant, each for a different reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_former_failures_stay_fixed(what: str) -> None:
 @pytest.mark.parametrize("seconds", [0.1, 0.3], ids=["before the end's bound", "after it"])
 @pytest.mark.parametrize("coroutine", [False, True], ids=["threads", "coroutines"])
 def test_a_folder_made_late_is_removed(coroutine, seconds, monkeypatch) -> None:
-    """A busy file system: the folder for the next step is there when the run is over, and is removed."""
+    """The folder for the next step is created slowly and exists only after the run has ended. It is
+    removed.
+    """
     make = Entries.places
 
     def make_slowly(entries: Entries, targets: list) -> list:

@@ -1,4 +1,4 @@
-"""The campaign would notice: what was seen of a good run is falsified, and stepprof itself is sabotaged."""
+"""The campaign detects faults: the facts of a good run are falsified, and stepprof itself is sabotaged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = Plan(
 
 
 def _call(facts: Facts, verb: str) -> Any:
-    """The first call of a verb to the first engine."""
+    """Return the first call of a verb to the first engine."""
     return next(call for call in facts.engines[0].calls if call.verb == verb)
 
 
@@ -38,7 +38,7 @@ def _without(engine: SimEngine, verb: str) -> None:
 
 
 def _entry(facts: Facts, status: str) -> dict[str, Any]:
-    """The first entry with an outcome."""
+    """Return the first entry with an outcome."""
     return _first(facts.fragments, status)
 
 
@@ -158,7 +158,7 @@ FALSE: dict[str, tuple[Callable[[Facts], object], str]] = {
 
 
 class TestFalsified:
-    """What was seen of a good run, with one thing changed."""
+    """The facts of a good run, with one of them changed."""
 
     def test_a_good_run_is_found_good(self, tmp_path: Path) -> None:
         """A good run has no problems; otherwise the tests below would prove nothing."""
@@ -166,7 +166,7 @@ class TestFalsified:
 
     @pytest.mark.parametrize("what", FALSE)
     def test_a_false_statement_is_found(self, what: str, tmp_path: Path) -> None:
-        """Each with its own sentence."""
+        """Each changed fact is reported with its own sentence."""
         facts = play(GOOD, tmp_path)
         change, sentence = FALSE[what]
         change(facts)
@@ -183,7 +183,7 @@ class TestFalsified:
     def test_an_exceeded_time_limit_is_found(
         self, change: Callable[[Facts], object], sentence: str, tmp_path: Path
     ) -> None:
-        """Each wait has its own limit."""
+        """Each wait has its own limit, and exceeding it is reported."""
         facts = play(GOOD, tmp_path)
         assert slow(facts) == []
         change(facts)
@@ -233,11 +233,11 @@ async def _nothing() -> None:
 
 
 class TestSabotage:
-    """stepprof with one thing taken out of it."""
+    """stepprof with one part replaced by a faulty one."""
 
     @pytest.mark.parametrize("what", SABOTAGE)
     def test_a_missing_invariant_is_found(self, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same plan has no problems without the sabotage."""
+        """The plan has no problems without the sabotage, and the expected problem with it."""
         plan, owner, name, instead, sentence = SABOTAGE[what]
         assert problems(plan) == []
         monkeypatch.setattr(owner, name, instead)

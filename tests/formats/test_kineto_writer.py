@@ -1,4 +1,4 @@
-"""The pass over an exported trace, on files in the three shapes that torch's exporters write."""
+"""The pass over an exported trace, for the three layouts that torch's exporters write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE = 1_790_857_026_000_000_000
 
 
 def classic(*names: str, metadata: str = "", tail: str = '],"traceName": "/tmp/x.json" }') -> str:
-    """A trace as Kineto writes it; names go in unescaped, as Kineto does it."""
+    """Return a trace as Kineto writes it, with names that are not escaped."""
     events = ",".join(
         f'\n  {{\n    "ph": "X",\n    "cat": "cpu_op",\n    "name": "{name}",\n    "pid": 7,\n    "tid": 7,\n'
         f'    "ts": {number}.000,\n    "dur": 0.340\n    ,\n    "args": {{\n      "External id": {number}\n    }}\n  }}'
@@ -80,7 +80,9 @@ class TestFinish:
         "text", [classic("aten::add", "aten::mul"), COMPACT, OLD], ids=["classic", "compact", "old"]
     )
     def test_stamps_and_annotates_every_shape(self, tmp_path: Path, text: str) -> None:
-        """The metadata, the annotations and the artifact's own name are in the file, and it counts its events."""
+        """The file gets the metadata, the annotations and the artifact's name. The result counts
+        its events.
+        """
         done, written = finished(tmp_path, text, note(), note("synced", "mark"), note("q", "counter"))
         trace = json.loads(written)
         assert done.problem is None
@@ -91,7 +93,7 @@ class TestFinish:
         assert [event["ph"] for event in trace["traceEvents"]][:4] == ["b", "e", "i", "C"]
 
     def test_an_interval_is_an_async_pair_at_its_absolute_time(self, tmp_path: Path) -> None:
-        """Begin and end share an id that no other span has; ts is relative to the base, in microseconds."""
+        """Begin and end share an id of their own. `ts` is relative to the base, in microseconds."""
         _, written = finished(
             tmp_path, classic("op"), note(attributes={"batch": 64}, error=True), note("other", "window")
         )
@@ -109,20 +111,20 @@ class TestFinish:
         assert second["args"]["kind"] == "window"
 
     def test_attributes_of_a_region_on_the_stack_have_their_own_category(self, tmp_path: Path) -> None:
-        """So that they do not count as a second region."""
+        """The category `stepprof.attributes` prevents them from being counted as a second region."""
         _, written = finished(tmp_path, classic("op"), note(kind="attributes", attributes={"batch": 64}))
         begin, end = json.loads(written)["traceEvents"][:2]
         assert begin["cat"] == end["cat"] == "stepprof.attributes"
         assert begin["args"] == {"step": 2, "role": "actor", "batch": 64, "kind": "region"}
 
     def test_an_annotations_own_step_and_role_are_kept(self, tmp_path: Path) -> None:
-        """An annotation of a window that joined says its own step and role, not those of the capture."""
+        """The annotation of a joined window has its own step and role, not those of the capture."""
         _, written = finished(tmp_path, classic("op"), note(attributes={"step": 3, "role": "critic"}))
         args = json.loads(written)["traceEvents"][0]["args"]
         assert (args["step"], args["role"]) == (3, "critic")
 
     def test_a_counter_draws_its_value(self, tmp_path: Path) -> None:
-        """A counter holds its value alone, or each of its numbers."""
+        """A counter has its value only, or each of its finite numbers."""
         _, written = finished(
             tmp_path,
             classic("op"),
@@ -133,12 +135,14 @@ class TestFinish:
         assert (one["args"], two["args"]) == ({"value": 17}, {"a": 1.5, "b": 2})
 
     def test_times_before_the_base_are_at_zero(self, tmp_path: Path) -> None:
-        """A negative ts would be dropped by viewers, and an end before its begin breaks the pair."""
+        """Viewers drop an event with a negative `ts`, and an end before its begin breaks the pair.
+        Both times become zero.
+        """
         _, written = finished(tmp_path, classic("op"), note(start_unix_ns=BASE - 5, end_unix_ns=BASE - 9))
         assert [event["ts"] for event in json.loads(written)["traceEvents"][:2]] == [0, 0]
 
     def test_an_empty_capture(self, tmp_path: Path) -> None:
-        """A trace without any event takes annotations without a stray comma."""
+        """In a trace without events, annotations are inserted without a stray comma."""
         done, written = finished(tmp_path, classic(), note())
         assert len(json.loads(written)["traceEvents"]) == done.events == 2
 
@@ -147,7 +151,9 @@ class TestFinish:
         ['q"uote', '"', 'a", b', "back\\slash", "end\\", 'x"},{"ph":"X', 'é漢"'],
     )
     def test_repairs_names_that_kineto_did_not_escape(self, tmp_path: Path, name: str) -> None:
-        """A quotation mark in a range's name makes torch's file invalid JSON; ours is valid and says the name."""
+        """A quotation mark in a range's name makes torch's file invalid JSON. The pass repairs it
+        and keeps the name.
+        """
         done, written = finished(tmp_path, classic("before", name, "after"))
         events = json.loads(written)["traceEvents"]
         assert [event["name"].rstrip() for event in events] == ["before", name, "after"]
@@ -158,7 +164,7 @@ class TestFinish:
         ['q"uote', "back\\slash", "end\\", "new\nline", "tab\t", "\x01", "uni é 漢 😀", "nul\x00", "&#34;"],
     )
     def test_hostile_names_survive(self, tmp_path: Path, name: str) -> None:
-        """Names that Kineto would mangle come out as they were: on the stack as well as in annotations."""
+        """Names that Kineto would damage are restored, on the stack as well as in annotations."""
         _, written = finished(
             tmp_path,
             classic(escaped(name), marked(name)),
@@ -169,7 +175,7 @@ class TestFinish:
         trace = json.loads(written)
         expected = (
             f"{name} " if name.endswith("\\") else name
-        )  # viewers lose a file over a backslash at the end
+        )  # viewers reject a file with a backslash at the end of a string
         assert [event["name"] for event in trace["traceEvents"]] == [expected] * 4
         assert trace["traceEvents"][3]["cat"] == "user_annotation"
         assert trace["traceEvents"][2]["cat"] == "cpu_op"
@@ -178,12 +184,14 @@ class TestFinish:
         assert "\\u00e9" not in written
 
     def test_an_escape_beyond_unicode_stays(self, tmp_path: Path) -> None:
-        """What only looks like one of our escapes is left alone."""
+        """Text that only looks like one of stepprof's escapes is unchanged."""
         _, written = finished(tmp_path, classic("&#9999999;"), marks=True)
         assert json.loads(written)["traceEvents"][0]["name"] == "&#9999999;"
 
     def test_invalid_metadata_is_dropped(self, tmp_path: Path) -> None:
-        """Kineto breaks a metadata value that holds a quotation mark; the others and the events are kept."""
+        """Kineto breaks a metadata value that contains a quotation mark. This value is dropped;
+        other metadata and the events are kept.
+        """
         bad = '      "good": {"a": 1},\n      "bad": {"b": "q/"x"},\n'
         _, written = finished(tmp_path, classic("op", metadata=bad))
         trace = json.loads(written)
@@ -192,7 +200,7 @@ class TestFinish:
     def test_large_files_are_cut_between_events(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """No event, name or count is lost where one block ends and the next begins, however small the blocks."""
+        """No event, name or count is lost at the edges of blocks, however small they are."""
         monkeypatch.setattr(kineto_text, "_BLOCK", 301)
         names = [f'n"{i}' if i % 3 else marked(f"m{i}") for i in range(200)]
         done, written = finished(tmp_path, classic(*names), note(), marks=True)
@@ -201,7 +209,7 @@ class TestFinish:
         assert done.events == 202
 
     def test_a_line_longer_than_a_block(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A file without line breaks is passed on whole."""
+        """A file without line breaks is copied completely."""
         monkeypatch.setattr(kineto_text, "_BLOCK", 64)
         _, written = finished(tmp_path, COMPACT.replace("\n", ""))
         assert len(json.loads(written)["traceEvents"]) == 1
@@ -225,18 +233,18 @@ class TestFinish:
         ("text", "problem"), [("", "empty"), ("[]", "not a trace"), ("hello", "begins with")]
     )
     def test_files_without_a_trace_are_refused(self, tmp_path: Path, text: str, problem: str) -> None:
-        """Nothing is published of a file that holds no trace."""
+        """If the file contains no trace, the pass raises an error."""
         with pytest.raises(TraceFileError, match=problem):
             finished(tmp_path, text)
 
     def test_never_overwrites(self, tmp_path: Path) -> None:
-        """The target is made exclusively."""
+        """The pass creates its output exclusively and raises an error if the file exists."""
         finished(tmp_path, classic("op"))
         with pytest.raises(FileExistsError):
             finished(tmp_path, classic("op"))
 
     def test_without_isal_the_file_is_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without the fast compressor the file is the same, only later."""
+        """Without isal, the pass uses the standard library to compress."""
         monkeypatch.setitem(sys.modules, "isal", None)
         _, written = finished(tmp_path, classic("op"))
         assert len(json.loads(written)["traceEvents"]) == 1
@@ -244,7 +252,7 @@ class TestFinish:
 
 class TestInspect:
     def test_finds_the_parts(self, tmp_path: Path) -> None:
-        """The offsets are those of the array's brackets, and the base is read from this very file."""
+        """The offsets are those of the array's brackets, and the base is read from the file."""
         path = tmp_path / "x.json"
         path.write_text(classic("op"))
         shape, data = inspect(path), path.read_bytes()
@@ -256,7 +264,7 @@ class TestInspect:
 
 class TestEncoded:
     def test_values_without_json_become_text(self) -> None:
-        """Attributes are the user's objects: none of them makes the file invalid."""
+        """Attributes are arbitrary objects of the user. None of them makes the file invalid."""
 
         class Rude:
             def __str__(self) -> str:

@@ -1,4 +1,6 @@
-"""Snapshots of CUDA's allocator, written in the format that torch documents at `torch.cuda.memory._snapshot`: their peaks, who held the most, `show` and `check`."""
+"""Snapshots of CUDA's allocator, in the format that torch documents at
+`torch.cuda.memory._snapshot`: their peaks, the largest allocations, `show` and `check`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ START_US = 1_700_000_000_000_000
 
 
 def frames(*names: str) -> list[dict[str, Any]]:
-    """A stack, the innermost first, as torch has it: its own frames around the user's."""
+    """Return a stack as torch has it, the innermost frame first: torch's own frames, then the user's."""
     inner = {"filename": "/venv/site-packages/torch/nn/modules/linear.py", "line": 125, "name": "forward"}
     cpp = {"filename": "??", "line": 0, "name": "at::native::empty"}
     users = [
@@ -55,7 +57,9 @@ def segment(addr: int, *blocks: dict, device: int = 0) -> dict:
 
 
 def training_step() -> dict[str, Any]:
-    """100 MiB of weights from before, 300 of activations that are freed again, 50 of gradients that stay; 20 that were there and are freed."""
+    """Return the snapshot of a step: 100 MiB of weights from before, 300 MiB of freed activations,
+    50 MiB of gradients that stay. Another 20 MiB from before are freed.
+    """
     forward, backward = frames("forward", "step"), frames("backward", "step")
     trace = [
         entry("alloc", 0x2000, 200 * MIB, 100, forward),
@@ -84,7 +88,9 @@ def write(path: Path, table: object) -> Path:
 
 class TestPeaks:
     def test_followed_back_from_the_end(self) -> None:
-        """Weights, all activations and what was freed right after: the peak is when the last was allocated."""
+        """The history is followed back from its end. The peak has weights, activations and the 20
+        MiB that are freed later.
+        """
         (peak,) = device_peaks(training_step())
         assert (peak.device, peak.entries, peak.allocations, peak.ooms) == (0, 10, 3, 0)
         assert peak.active_bytes == 150 * MIB
@@ -92,7 +98,9 @@ class TestPeaks:
         assert (peak.peak_entry, peak.peak_unix_us) == (1, START_US + 200)
 
     def test_a_ring_that_has_lost_its_beginning(self) -> None:
-        """The rest is evaluated: here the peak lies at its beginning."""
+        """A history that lost its beginning is evaluated as far as it goes. Here the peak is at its
+        beginning.
+        """
         table = training_step()
         table["device_traces"][0] = table["device_traces"][0][2:]
         (peak,) = device_peaks(table)
@@ -100,7 +108,7 @@ class TestPeaks:
         assert (peak.peak_entry, peak.peak_unix_us) == (None, None)
 
     def test_each_device_has_its_own_peak(self) -> None:
-        """Each has its own."""
+        """Each device has its own peak."""
         table = training_step()
         table["segments"].append(segment(0x7000, block(0x7000, 5 * MIB), device=1))
         table["device_traces"][1] = [entry("alloc", 0x7000, 5 * MIB, 700)]
@@ -119,13 +127,13 @@ class TestPeaks:
         ],
     )
     def test_nonsense_counts_as_none(self, table: dict[str, Any]) -> None:
-        """A file may hold anything."""
+        """Invalid content of a file counts as zero bytes."""
         assert sum(peak.peak_bytes for peak in device_peaks(table)) == 0
 
 
 class TestRead:
     def test_the_peak_is_assigned_to_user_code(self, tmp_path: Path) -> None:
-        """The innermost frame outside torch counts; memory from before the window has no stack."""
+        """The innermost frame outside torch counts. Memory from before the window has no stack."""
         found = read_snapshot(write(tmp_path / "s.pickle", training_step()))
         assert found.finding is None
         forward, before = found.top[0]
@@ -139,16 +147,18 @@ class TestRead:
     def test_freed_memory_is_assigned_to_its_allocation(
         self, tmp_path: Path, context: str | None, by: tuple[str, ...]
     ) -> None:
-        """torch gives a free the stack of its allocation, unless stacks of frees are recorded, which our files state."""
+        """torch records a free with the stack of its allocation, unless stacks of frees are
+        recorded. stepprof's files state which.
+        """
         table = {**training_step(), "stepprof": {"context": context}}
-        for one in table["device_traces"][0][2:4]:  # 20 MiB that were there before
+        for one in table["device_traces"][0][2:4]:  # 20 MiB from before the window
             one["frames"] = frames("load")
         found = read_snapshot(write(tmp_path / "s.pickle", table))
         assert (20 * MIB, by) in [(place.bytes, place.frames) for place in found.top[0]] or not by
         assert sum(place.bytes for place in found.top[0] if not place.frames) == (100 if by else 120) * MIB
 
     def test_blocks_without_addresses(self, tmp_path: Path) -> None:
-        """torch up to 2.1 gives only the segment's: the blocks lie one after another."""
+        """torch up to 2.1 gives only the address of a segment. Its blocks follow one another."""
         table = training_step()
         for one in table["segments"]:
             for inner in one["blocks"]:
@@ -157,14 +167,14 @@ class TestRead:
         assert [place.bytes for place in found.top[0]] == [300 * MIB, 120 * MIB]
 
     def test_names_are_printable(self, tmp_path: Path) -> None:
-        """Half a character, which a pickle can hold, does not end the printing process."""
+        """A lone surrogate in a file name is printed as a question mark."""
         table = training_step()
         table["device_traces"][0][0]["frames"] = [{"filename": "/job/\ud800.py", "line": 3, "name": "step"}]
         found = read_snapshot(write(tmp_path / "s.pickle", table))
         assert "/job/?.py:3 step" in {place.frames[0] for place in found.top[0] if place.frames}
 
     def test_an_out_of_memory_snapshot_states_the_request(self, tmp_path: Path) -> None:
-        """A snapshot on out-of-memory says what was asked for."""
+        """An out-of-memory snapshot has the device and the size of the failed request."""
         table = {**training_step(), "stepprof": {"out_of_memory": {"device": 0, "asked_bytes": 5}}}
         assert read_snapshot(write(tmp_path / "s.pickle", table)).out_of_memory == {
             "device": 0,
@@ -172,7 +182,7 @@ class TestRead:
         }
 
     def test_a_hostile_snapshot_is_a_finding(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        """Nothing of it is run."""
+        """A snapshot that would run code is refused, and the code is not run."""
 
         class Evil:
             def __reduce__(self):
@@ -185,7 +195,9 @@ class TestRead:
         assert capfd.readouterr().out == ""
 
     def test_a_small_file_of_endless_tables(self, tmp_path: Path) -> None:
-        """The same list, named a million times: its entries are counted before they are looked at."""
+        """A small file names the same list thousands of times. Its entries are counted first, and
+        it is refused.
+        """
         trace = [entry("alloc", 1, 1)] * 3000
         path = write(tmp_path / "s.pickle", {"segments": [], "device_traces": [trace] * 3000})
         assert path.stat().st_size < 50_000
@@ -193,12 +205,12 @@ class TestRead:
 
     @pytest.mark.parametrize("content", [[], {"segments": 3}, "text", {"device_traces": []}])
     def test_a_plain_pickle_is_not_a_snapshot(self, tmp_path: Path, content: object) -> None:
-        """It is plain, and no snapshot."""
+        """A pickle of plain values without segments is not a snapshot."""
         finding = read_snapshot(write(tmp_path / "s.pickle", content)).finding
         assert finding == "is not read: not a snapshot of CUDA's allocator: it has no segments"
 
     def test_too_large_or_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither stops the reading of the rest."""
+        """A file that is too large or missing is a finding."""
         path = write(tmp_path / "s.pickle", training_step())
         monkeypatch.setattr(memory_snapshot, "MAX_BYTES", 100)
         assert "more than the 100 that are read here" in str(read_snapshot(path).finding)
@@ -206,7 +218,7 @@ class TestRead:
 
     @pytest.mark.torch
     def test_torch_reads_ours(self, tmp_path: Path) -> None:
-        """What is added for stepprof is no hindrance to torch's own tools."""
+        """The entry that stepprof adds does not disturb torch's own tools."""
         pytest.importorskip("torch")
         from torch.cuda import _memory_viz
 
@@ -220,7 +232,9 @@ class TestRead:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """A step whose rank 0 has a snapshot with its summary, and rank 1 a hostile one."""
+    """Return a run of a step. Rank 0 has a snapshot and a summary, rank 1 a hostile snapshot and a
+    summary.
+    """
     run = make_run(tmp_path)
     for rank in (0, 1):
         claim = record(run, rank=rank, data=b"", backend="memory")
@@ -249,7 +263,9 @@ class TestShow:
     def test_show_prints_peaks_and_largest_allocations(
         self, run: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Per process and device; at which second of the window; and the hostile one is a note."""
+        """`show` prints the peaks of each process and device, with the second in the window. The
+        hostile snapshot is a note.
+        """
         assert main(["show", str(run.path)]) == 0
         out = capsys.readouterr().out
         (line,) = (
@@ -266,7 +282,7 @@ class TestShow:
         )
 
     def test_for_programs(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """The same as JSON, with whole stacks; how many are read can be said."""
+        """The JSON has the same data with whole stacks. `--snapshots` limits how many are read."""
         assert main(["show", str(run.path), "--json", "--snapshots", "1"]) == 0
         memory = json.loads(capsys.readouterr().out)["memory"]
         assert [peak["artifact"] for peak in memory["peaks"]] == ["actor/rank-0.memory.json", "actor/rank-1.memory.json"]  # fmt: skip
@@ -276,14 +292,14 @@ class TestShow:
         assert memory["not_read"] == ["actor/rank-1.memory.pickle"]
 
     def test_snapshots_zero_reads_none(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """The omitted ones are reported."""
+        """A note counts the snapshots that were not read."""
         assert main(["show", str(run.path), "--snapshots", "0"]) == 0
         out = capsys.readouterr().out
         assert "2 more memory snapshots not read; --snapshots 2 reads all" in out
         assert "held at the peak" not in out
 
     def test_a_number_beyond_all_measure(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """The impossible number is left out; the others are shown."""
+        """Impossible numbers are omitted, and the other numbers are shown."""
         device = {
             "device": 0,
             "allocated_bytes": 10**400,
@@ -300,7 +316,7 @@ class TestShow:
         assert line.split()[1:] == ["0", "-", "-", "-", "1.0", "MiB", "-", "-"]
 
     def test_a_damaged_summary_is_a_note(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """The other's is shown."""
+        """The damaged summary is a note, and that of the other rank is shown."""
         (run.path / "step-000002/actor/rank-0.memory.json").write_text("{")
         assert main(["show", str(run.path)]) == 0
         out = capsys.readouterr().out
@@ -310,8 +326,8 @@ class TestShow:
 
 class TestCheck:
     def test_a_snapshot_is_read_whole(self, run: Any) -> None:
-        """The hostile snapshot is reported as a problem, the other one is not. Other kinds of files next to
-        them are not named twice.
+        """The hostile snapshot is a problem, and the other one is not. Other kinds of files next to
+        them are not reported twice.
         """
         reported = [f"{problem.where}: {problem.problem}" for problem in verify_run(run.path).problems]
         assert reported == [
@@ -319,7 +335,7 @@ class TestCheck:
         ]
 
     def test_a_truncated_snapshot_is_a_problem(self, run: Any) -> None:
-        """The file has the size in the manifest, but its end is missing."""
+        """The file has the size in the manifest, but its end is damaged."""
         file = run.path / "step-000002/actor/rank-0.memory.pickle"
         file.write_bytes(file.read_bytes()[:-1] + b"\x00")
         (problem, _) = verify_run(run.path).problems

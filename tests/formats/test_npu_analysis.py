@@ -17,7 +17,7 @@ NAME = "worker_1_20260101_ascend_pt"
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with one capture of torch_npu's, and one of torch's."""
+    """Return a run with one capture of torch_npu and one of torch."""
     made = make_run(tmp_path)
     artifact = {"path": f"actor/rank-0.npu/{NAME}", "kind": "npu-profile", "bytes": 2, "events": None}
     claim = record(made, data=b"", backend="npu", artifacts=[artifact])
@@ -31,8 +31,9 @@ def run(tmp_path):
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Make a torch_npu whose analysis is set by the test. Nothing of stepprof is replaced, and the session
-    `npu` runs the real one.
+    """Return a function that installs a torch_npu with the given body of `analyse`.
+
+    Nothing of stepprof is replaced, and the session `npu` runs the real torch_npu.
     """
 
     def install(body):

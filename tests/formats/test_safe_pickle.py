@@ -1,4 +1,6 @@
-"""Pickles read as plain values: nothing that they say is run, and nothing that they say makes their reader large."""
+"""Pickles are read as plain values: no code in them runs, and none of them makes its reader use
+much memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ VALUES = st.recursive(
 
 
 class Evil:
-    """Runs something where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self):
         return os.system, ("echo hacked",)
@@ -46,7 +48,7 @@ class TestPlainValues:
         assert read_pickle(pickle.dumps(value, protocol)) == value
 
     def test_shared_and_many(self) -> None:
-        """A memo of more than 256 places, long texts, long lists."""
+        """A memo with more than 256 entries, long strings and long lists are read."""
         shared = [{"filename": f"f{i}.py", "line": i} for i in range(700)]
         value = {"a": shared, "b": shared[::-1], "long": "x" * 70_000, "numbers": list(range(5000))}
         for protocol in (2, 4, 5):
@@ -54,7 +56,7 @@ class TestPlainValues:
         assert gc.isenabled()
 
     def test_a_list_may_contain_itself(self) -> None:
-        """The object is created and contains itself."""
+        """A list that contains itself is read as such."""
         value: list[object] = []
         value.append(value)
         made = read_pickle(pickle.dumps(value))
@@ -69,7 +71,7 @@ class TestHostile:
     def test_code_is_refused_and_not_run(
         self, value: object, protocol: int, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """The pickle is refused at the instruction, and no code has run."""
+        """The pickle is refused, and no code runs."""
         with pytest.raises(PickleRefused):
             read_pickle(pickle.dumps(value, protocol))
         assert capfd.readouterr().out == ""
@@ -102,35 +104,35 @@ class TestHostile:
         ],
     )
     def test_damaged_or_other_values_are_refused(self, data: bytes, problem: str) -> None:
-        """The pickle is refused with one kind of error, which says where or what."""
+        """The pickle is refused with one type of error, which has the place or the cause."""
         with pytest.raises(PickleRefused, match=re.escape(problem)):
             read_pickle(data)
 
     @pytest.mark.parametrize(
         "data",
         [
-            b"\x80\x04Nr\xff\xff\xff\xff.",  # a place in the memo: the standard library makes room for four billion others
-            b"\x80\x04N\x85\x85.",  # tuples of tuples, however deep: to hash one ends the process
+            b"\x80\x04Nr\xff\xff\xff\xff.",  # a memo index: the standard library allocates 4 billion entries
+            b"\x80\x04N\x85\x85.",  # tuples of tuples at any depth: hashing one ends the process
             b"\x80\x04(K\x01t.",
             b"\x80\x04NN\x86.",
-            pickle.dumps({2**70: 1}),  # numbers of any length: as keys any amount of them has one hash
+            pickle.dumps({2**70: 1}),  # integers of any length: as keys, any number of them can have one hash
         ],
     )
     def test_too_expensive_pickles_are_refused(self, data: bytes) -> None:
-        """torch's snapshots never need that much."""
+        """Snapshots of torch never contain such instructions."""
         with pytest.raises(PickleRefused, match="not one that plain values need"):
             read_pickle(data)
 
     @pytest.mark.parametrize("made", [b"}", b"]", b"K\x00K\x00\x86"])
     def test_lists_and_tables_are_counted(self, made: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One byte asks for seventy."""
+        """One byte of the pickle allocates seventy bytes, so containers are counted and limited."""
         monkeypatch.setattr(safe_pickle, "MAX_CONTAINERS", 100)
         assert len(read_pickle(b"\x80\x04](" + made * 99 + b"e.")) == 99
         with pytest.raises(PickleRefused, match="more than 100 lists and mappings"):
             read_pickle(b"\x80\x04](" + made * 100 + b"e.")
 
     def test_a_long_program_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The number of instructions is bounded, and with it what they make."""
+        """The number of instructions is limited, and so is the amount of memory that they use."""
         monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 100_000)
         assert len(read_pickle(b"\x80\x04](" + b"N" * 90_000 + b"e.")) == 90_000
         with pytest.raises(PickleRefused, match="more than 100000 instructions"):
@@ -139,7 +141,7 @@ class TestHostile:
             read_pickle(b"\x80\x04](" + b"X\x01\x00\x00\x00x" * 100_001 + b"e.")
 
     def test_lists_in_lists_without_an_end(self) -> None:
-        """Deeply nested lists are made and freed without a crash."""
+        """Deeply nested lists are created and freed without a crash."""
         depth = 200_000
         value = read_pickle(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".")
         assert len(value) == 1
@@ -147,14 +149,14 @@ class TestHostile:
     @given(st.binary(max_size=200))
     @settings(max_examples=300, deadline=None)
     def test_arbitrary_bytes_are_refused_cleanly(self, data: bytes) -> None:
-        """Any bytes give a value or are refused."""
+        """Any bytes return a value or are refused."""
         with contextlib.suppress(PickleRefused):
             read_pickle(b"\x80\x04" + data)
 
     @given(VALUES, st.integers(0, 400), st.integers(0, 255))
     @settings(max_examples=200, deadline=None)
     def test_a_changed_byte_is_read_or_refused(self, value: object, place: int, byte: int) -> None:
-        """A snapshot with one changed byte gives a value or is refused."""
+        """A pickle with one changed byte returns a value or is refused."""
         data = bytearray(pickle.dumps({"a": value}))
         data[place % len(data)] = byte
         with contextlib.suppress(PickleRefused):

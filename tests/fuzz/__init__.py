@@ -1,1 +1,1 @@
-"""What comes from outside, at random and hostile: files of a run, answers of servers."""
+"""Random and hostile input from outside: files of a run, and answers of servers."""

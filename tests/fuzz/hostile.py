@@ -1,4 +1,6 @@
-"""Answers of engines' servers and routers, at random and hostile: what they say, how they write it, and how it comes over the wire."""
+"""Random and hostile answers of engines' servers and routers: their content, their encoding, and
+their transfer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 __all__ = ["CANARY", "KINDS", "Answer", "Routes", "answers"]
 
 CANARY = "sk-canary/5f2e+9"
-"""The key that goes with every request: it may be seen nowhere else."""
+"""The key that is sent with every request. It must not appear anywhere else."""
 USER = f"me:{CANARY}"
 _FORMS = [
     CANARY,
@@ -30,7 +32,7 @@ _FORMS = [
 ]
 _PARTS = ("canary", "5f2e", _FORMS[2][:12].lower())
 STAY_SECONDS = 1.0
-"""How long an answer goes on that never ends; the client hangs up before."""
+"""Duration of an endless answer in seconds; the client disconnects before."""
 
 _PROFILE = [
     "output_dir",
@@ -43,7 +45,7 @@ _PROFILE = [
 ]
 
 Content = Any
-"""What is written as JSON; a text stands for itself."""
+"""Content that is written as JSON; a string is written unchanged."""
 _METRICS = """vllm:generation_tokens_total{engine="0"} 1.0
 vllm:num_requests_running{engine="0"} 0.0
 sglang:generation_tokens_total{tp_rank="0"} 1.0
@@ -86,7 +88,7 @@ KINDS: Mapping[str, Callable[[str], dict[str, tuple[int, Content]]]] = {
     "old router": lambda url: {"GET /list_workers": (200, {"urls": [url, "http://127.0.0.1:1"]})},
 }  # fmt: skip
 
-# -- what is said
+# -- content of answers
 
 _ODD = st.sampled_from(
     [
@@ -163,7 +165,7 @@ def _changed(content: Content, path: tuple[Any, ...], change: Callable[[Any], An
 
 @st.composite
 def _said(draw: st.DrawFn, content: Content) -> bytes:
-    """JSON with one or two of its values swapped, repeated, deepened or enlarged."""
+    """Draw JSON in which up to two values are replaced, repeated, nested or enlarged."""
     for _ in range(draw(st.integers(0, 2))):
         path = draw(st.sampled_from(list(_places(content))))
         odd = draw(_ODD)
@@ -180,14 +182,14 @@ def _said(draw: st.DrawFn, content: Content) -> bytes:
     depth = draw(st.sampled_from([0] * 9 + [100_000]))
     try:
         text = json.dumps(content)
-    except ValueError:  # a whole number that json itself does not write
+    except ValueError:  # an integer that json does not write
         text = '{"a": ' + "9" * 5000 + "}"
     return ("[" * depth + text + "]" * depth).encode()
 
 
 @st.composite
 def _counted(draw: st.DrawFn, content: str) -> bytes:
-    """Metrics with some of their numbers swapped."""
+    """Draw metrics in which some numbers are replaced."""
     parts = re.split(r"([\d.]+)", content)
     for at in draw(st.sets(st.sampled_from(range(1, len(parts), 2)), max_size=3)):
         parts[at] = draw(
@@ -198,7 +200,7 @@ def _counted(draw: st.DrawFn, content: str) -> bytes:
 
 @st.composite
 def _damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """Bytes that are cut, flipped, repeated, or have others in between."""
+    """Draw bytes that are truncated, flipped, repeated, or have other bytes inserted."""
     how, where = (
         draw(st.sampled_from(["cut", "flip", "repeat", "insert"])),
         draw(st.integers(0, max(len(data) - 1, 0))),
@@ -220,24 +222,24 @@ def _damaged(draw: st.DrawFn, data: bytes) -> bytes:
     )
 
 
-# -- how it comes
+# -- transfer of answers
 
 _BELOW = re.compile(rb'(torch_profiler_dir"\s*:\s*")/')
-"""A server of this host may name any folder: here only one below that of the test."""
+"""A server on this host may name any folder; here it may only name one inside the folder of the test."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Bytes for the wire, and what follows them again and again."""
+    """The bytes of an answer, and the bytes that follow it repeatedly."""
 
     data: bytes
     again: bytes = b""
     pause: float = 0.0
     damaged: bool = False
-    """Some of its bytes were changed, which may have been those of a key."""
+    """Whether some of its bytes were changed, possibly those of a key."""
 
     def send(self, handler: Any) -> None:
-        """Send it, and hang up."""
+        """Send the answer and close the connection."""
         handler.close_connection = True
         until = time.monotonic() + STAY_SECONDS
         try:
@@ -282,7 +284,7 @@ _ENDLESS = st.sampled_from(
 
 @st.composite
 def answers(draw: st.DrawFn, status: int, content: Content) -> Answer:
-    """An answer in the place of an honest one."""
+    """Draw a hostile answer in place of an honest one."""
     body = draw(_counted(content) if isinstance(content, str) else _said(content))
     damaged = draw(st.sampled_from([False, False, True]))
     if damaged:
@@ -353,7 +355,7 @@ def _written(draw: st.DrawFn, status: int, body: bytes) -> Answer:
 
 
 class Routes(dict[str, Any]):
-    """What `serving` asks for its answers: one hostile answer for each route of a kind that was drawn, and an honest one for the others."""
+    """The answers for `serving`: a hostile answer for each drawn route, and an honest one for the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,7 +363,7 @@ class Routes(dict[str, Any]):
         self.damaged = False
 
     def become(self, draw: st.DrawFn, kind: str) -> None:
-        """Be a server of this kind, some of whose answers are hostile."""
+        """Become a server of this kind with some hostile answers."""
         self.clear()
         honest = KINDS[kind](self.url)
         if "router" in kind and draw(st.booleans()):
@@ -379,7 +381,9 @@ class Routes(dict[str, Any]):
                 self[name] = answer.send
 
     def leaked(self, text: str) -> bool:
-        """Whether a text gives the key away, or moves a terminal's cursor. A part of it counts where the server did not cut it itself."""
+        """Return whether a text contains the key or characters that are not printable. A part of
+        the key counts too, unless the answer was damaged.
+        """
         low = text.lower()
         found = [form for form in _FORMS if form.lower() in low]
         found += [] if self.damaged else [part for part in _PARTS if part in low]

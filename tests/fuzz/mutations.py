@@ -1,4 +1,4 @@
-"""What may have become of a file of a run: by accident, by another version, by an attacker."""
+"""Changes to a file of a run, as by accident, by another version or by an attacker."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["DESTROYED", "MUTATIONS", "Random", "files_of", "mutate"]
 
 Random = random.Random
 LARGE = 200 << 30
-"""Bytes of a sparse file: read as a whole, it would take minutes."""
+"""Size of a sparse file; reading it as a whole would take minutes."""
 DEEP = 20_000
 
 RAW = ["NaN", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, "1" * 5000, '"\\ud800"', '"\\udc00x"', "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * 70 + "]" * 70]  # fmt: skip
-"""Values in JSON that Python's json would not write."""
+"""JSON values that Python's json would not write."""
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 7, 0.5, -0.5, 1e300, 1e18, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64, 10**18, 10**19,
     "", "x", "a" * 70_000, "\x00", "a\x00b", "\x1b[31m", "../../outside.txt", "/dev/zero", "/etc/passwd", "..", ".", "\n", "0", "0-999999999999", "none",
@@ -35,21 +35,21 @@ RUN_IDS: list[Any] = ["../x", "/tmp/x", "..", ".", "", "a/b", ".claims", "x", "x
 
 
 def files_of(run: Path) -> list[Path]:
-    """The files of a run, in a fixed order."""
+    """Return the files of a run, in a fixed order."""
     return sorted(path for path in run.rglob("*") if path.is_file())
 
 
-# -- bytes
+# -- changes of bytes
 
 
 def truncate(path: Path, chance: Random) -> None:
-    """It breaks off."""
+    """Truncate the file."""
     data = path.read_bytes()
     path.write_bytes(data[: chance.randrange(len(data) + 1)])
 
 
 def flip(path: Path, chance: Random) -> None:
-    """Some bits are others."""
+    """Flip some bits."""
     data = bytearray(path.read_bytes() or b"x")
     for _ in range(chance.choice([1, 1, 2, 20])):
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
@@ -57,7 +57,7 @@ def flip(path: Path, chance: Random) -> None:
 
 
 def repeat(path: Path, chance: Random) -> None:
-    """A part stands there again and again."""
+    """Repeat a part of the file."""
     data = path.read_bytes()
     begin = chance.randrange(len(data) + 1)
     end = chance.randrange(begin, min(begin + 2000, len(data)) + 1)
@@ -66,7 +66,7 @@ def repeat(path: Path, chance: Random) -> None:
 
 
 def splice(path: Path, chance: Random) -> None:
-    """Put something else into it."""
+    """Insert other bytes or overwrite a part with them."""
     data = path.read_bytes()
     at = chance.randrange(len(data) + 1)
     put = chance.choice([b"\0" * 99, b"\xff" * 9, b"\n" * 99, b"{" * DEEP, b"[" * DEEP, b'"', b"}", b" " * (1 << 20), b"1" * 5000, chance.randbytes(64)])  # fmt: skip
@@ -74,17 +74,17 @@ def splice(path: Path, chance: Random) -> None:
 
 
 def enlarge(path: Path, chance: Random) -> None:
-    """It is some MB larger."""
+    """Enlarge the file by 3 MB or more."""
     with path.open("ab") as file:
         file.write(chance.choice([b"\0", b" ", b"[", b"{}\n", b"x"]) * (3 << 20))
 
 
 def noise(path: Path, chance: Random) -> None:
-    """Nothing of it is left."""
+    """Replace the content with random bytes."""
     path.write_bytes(chance.randbytes(chance.choice([0, 1, 100, 5000])))
 
 
-# -- what it says
+# -- changes of content
 
 
 def said(path: Path, chance: Random) -> None:
@@ -109,7 +109,7 @@ def said(path: Path, chance: Random) -> None:
 
 
 def elsewhere(path: Path, chance: Random) -> None:
-    """It names another run, or a path."""
+    """Replace the run id with that of another run, or with a path."""
     with contextlib.suppress(ValueError, RecursionError, TypeError):
         content = json.loads(path.read_bytes())
         content["run_id"] = chance.choice(RUN_IDS)
@@ -128,11 +128,11 @@ def _changed(text: str, chance: Random) -> str:
 
 
 def _value(chance: Random) -> Any:
-    return copy.deepcopy(chance.choice(VALUES))  # a later change may be one within it
+    return copy.deepcopy(chance.choice(VALUES))  # a later change may change a value inside it
 
 
 def _change(content: Any, chance: Random, marker: str) -> Any:
-    """Change one place."""
+    """Change one place of the content."""
     places = list(_places(content))
     if not places:
         return _value(chance)
@@ -152,7 +152,7 @@ def _change(content: Any, chance: Random, marker: str) -> Any:
             holder[key] = json.loads(text)
             other[its_key] = value if not isinstance(value, dict | list) else None
     elif isinstance(holder, list):
-        # not again and again: 300 times 300 of it are no file but the memory of the machine
+        # not repeatedly: 300 times 300 copies would fill the memory of the machine
         holder += [holder[key]] * (300 if len(places) < 500 and len(json.dumps(content)) < 20_000 else 1)
     else:
         holder[chance.choice(["x", "", "\x1b[0m", key * 2])] = holder[key]
@@ -193,7 +193,7 @@ def _in_database(path: Path, chance: Random) -> None:
         connection.commit()
 
 
-# -- what it is
+# -- changes of the file's type
 
 
 def _instead(make: Callable[[Path], object]) -> Callable[[Path, Random], None]:
@@ -210,7 +210,7 @@ def _above(path: Path, name: str) -> Path:
 
 def _socket(path: Path) -> None:
     here = Path.cwd()
-    os.chdir(path.parent)  # the address of a socket is short
+    os.chdir(path.parent)  # the address of a socket must be short
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
@@ -219,7 +219,7 @@ def _socket(path: Path) -> None:
 
 
 def sparse(path: Path, chance: Random) -> None:
-    """It seems to have 200 GB, before or behind what is there."""
+    """Make the file sparse with 200 GiB, before or after its content."""
     data = path.read_bytes()
     with path.open("wb") as file:
         if chance.random() < 0.3:
@@ -231,7 +231,7 @@ def sparse(path: Path, chance: Random) -> None:
 
 
 def rename(path: Path, chance: Random) -> None:
-    """It has another name, or there are many of it."""
+    """Copy the file to other names."""
     names = ["rank-99999999999999999999999.000001.jsonl", "rank-0.99999999999999999999999.jsonl", "rank-٣.000001.jsonl", ".json", "x.json", "rank-0.2.json", "a\udcff.json", "\x1b[31m.json", "rank-0.trace.json.gz", "x" * 250 + ".json"]  # fmt: skip
     for name in chance.sample(names, 3):
         with contextlib.suppress(OSError):
@@ -239,14 +239,14 @@ def rename(path: Path, chance: Random) -> None:
 
 
 def refolder(path: Path, chance: Random) -> None:
-    """There are folders that are named like steps, or nearly."""
+    """Add folders with names like those of steps."""
     run = _above(path, "r")
     for name in chance.sample(["step-9999999999999999999999999", "step-0000002", "step-٠٠٠٠٠٩", "step-000009", "step-999999999999999999"], 2):  # fmt: skip
         with contextlib.suppress(OSError):
             large = any(file.lstat().st_size >= LARGE for file in (run / "step-000003").rglob("*"))
             if (
                 chance.random() < 0.5 and not large
-            ):  # a copy of a sparse file, or of what a link to a device holds, fills the disk
+            ):  # a copy of a sparse file, or of a device behind a link, fills the disk
                 shutil.copytree(run / "step-000003", run / name, symlinks=True)
             else:
                 (run / name).symlink_to(chance.choice(["step-000003", ".", "/proc/self", "nowhere"]))
@@ -276,11 +276,11 @@ MUTATIONS: dict[str, Callable[[Path, Random], None]] = {
     "link to itself": _instead(lambda path: path.symlink_to(path.name)),
 }
 DESTROYED = ("pipe", "folder", "socket", "link to a device", "link to a file", "link to nothing", "link to itself")  # fmt: skip
-"""After these nothing of a file can be read: `check` has to say so."""
+"""Mutations after which no content of a file can be read, so that `check` must report it."""
 
 
 def mutate(path: Path, kind: str, seed: int) -> None:
-    """Do one of MUTATIONS to a file; nothing, where another one has left nothing to do it to."""
+    """Apply one of MUTATIONS to a file. Do nothing if an earlier mutation removed or replaced the file."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
         if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGE:
             MUTATIONS[kind](path, Random(seed))

@@ -1,6 +1,7 @@
-"""A process that reads runs, so that what hangs, runs out of memory or crashes there is seen here.
+"""A process that reads runs, so that a hang, a crash or a lack of memory in it can be observed.
 
-As a program it carries out the commands of stepprof that come in, one line each, and answers each with a line. One more, `init`, opens a run as a rank of a job does.
+As a program it reads commands of stepprof, one per line, runs each, and answers with a line. The
+additional command `init` opens a run as a rank of a job does.
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ COMMANDS = {
     "compare": ["report", "RUN:2", "RUN:3", "--workers", "1", "--json", "compared.json"],
     "trigger": ["trigger", "RUN", "--step", "9"],
     "analyse": ["analyse", "RUN"],
-    "run": ["run", "--", "mv", "RUN", "runs/new"],  # the last one: what comes after it finds no run
+    "run": ["run", "--", "mv", "RUN", "runs/new"],  # last, because later commands find no run
 }  # fmt: skip
 SECONDS = 20
-"""A command on a run of some kilobytes takes a tenth of one; a busy machine is slower."""
+"""Time limit in seconds. A command on a small run takes 0.1 s; a busy machine is slower."""
 MEMORY = 3 << 30
-"""Bytes of address space that a command may ask for, beside what is loaded."""
+"""Bytes of address space that a command may use in addition to the loaded modules."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did."""
+    """The result of a command."""
 
     status: int
-    """-1: it did not end by itself."""
+    """The exit status; -1: the command did not end by itself."""
     out: str
     err: str
     traceback: str = ""
 
 
 class Reader:
-    """Reads in a process of its own, and starts another one where that died."""
+    """Runs commands in a process, and starts another process if it has died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +76,7 @@ class Reader:
         return self._ask(arguments, folder, run.parent)
 
     def open_run(self, output_dir: Path, environ: Mapping[str, str]) -> Outcome:
-        """Call `init` as a rank that has this environment; it prints the path of its run."""
+        """Call `init` as a rank with this environment; it prints the path of its run."""
         return self._ask(["init"], output_dir, output_dir, environ)
 
     def _ask(
@@ -99,7 +100,7 @@ class Reader:
         }
         process.stdin.write(json.dumps(task).encode() + b"\n")
         process.stdin.flush()
-        # its own alarm comes first, unless it waits where no signal wakes it
+        # the process's own alarm comes first, unless it waits where no signal wakes it
         ready, _, _ = select.select([process.stdout], [], [], 2 * SECONDS)
         line = process.stdout.readline() if ready else b""
         if not line:
@@ -116,7 +117,7 @@ class Reader:
 
 
 class _TooLong(BaseException):
-    """Nothing catches it."""
+    """Raised by the alarm; no handler catches it."""
 
 
 def _alarm(*_: object) -> None:
@@ -147,7 +148,7 @@ def _carry_out(task: dict[str, Any]) -> Outcome:
 
     os.environ.update(task["environ"])
     os.chdir(task["folder"])
-    # as strict as a terminal: what cannot be encoded raises
+    # as strict as a terminal: a character that cannot be encoded raises
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
     before, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), streams
     found, status = "", -1

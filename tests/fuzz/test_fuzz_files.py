@@ -1,6 +1,8 @@
-"""Whatever a run directory holds, each reading command ends, says what is wrong, and shows no traceback.
+"""For any content of a run directory, each reading command ends with a reason and without a
+traceback.
 
-`FUZZ_CASES` and `FUZZ_SEED` in the environment make it more cases, or others: `nox -s fuzz` does both.
+`FUZZ_CASES` and `FUZZ_SEED` in the environment select the number of cases and the seed; `nox -s
+fuzz` sets both.
 """
 
 from __future__ import annotations
@@ -21,36 +23,36 @@ from fuzz.wholerun import OUTSIDE, whole_run
 CASES = int(os.environ.get("FUZZ_CASES", "150"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = max(CASES // 1000, 4)
-"""Into which the cases are divided, for several processes."""
+"""Number of parts into which the cases are divided, for several processes."""
 READ = ("run.json", "spans/", "step-000002/manifest/", "step-000002/actor/", "step-000002/ref/rank-0.memory.pickle", "step-000002/rollout/")  # fmt: skip
-"""What `check` looks into, file by file."""
+"""The files that `check` reads."""
 
 Case = tuple[str, list[tuple[int, str, int]]]
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """A command, and what becomes of a few files."""
+    """Draw a command and the mutations of a few files."""
     mutation = st.tuples(st.integers(0, 99), st.sampled_from(list(MUTATIONS)), st.integers(0, 2**32 - 1))
     return st.tuples(st.sampled_from(list(COMMANDS)), st.lists(mutation, min_size=1, max_size=3))
 
 
 @pytest.fixture(scope="module")
 def whole():
-    """A run with every kind of file."""
+    """Return a run with every kind of file."""
     with tempfile.TemporaryDirectory() as folder:
         yield whole_run(Path(folder) / "runs")
 
 
 @pytest.fixture(scope="module")
 def reader():
-    """A process that reads."""
+    """Return a process that reads runs."""
     reader = Reader()
     yield reader
     reader.close()
 
 
 def wrong(command: str, mutations: list[tuple[int, str, int]], whole: Path, reader: Reader) -> str:
-    """What a command does on a damaged run that it should not; empty: nothing."""
+    """Return the problem of a command on a damaged run; an empty string if there is none."""
     files = [path.relative_to(whole) for path in files_of(whole)]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "runs" / "r"
@@ -76,17 +78,19 @@ def wrong(command: str, mutations: list[tuple[int, str, int]], whole: Path, read
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as many cases as are asked for
+@pytest.mark.timeout(0)  # the number of cases is configurable
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_command_ends_with_a_documented_status(part: int, whole: Path, reader: Reader) -> None:
-    """With an exit status of the documented ones, within time and memory, and with a finding where a file cannot be read at all."""
+    """Each command ends with a documented exit status, within time and memory. `check` reports a
+    file that cannot be read at all.
+    """
 
     @seed(SEED + part)
     @settings(
         max_examples=-(-CASES // PARTS),
         deadline=None,
         database=None,
-        phases=[Phase.generate],  # a case is small as it is
+        phases=[Phase.generate],  # cases are small without shrinking
         suppress_health_check=list(HealthCheck),
     )
     @given(cases())

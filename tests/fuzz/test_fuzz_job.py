@@ -1,6 +1,8 @@
-"""Whatever lies in `.claims` and in other runs, `init` finds a run or refuses; whatever lies in the place of an artifact, the upload ends and takes nothing else.
+"""For any content of `.claims` and other runs, `init` finds a run or refuses. For anything in place
+of an artifact, the upload ends and uploads no other file.
 
-`FUZZ_CLAIMS`, `FUZZ_UPLOADS` and `FUZZ_SEED` in the environment make it more cases, or others: `nox -s fuzz` does so.
+`FUZZ_CLAIMS`, `FUZZ_UPLOADS` and `FUZZ_SEED` in the environment select the numbers of cases and the
+seed; `nox -s fuzz` sets them.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ UPLOADED = [
     "step-000002/manifest/actor-rank-0.json",
 ]
 UPLOAD_SECONDS = 2.0
-"""What is too large to be read by then is given up."""
+"""Time limit of an upload in seconds; a file that is too large to be read in this time times out."""
 Mutations = list[tuple[int, str, int]]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many cases as are asked for
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # the number of cases is configurable
 
 
 def fuzzed(cases: int) -> Callable[[Callable[[Mutations], None]], Callable[[], None]]:
-    """Call a check with so many lists of mutations of a few files."""
+    """Return a decorator that calls a check with `cases` lists of mutations of a few files."""
     kinds = sorted(MUTATIONS.keys() - {"refolder"})
     mutation = st.tuples(st.integers(0, 99), st.sampled_from(kinds), st.integers(0, 2**32 - 1))
     drawn = settings(
@@ -56,7 +58,7 @@ def fuzzed(cases: int) -> Callable[[Callable[[Mutations], None]], Callable[[], N
 
 
 def changed(folder: Path, mutations: Mutations) -> Path:
-    """Mutate some files of a folder, or folders, in whose place a file comes first; returns the folder."""
+    """Mutate some files of a folder, or subfolders, which a file replaces first. Return the folder."""
     places = sorted(path for path in folder.rglob("*"))
     for number, kind, chance in mutations:
         path = places[number % len(places)]
@@ -68,11 +70,11 @@ def changed(folder: Path, mutations: Mutations) -> Path:
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-"""The variables that a launcher which does not name its job gives a rank."""
+"""The environment of a rank whose launcher does not name its job."""
 
 
 def opened(reader: Reader, runs: Path, local_rank: int) -> Path | None:
-    """Return the run that `init` finds; None where it refuses."""
+    """Return the run that `init` finds, or None if it refuses."""
     outcome = reader.open_run(runs, {**RANK, "LOCAL_RANK": str(local_rank)})
     assert outcome.traceback == ""
     if outcome.status == 2:
@@ -84,7 +86,7 @@ def opened(reader: Reader, runs: Path, local_rank: int) -> Path | None:
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Reader]:
-    """Return a process whose launcher this one is."""
+    """Return a process whose launcher is this process."""
     reader = Reader()
     yield reader
     reader.close()
@@ -92,7 +94,9 @@ def reader() -> Iterator[Reader]:
 
 @pytest.fixture(scope="module")
 def runs(reader: Reader) -> Iterator[Path]:
-    """Return a folder with runs: of this launcher, of others, and of the process that started the rank."""
+    """Return a folder with runs of this launcher, of other launchers, and of the process that
+    started the rank.
+    """
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
         for name, began in (("L1", time.time()), ("L2", 1000.0)):
@@ -115,7 +119,9 @@ def whole() -> Iterator[Path]:
 
 class TestClaims:
     def test_init_survives_any_files_in_the_claims_folder(self, reader: Reader, runs: Path) -> None:
-        """`init` opens a run directly below the folder, and follows no link out of it, or says in one line why not."""
+        """`init` opens a run directly below the folder and follows no link out of it, or gives a
+        one-line reason for refusing.
+        """
 
         @fuzzed(CLAIM_CASES)
         def check(mutations: Mutations) -> None:
@@ -134,7 +140,9 @@ class TestClaims:
 
 class TestUploads:
     def uploaded(self, program: Program, run: Path, name: str, seconds: float) -> list[str | None]:
-        """Upload the files of a run into a folder with this name; returns why each was not uploaded."""
+        """Upload the files of a run into a folder with this name. Return for each the reason why it
+        was not uploaded.
+        """
         reasons = []
         for path in UPLOADED:
             began = time.monotonic()
@@ -148,12 +156,14 @@ class TestUploads:
         return reasons
 
     def test_a_whole_run(self, whole: Path, tmp_path: Path) -> None:
-        """The undamaged run is uploaded, from which the cases below are made."""
+        """The undamaged run, from which the cases below are made, is uploaded completely."""
         with Program(f"file://{tmp_path}", threading.Event(), 1) as program:
             assert self.uploaded(program, whole, "up", 60.0) == [None] * len(UPLOADED)
 
     def test_uploads_survive_any_files_in_the_run(self, whole: Path) -> None:
-        """The upload of each ends in time, with a reason in one line, and the target has nothing but plain files of the run."""
+        """Each upload ends in time, with a reason in one line if it fails. The target contains only
+        plain files of the run.
+        """
 
         with (
             tempfile.TemporaryDirectory() as root,

@@ -1,6 +1,8 @@
-"""Whatever an engine's server or a router answers, the drivers end in time, with a health and a reason, and give nothing away.
+"""For any answers of an engine's server or a router, the drivers end in time, with a health and a
+reason, and disclose no key.
 
-`FUZZ_SERVERS` and `FUZZ_SEED` in the environment make it more servers, or others: `nox -s fuzz` does both.
+`FUZZ_SERVERS` and `FUZZ_SEED` in the environment select the number of servers and the seed; `nox -s
+fuzz` sets both.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from stepprof.run.model import Window
 CASES = int(os.environ.get("FUZZ_SERVERS", "100"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 SESSIONS = max(CASES // 40, 1)
-"""Of so many the whole way is gone: from `attach` to the manifest."""
+"""Number of servers that are tested from `attach` to the manifest."""
 REQUEST_SECONDS = 0.1
 CASE_SECONDS = 20
-"""No more than fifteen requests of a tenth of a second, on a busy machine."""
+"""Time limit of a case: at most fifteen requests of 0.1 s, on a busy machine."""
 MORE_KILOBYTES = 256 << 10
-"""By how much one case may raise the most memory that the process had."""
+"""Kilobytes by which one case may raise the peak memory of the process."""
 PARTS = max(CASES // 1000, 1)
-"""Hypothesis keeps what it has drawn until a test ends: so there are several."""
+"""Several parts, because hypothesis keeps all drawn values until a test ends."""
 pytestmark = pytest.mark.timeout(120 + CASES // PARTS)
 HEALTHS = ("ok", "busy", "unconfigured", "unreachable", "unknown", "dead")
 
@@ -53,7 +55,7 @@ def fuzzed(cases):
 
 @pytest.fixture(scope="module")
 def routes():
-    """The answers of a server that becomes another one for each case."""
+    """Return the answers of a server that becomes a different server for each case."""
     changing = Routes()
     with serving(changing) as server:
         changing.url = server.url
@@ -63,7 +65,7 @@ def routes():
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch, tmp_path):
-    """Requests end soon, in a folder of the test's own; no server is known from another case."""
+    """Shorten requests, use the test's folder, and forget servers of other cases."""
     real = client.Client.request
 
     async def request(self, method, path, json=None, timeout=10.0):
@@ -76,17 +78,17 @@ def short(monkeypatch, tmp_path):
 
 
 def grown():
-    """How many kilobytes the process had at most."""
+    """Return the peak memory of the process in kilobytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Case:
-    """One server, from attach to abort. What is raised besides `EngineFailure` fails the test."""
+    """One server, from attach to abort. Any exception except `EngineFailure` fails the test."""
 
     def __init__(self, routes, window, by):
         kind._known.clear()
         routes.asked.clear()
-        hide(CANARY, USER)  # the fixture that forgets keys does so between tests, not between cases
+        hide(CANARY, USER)  # the fixture that forgets keys runs between tests and not between cases
         url = (
             routes.url
             if by == "key"
@@ -126,7 +128,9 @@ class Case:
 class TestDrivers:
     @pytest.mark.parametrize("part", range(PARTS))
     def test_drivers_survive_any_answer(self, routes, tmp_path, log, part):
-        """Each verb ends within its bound of time and memory, with a health and a reason, and no part of the key is logged."""
+        """Each verb ends within its bounds of time and memory. A failure has a health and a reason,
+        and no part of the key is logged.
+        """
         loop = asyncio.new_event_loop()
         window = EngineWindow(Window(2, "rollout"), 0, tmp_path, "rollout/replica-0", EngineOptions())
         window.output.mkdir(parents=True)
@@ -150,7 +154,7 @@ class TestDrivers:
         finally:
             for task in asyncio.all_tasks(
                 loop
-            ):  # what says that the holder of an engine lives, whose stop failed
+            ):  # a task that shows that the holder of an engine with a failed stop is alive
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
             loop.close()
@@ -158,7 +162,9 @@ class TestDrivers:
 
 class TestWindows:
     def test_windows_survive_any_answer(self, routes, start, log):
-        """The body runs, nothing is raised, and the manifest has a status, a health and a reason, without the key."""
+        """The body runs and no exception is raised. The manifest has a status, a health and a
+        reason, without the key.
+        """
         session = start(
             steps="every 1",
             backend="null",
@@ -190,7 +196,7 @@ class TestWindows:
         one()
 
     def manifest(self, session, step):
-        """The fragment about the engines of a step, as soon as it has its last word."""
+        """Return the entries of a step's engines as soon as they are final."""
         deadline = time.monotonic() + CASE_SECONDS
         while True:
             session.background.round()

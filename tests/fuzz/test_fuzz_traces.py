@@ -1,6 +1,8 @@
-"""Whatever an engine leaves in its folder, a window ends in time, takes no more than some blocks of memory, and keeps whole traces only.
+"""For any file that an engine leaves in its folder, a window ends in time, uses little memory, and
+keeps only intact traces.
 
-`FUZZ_TRACES` and `FUZZ_SEED` in the environment make it more cases, or others: `nox -s fuzz` does both.
+`FUZZ_TRACES` and `FUZZ_SEED` in the environment select the number of cases and the seed; `nox -s
+fuzz` sets both.
 """
 
 from __future__ import annotations
@@ -38,16 +40,18 @@ PARTS = [
     *('"baseTimeNanoseconds": ', '"pid": ', '"rank": ', '"name": "execute_', '"user_annotation", "name": "step['),
     *("  {\n", '"ph": "X"', ": ", ", "),
 ]  # fmt: skip
-"""What readers of a trace look for."""
+"""Text for which readers of a trace search."""
 
 
 def text(parts: list[tuple[str, int]]) -> bytes:
-    """Return a trace in whose place the parts stand, each so many times."""
+    """Return a trace that consists of these parts, each repeated."""
     return "".join(part * min(times, (1 << 22) // len(part)) for part, times in parts).encode()
 
 
 def fuzzed(check: Callable[..., None]) -> Callable[[], None]:
-    """Call a check with what an engine leaves: text of its own or not, compressed or not, and what becomes of the file."""
+    """Return a function that calls a check with drawn files of an engine: their text, compressed or
+    not, and their mutations.
+    """
     part = st.tuples(st.sampled_from(PARTS), st.sampled_from([1, 1, 1, 3, 10_000, 400_000]))
     mutation = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**32 - 1))
     content = st.lists(part, max_size=6).map(
@@ -85,10 +89,10 @@ ENGINES = (of_vllm, of_sglang)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as many cases as are asked for
+@pytest.mark.timeout(0)  # the number of cases is configurable
 @pytest.mark.parametrize("engine", ENGINES)
 def test_any_trace_of_an_engine_is_adopted_or_refused(engine: Callable[..., list[Artifact]]) -> None:
-    """No error is raised, and an artifact is a plain gzip file with events and times of 64 bits."""
+    """No error is raised. An artifact is a plain gzip file with events and with times of 64 bits."""
 
     @fuzzed
     def check(parts: list[tuple[str, int]], compressed: bool, mutations: list[tuple[str, int]]) -> None:

@@ -1,4 +1,4 @@
-"""A run that holds every kind of file that a run can hold, small and whole."""
+"""A small, intact run with every kind of file that a run can have."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["OUTSIDE", "whole_run"]
 BEGIN = 1_700_000_000_000_000_000
 STEP = 2
 OUTSIDE = "no file of the run\n"
-"""What stands in a file beside the run, which no command may show."""
+"""The content of a file next to the run, which no command may show."""
 
 
 def whole_run(folder: Path) -> Path:
-    """Write the run, and return its folder."""
+    """Write the run and return its folder."""
     run = make_run(
         folder, "r", config={"ranks": "all", "roles": {"actor": {"ranks": "0-1"}}}, created_unix_ns=BEGIN
     )
@@ -131,7 +131,7 @@ def _status(path: Path, rank: int, run_id: str) -> None:
 
 
 def _others(step: Path) -> list[dict[str, object]]:
-    """Artifacts of all other kinds."""
+    """Write artifacts of all other kinds and return their manifest entries."""
     folder = step / "ref"
     folder.mkdir(parents=True)
     peaks = {

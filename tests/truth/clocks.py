@@ -1,4 +1,6 @@
-"""Check how the report placed each source: every offset right within its stated error, every comparison within an island."""
+"""Check how the report placed each source: each offset is right within its stated error, and so is
+each comparison within an island.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from truth.noting import Notes
 __all__ = ["places"]
 
 LOCAL = 200
-"""How wrong a clock is read by the process itself, on either side [ns]."""
+"""Error with which a process reads its own clock, on either side [ns]."""
 
 
 def places(notes: Notes) -> dict[int | str, Place]:
@@ -39,7 +41,7 @@ def places(notes: Notes) -> dict[int | str, Place]:
     }
     for process in notes.truth.processes:
         if process.rank not in found and process.windows_in_manifest(notes.truth):
-            # only the manifest knows it: it is on the clock of its machine
+            # a process that only the manifest has is on the clock of its machine
             found[process.rank] = by_machine.get(process.machine.boot) or _compared(
                 notes, process.machine, placed
             )
@@ -47,7 +49,9 @@ def places(notes: Notes) -> dict[int | str, Place]:
 
 
 def _compared(notes: Notes, machine: Machine, placed: Sequence[tuple[SourceInfo, Machine, object]]) -> Place:
-    """Where a machine without a source is: by the comparisons, if there are any with one that has some."""
+    """Return the place of a machine without a source: by its comparison with a machine that has
+    one, if there is one.
+    """
     truth = notes.truth
     measured = {truth.machines[0].boot: (0, 0)}
     measured |= {truth.machines[other].boot: (offset, error) for _, other, offset, error in truth.comparisons}
@@ -55,7 +59,7 @@ def _compared(notes: Notes, machine: Machine, placed: Sequence[tuple[SourceInfo,
         if source.error_ns is not None and {machine.boot, other.boot} <= measured.keys():
             (here, wrong), (there, wrong_too) = measured[machine.boot], measured[other.boot]
             return Place(machine.offset - (source.offset_ns + here - there), wrong + wrong_too, island)
-    if machine.boot in measured:  # nothing else is known of these than what the manifest says
+    if machine.boot in measured:  # only the manifest has information about these
         return Place(machine.offset - measured[machine.boot][0], measured[machine.boot][1], "one")
     return Place(machine.offset, 0, machine.boot)
 
@@ -75,7 +79,9 @@ def _island(notes: Notes, source: SourceInfo, machine: Machine) -> object:
 
 
 def _errors(notes: Notes, placed: Sequence[tuple[SourceInfo, Machine, object]]) -> None:
-    """Of two sources of one island, both offsets together are right within both errors together."""
+    """Check pairs of sources on one island: the difference of their offsets is right within the sum
+    of their errors.
+    """
     by_machine = {(machine.boot, island): (source, machine) for source, machine, island in placed}
     for ((_, island), (one, here)), ((_, other_island), (other, there)) in combinations(
         by_machine.items(), 2
@@ -85,7 +91,7 @@ def _errors(notes: Notes, placed: Sequence[tuple[SourceInfo, Machine, object]]) 
         wrong = abs((one.offset_ns - other.offset_ns) - (here.offset - there.offset))
         if one.error_ns is None and other.error_ns is None:
             notes.say(f"clocks of {one.label} and {other.label}", "on one island", "never compared")
-        # one whose clock was compared with no other is that of its island
+        # a source whose clock was compared with no other has the clock of its island
         elif wrong > (one.error_ns or 0) + (other.error_ns or 0) + LOCAL:
             notes.say(
                 f"clocks of {one.label} ({one.alignment}) and {other.label} ({other.alignment})",

@@ -1,4 +1,4 @@
-"""Compare a report with the truth: each difference is a sentence that says what was reported and what was true."""
+"""Compare a report with the truth. Each difference is a sentence with the reported and the true value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKER = re.compile(r"^\S+/(\d+)( |$)")
 
 
 def differences(truth: Truth, report: Report) -> list[str]:
-    """What of a report is not so."""
+    """Return the differences between a report and the truth."""
     notes = Notes(truth, report)
     where = places(notes)
     everyone = [
@@ -44,7 +44,7 @@ def differences(truth: Truth, report: Report) -> list[str]:
         compare_waiting(notes, waited[-1])
         compare_gantt(notes, known, bounds[0])
     if waited:
-        for island in set(notes.islands.values()) - set(islands):  # one may have engines alone
+        for island in set(notes.islands.values()) - set(islands):  # an island may have only engines
             longest = max(longest, notes.generated(island))
         notes.same("seconds of the step", report.seconds, longest)
         compare_collectives(notes, everyone, waited)
@@ -58,7 +58,7 @@ def differences(truth: Truth, report: Report) -> list[str]:
 
 
 def _phases(notes: Notes, known: Sequence[Known], bounds: Stretch, *, alone: bool) -> None:
-    """Time of roles and regions, of the processes of one island."""
+    """Compare the time of roles and regions, for the processes of one island."""
     true, mine = phases(known), {each.rank for each in known}
     wall = bounds[1] - bounds[0]
     reported: dict[tuple[str | None, str | None], TimeOf] = {}
@@ -154,7 +154,7 @@ def _rollouts(notes: Notes) -> None:
 
 
 def _stages(notes: Notes, label: str, engine: Engine) -> None:
-    """All simulated forward steps continue sequences, one token each."""
+    """Compare the forward steps by stage. All simulated steps continue sequences, with one token each."""
     work = next((each for each in notes.report.engines if each.label == label), None)
     if work is None or len(work.stages) != 1:
         notes.say(f"stages of {label}", work, "decode")
@@ -181,7 +181,7 @@ def _tail(notes: Notes, label: str, row: Rollout, engines: Sequence[Engine]) -> 
 
 
 def _overhead(notes: Notes, everyone: Sequence[Known]) -> None:
-    """What the recording cost each process, by its manifest."""
+    """Compare the cost of recording each process with its manifest."""
     rows = {key_of(row.label): row for row in notes.report.overhead}
     for each in everyone:
         stated = [window for window in each.process.windows if window.status is not None]

@@ -1,4 +1,4 @@
-"""Draw the shapes of steps: small on average, some large, and each oddity in a good share of them."""
+"""Draw the shapes of steps: most are small, some are large, and each special case occurs often."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ PHASES = (
 
 
 def draw_shape(drawn: random.Random) -> Shape:
-    """Return the shape of any step. What comes first in a list is the simplest: hypothesis shrinks towards it."""
+    """Return the shape of any step. The first item of a list is the simplest, because hypothesis
+    shrinks towards it.
+    """
     few = drawn.choice((1, 2, 3, 4, 2, 3, 4, 5, 6, 8, 8, 0))
     ranks = few or drawn.randint(9, 64)
     machines = min(drawn.choice((1, 1, 2, 2, 3, 8)), ranks)
@@ -52,8 +54,9 @@ def draw_shape(drawn: random.Random) -> Shape:
     spans, driver = not _seldom(drawn), drawn.choice(("none", "none", "waits", "manifest"))
     short = {"capped", "lost", "truncated", "killed"}.intersection(fates.values())
     again = drawn.choice(("no", "no", "no", "no", "no", "no", "epoch", "restart"))
-    # of a process that recorded nothing, on a host that was never compared, visits can be matched with occurrences by
-    # their order alone: one process before a restart and one after it have one visit each, and are left out
+    # if a process recorded nothing, on a host that was never compared, only their order matches
+    # visits with occurrences. One process before a restart and one after it have one visit each.
+    # This case is left out
     unclear = again == "restart" and machines > 1 and (driver == "waits" or "unselected" in fates.values())
     return Shape(
         seed=drawn.randrange(2**32),
@@ -76,7 +79,7 @@ def draw_shape(drawn: random.Random) -> Shape:
         driver=driver,
         engines=tuple(engines),
         late=_seldom(drawn)
-        and machines == 1,  # else the clocks may not tell which forward steps are of the window
+        and machines == 1,  # else the clocks may not show which forward steps belong to the window
         nested=_seldom(drawn),
         jitter=_seldom(drawn),
         overlap=_seldom(drawn) and profiler == "none",

@@ -1,4 +1,6 @@
-"""The tables of a report from the truth: plain sums over what was recorded, without any code of stepprof's."""
+"""Compute the tables of a report from the truth, as plain sums over what was recorded, without code
+of stepprof.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ Key = int | str
 
 @dataclass
 class Phase:
-    """A role, or a region of one: the time of each process in it."""
+    """A role, or a region of one, with the time of each process in it."""
 
     seconds: int = 0
     covered: dict[Key, int] = field(default_factory=dict)
@@ -40,7 +42,9 @@ class Phase:
 
 
 def step_bounds(known: Iterable[Known]) -> Stretch | None:
-    """From the first window to the last; of one whose end nothing says, as far as it or a span is known. Begins alone have no length."""
+    """Return the bounds of the step, from the first window to the last. A window without a known
+    end counts up to its last known part or span. Begins alone have no length.
+    """
     edges = [(start, end) for each in known for _, start, end in (*each.windows, *each.parts)]
     edges += [stretch for each in known if each.spans for stretch in each.stretches(each.regions)]
     if not edges:
@@ -50,7 +54,7 @@ def step_bounds(known: Iterable[Known]) -> Stretch | None:
 
 
 def phases(known: Sequence[Known]) -> dict[tuple[str, str | None], Phase]:
-    """Each role, and each region of a role, of processes of one island."""
+    """Return each role, and each region of a role, of the processes of one island."""
     parts: dict[tuple[str, str | None], dict[Key, list[Stretch]]] = defaultdict(lambda: defaultdict(list))
     for each in known:
         for role, start, end in each.windows:
@@ -70,7 +74,7 @@ def phases(known: Sequence[Known]) -> dict[tuple[str, str | None], Phase]:
 
 
 def outermost(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Calls that do not lie inside another of the same name."""
+    """Return the calls that are not inside another call of the same name."""
     return [
         one
         for at, one in enumerate(stretches)
@@ -84,7 +88,7 @@ def outermost(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 @dataclass
 class Overlapped:
-    """Computation and communication on one device, or on the threads of a process without one."""
+    """Computation and communication on one device, or on the threads of a process without a device."""
 
     compute: int
     communication: int
@@ -93,7 +97,7 @@ class Overlapped:
 
 
 def overlapped(known: Known) -> dict[str, Overlapped]:
-    """What of communication is hidden by computation, by device (``gpu 0``, ``cpu``)."""
+    """Return by device (``gpu 0``, ``cpu``) how much communication is hidden by computation."""
     found = {}
     for device in range(known.process.devices) if known.device else [None]:
         kind = "op" if device is None else "kernel"
@@ -110,7 +114,7 @@ def overlapped(known: Known) -> dict[str, Overlapped]:
 
 
 def operators(known: Sequence[Known]) -> dict[str, dict[Key, tuple[int, int, int]]]:
-    """Calls, time and self time of each operator in each process."""
+    """Return calls, time and self time of each operator in each process."""
     found: dict[str, dict[Key, tuple[int, int, int]]] = defaultdict(dict)
     for each in known:
         ops = [work for work in each.work if work.kind in ("op", "dispatch")]
@@ -131,14 +135,16 @@ def operators(known: Sequence[Known]) -> dict[str, dict[Key, tuple[int, int, int
 
 
 def _inside(inner: Work, outer: Work, *, later: bool) -> bool:
-    """Whether an operator runs in another one; of two with the same times the one that came first is the outer one."""
+    """Return whether an operator runs inside another one. Of two with the same times, the first one
+    is the outer one.
+    """
     if inner.thread != outer.thread or not (outer.start <= inner.start and inner.end <= outer.end):
         return False
     return later or (inner.start, inner.end) != (outer.start, outer.end)
 
 
 def kernels(known: Sequence[Known]) -> dict[str, tuple[int, int]]:
-    """Calls and time of each kernel."""
+    """Return calls and time of each kernel."""
     found: dict[str, tuple[int, int]] = {}
     for each in known:
         if not each.process.devices:
@@ -155,7 +161,7 @@ def kernels(known: Sequence[Known]) -> dict[str, tuple[int, int]]:
 
 @dataclass
 class Tail:
-    """Generation: how many sequences at a time."""
+    """Generation: the number of sequences over time."""
 
     seconds: int
     peak: float
@@ -174,7 +180,9 @@ class Decoded:
 
 
 def decoded(engine: Engine) -> Decoded:
-    """Each step lasts until the next one begins, and the last one until it ends."""
+    """Return the sums over forward steps. Each step lasts until the next one begins, and the last
+    one until it ends.
+    """
     found = Decoded()
     for scheduler in engine.schedulers:
         begins = [start for start, _, _ in scheduler.steps]
@@ -188,7 +196,7 @@ def decoded(engine: Engine) -> Decoded:
 
 
 def tail_of(engines: Sequence[Engine], shifts: Mapping[int, int]) -> Tail | None:
-    """The batch of all schedulers of some engines together, over time."""
+    """Return the combined batch of all schedulers of some engines over time."""
     curves = [
         [
             (start + shifts[engine.replica], end + shifts[engine.replica], size)
@@ -221,5 +229,5 @@ def tail_of(engines: Sequence[Engine], shifts: Mapping[int, int]) -> Tail | None
 
 
 def inside(stretches: Iterable[Stretch], bounds: Stretch) -> int:
-    """The length of the union within bounds."""
+    """Return the length of the union within bounds."""
     return total(clipped(stretches, *bounds))

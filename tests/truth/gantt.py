@@ -1,4 +1,4 @@
-"""Compare the Gantt chart: every bar is a window or a region, and what is drawn as busy was work."""
+"""Compare the Gantt chart: every bar is a window or a region, and time that is drawn as busy was work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW_STRETCHES = 250
 
 
 def compare_gantt(notes: Notes, known: list[Known], start: int) -> None:
-    """Compare the rows of one island whose second 0 is `start`."""
+    """Compare the rows of one island, whose second 0 is `start`."""
     rows = {key_of(row.label): row for row in notes.report.gantt if row.kind == "rank"}
     for each in known:
         row = rows.get(each.rank)
@@ -54,7 +54,7 @@ def _bars(notes: Notes, each: Known, row: GanttRow, start: int) -> None:
 
 
 def _only_in(bars: set[Bar], others: set[Bar]) -> set[Bar]:
-    """Return the bars that the others lack. Half a microsecond may be rounded up in one and down in the other."""
+    """Return the bars that the others lack. Rounding may shift a bar by one microsecond."""
     near = (-1, 0, 1)
     return {
         bar

@@ -1,8 +1,8 @@
-"""What the recorded data shows of a step, as far as it goes: the layer between the truth and any figure.
+"""What the recorded data shows of a step: the layer between the truth and any figure.
 
-Every process is placed on the clock of the report by the offset that the report itself states for it; whether that
-offset is right within its stated error is checked by itself. What is computed from placed times can then be compared
-exactly.
+Every process is placed on the clock of the report, by the offset that the report states for it.
+Whether that offset is right within its stated error is checked separately. So figures from placed
+times can be compared exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ __all__ = ["Known", "Place", "clipped", "known_of", "merged", "minus", "total"]
 
 @dataclass(frozen=True)
 class Place:
-    """How a process is placed: `shift` is added to true times; processes of one island can be compared in time."""
+    """How a process is placed: `shift` is added to true times. Times of processes on one island can
+    be compared.
+    """
 
     shift: int
     error: int
@@ -27,65 +29,69 @@ class Place:
 
 @dataclass
 class Known:
-    """One process, as far as it was recorded; times are placed."""
+    """One process, as far as it was recorded, with placed times."""
 
     process: Process
     place: Place
     windows: list[tuple[str | None, int, int]] = field(default_factory=list)
-    """(role, start, end) of those whose end is known."""
+    """(role, start, end) of the windows whose end is known."""
     open: list[Window] = field(default_factory=list)
-    """Windows whose end nothing says."""
+    """Windows without a known end."""
     parts: list[tuple[str | None, int, int]] = field(default_factory=list)
-    """Of those, what is known: from the start until the capture ended."""
+    """The known parts of `open`: from the start of a window until its capture ended."""
     regions: list[Region] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     spans: bool = False
-    """Whether its span file is there."""
+    """Whether the process has a span file."""
     around: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Region and role of each call, by its id: the innermost region that the trace shows (of kernels, on their stream), which lacks those that had not ended."""
+    """Region and role of each call, by its id.
+
+    The region is the innermost one that the trace shows, for kernels on their stream. Regions that
+    had not ended are missing.
+    """
     computing: list[Work] = field(default_factory=list)
-    """What counts as work: kernels and copies; of a trace that shows no device, operators."""
+    """Events that count as work: kernels and copies, or, in a trace without a device, operators."""
     covered: list[Stretch] = field(default_factory=list)
-    """Where the absence of an event says that nothing happened."""
+    """Times in which the absence of an event shows that nothing happened."""
     traced: list[Window] = field(default_factory=list)
     """Windows with a trace."""
 
     @property
     def device(self) -> bool:
-        """Whether its traces show a device: one that did nothing at all is not seen."""
+        """Return whether the traces show a device; a device that did nothing is not visible."""
         moved = any(each.kind in ("kernel", "copy") for each in self.work)
         return self.process.devices > 0 and (moved or bool(self.calls))
 
     @property
     def rank(self) -> int | str:
-        """Its rank."""
+        """Return the rank of the process."""
         return self.process.rank
 
     def at(self, time: int) -> int:
-        """A true time, placed."""
+        """Return a true time as a placed time."""
         return time + self.place.shift
 
     def stretches(self, things: Iterable[Work | Region | Window]) -> list[Stretch]:
-        """The placed times of what it did."""
+        """Return the placed times of work, regions or windows."""
         return [(self.at(each.start), self.at(each.end)) for each in things]
 
     def call(self, call: Call) -> Stretch:
-        """The placed times of its part of a call."""
+        """Return the placed times of the process's part of a call."""
         return self.at(call.arrive[self.rank]), self.at(call.leave[self.rank])
 
 
 def known_of(truth: Truth, process: Process, place: Place) -> Known:
     """Return what is known of a process.
 
-    A process that was killed has written no span of its last window: which of the roles in its spans are names of windows,
-    and not attributes of the user's, is then known of the windows before alone, and a region may be without a role.
+    A killed process has no spans of its last window. Only roles of its earlier windows are then
+    known as roles and not as attributes of the user, so a region may have no role.
     """
     spans = truth.spans and process.has_spans
     known = Known(process, place, spans=spans)
     for window in process.windows:
         in_manifest = window in process.windows_in_manifest(truth)
-        # without its spans, where a capped capture ended is all that is known; of a lost one nothing is
+        # without spans, only the end of a capped capture is known, and no end of a lost one
         whole = in_manifest and window.status != "lost" and window.capped_by is None
         if (spans and not process.ended(window.end)) or whole:
             known.windows.append((window.role, known.at(window.start), known.at(window.end)))
@@ -131,19 +137,21 @@ def _innermost(call: Call, rank: int | str, regions: Sequence[Region | Note]) ->
     holding = [
         region for region in regions if region.start <= call.arrive[rank] and call.leave[rank] <= region.end
     ]
-    # of two with the same times the inner one was written later
+    # of two regions with the same times, the inner one was written later
     return min(reversed(holding), key=lambda region: region.end - region.start).name if holding else ""
 
 
 def _role(call: Call, process: Process, window: Window) -> str:
-    """Of a capture around several windows, that of the one in which the call began."""
+    """Return the role of a call. In a capture around several windows, it is the role of the window
+    in which the call began.
+    """
     at = call.arrive[process.rank]
     inner = [each for each in process.windows if each.joined and each.start <= at < each.end]
     return (inner[0] if inner else window).role or ""
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The union, in order."""
+    """Return the union, in order."""
     found: list[Stretch] = []
     for start, end in sorted(stretches):
         if start >= end:
@@ -156,17 +164,17 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 def total(stretches: Iterable[Stretch]) -> int:
-    """The length of the union."""
+    """Return the length of the union."""
     return sum(end - start for start, end in merged(stretches))
 
 
 def clipped(stretches: Iterable[Stretch], start: int, end: int) -> list[Stretch]:
-    """The parts within bounds."""
+    """Return the parts within bounds."""
     return [(max(a, start), min(b, end)) for a, b in stretches if a < end and b > start]
 
 
 def minus(stretches: Iterable[Stretch], others: Sequence[Stretch]) -> list[Stretch]:
-    """The union of some stretches without others."""
+    """Return the union of some stretches, without others."""
     left = merged(stretches)
     for low, high in merged(others):
         parts: list[Stretch] = []

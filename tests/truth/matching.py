@@ -15,8 +15,9 @@ __all__ = ["Sides", "alone", "matchable", "replayed", "sides_of"]
 def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]:
     """Return the ids of calls that must be matched, and of those that may be.
 
-    Must: every member recorded the call, on clocks that were compared, and the calls are either numbered (NCCL's) or
-    all of one group (gloo's state neither group nor number; then every member must have recorded all of them).
+    A call must be matched if every member recorded it on clocks that were compared. It must also be
+    numbered (NCCL), or all calls must be of one group. gloo's calls state neither group nor number,
+    so every member must have recorded all of them.
     """
     holders: dict[int, set[int | str]] = defaultdict(set)
     islands: dict[int, set[object]] = defaultdict(set)
@@ -50,23 +51,25 @@ def matchable(truth: Truth, known: Sequence[Known]) -> tuple[set[int], set[int]]
 
 @dataclass
 class Sides:
-    """How long one rank waited in the calls of one phase: for each rank the minimum and the maximum, in nanoseconds."""
+    """How long one rank waited in the calls of one phase: the minimum and maximum for each other
+    rank, in nanoseconds.
+    """
 
     calls: int = 0
     total: int = 0
-    """Without what the recording caused."""
+    """The wait without the part that the recording caused."""
     at_least: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     at_most: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     close: int = 0
-    """How far the clocks make that uncertain."""
+    """The uncertainty that the clocks cause."""
 
 
 def replayed(truth: Truth, known: Sequence[Known], must: set[int]) -> bool:
-    """Whether what the recording caused of waits is decided by the data.
+    """Return whether the data shows which part of the waits the recording caused.
 
-    It is where the recording held nobody, or where every call of the step is matched and synchronises. In a call with a
-    root, a rank that did not wait may still have needed another one: what would have been without the recording then
-    depends on what no trace says.
+    It does if the recording delayed no rank, or if every call of the step is matched and
+    synchronises. In a call with a root, a rank that did not wait may still have needed another one.
+    Without the recording the outcome would then depend on data that no trace has.
     """
     if truth.shape.profiler == "none":
         return True
@@ -75,17 +78,18 @@ def replayed(truth: Truth, known: Sequence[Known], must: set[int]) -> bool:
 
 
 def alone(call: Call, known: Known) -> bool:
-    """Whether a call is of a group of one member, and does not say so."""
+    """Return whether a call belongs to a group of one member and does not state it."""
     return len(call.group.ranks) == 1 and not known.process.devices
 
 
 def sides_of(
     calls: Mapping[int, Call], known: Sequence[Known], must: Collection[int], *, decided: bool
 ) -> dict[tuple[str, str], dict[int | str, Sides]]:
-    """Who waited for whom, by role and innermost region (empty: in none) and by rank.
+    """Return which rank waited for which, by role and innermost region (empty: none) and by rank.
 
-    A call of gloo's in a group of one member states no group: where it overlaps such calls of other ranks, the report may
-    take them for one call of a larger group. A wait in it can then be stated, of at most its own duration.
+    A call of gloo in a group of one member states no group. If it overlaps such calls of other
+    ranks, the report may match them as one call of a larger group. The report may then state a wait
+    of at most the call's own duration.
     """
     found: dict[tuple[str, str], dict[int | str, Sides]] = defaultdict(lambda: defaultdict(Sides))
     errors = {each.rank: each.place.error for each in known}
@@ -101,24 +105,24 @@ def sides_of(
             sides.close += error
             begins = by_rank[rank].at(call.arrive[rank])
             end = begins + call.waited[rank]
-            # what computation hides is no waiting
+            # waiting that computation hides does not count
             wait = total(minus([(begins, end - call.profiler[rank])], computing[rank]))
             sides.total += wait
             ended = call.arrive[rank] + call.waited[rank]
-            # the clocks cannot distinguish the last one from those that came as late within their
-            # error
+            # the clocks cannot distinguish the last rank from others that entered within the error
             unclear = error - call.blur if call.synchronises else error
             late = {other for other, at in call.arrive.items() if abs(at - ended) <= unclear}
             named = set(call.needed[rank]) | late
-            if not decided:  # then it may be anyone who came later
+            if not decided:  # then any rank that entered later may be the cause
                 named |= {other for other in call.arrive if call.arrive[other] > call.arrive[rank]}
                 wait = total(minus([(begins, end)], computing[rank]))
             if alone(call, by_rank[rank]):
                 named, wait = set(by_rank), call.leave[rank] - call.arrive[rank]
             for other in named - {rank, "driver"}:
                 sides.at_most[int(other)] += wait + error
-            # it may go unnamed: whom a rank needed in a call with a root is in no trace, and where the recording held the
-            # last one up, the one that would have been last without that may have come before this rank
+            # the report may name no rank here. No trace shows which rank was needed in a call with
+            # a root. If the recording delayed the last rank, the last one without recording may
+            # have entered before this rank
             if call.synchronises and call.needed[rank] and len(named) == 1 and rank not in named:
                 sides.at_least[int(next(iter(named)))] += (
                     max(wait - error, 0) if decided and number in must else 0

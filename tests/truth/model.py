@@ -1,7 +1,8 @@
-"""One step as it truly was: machines, processes, and what each process did when, in nanoseconds of one true clock.
+"""One step as it truly was: machines, processes, and the times of their activities, in nanoseconds
+of one true clock.
 
-Nothing here knows how stepprof reads a run. `simulate` makes a `Truth`, `writing` writes what a recording
-would leave of it, and `expected` computes the figures from it.
+Nothing here depends on how stepprof reads a run. `simulate` makes a `Truth`, `writing` writes the
+recording of it, and `figures` computes the figures from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 MS = 1_000_000
 SECOND = 1_000_000_000
 UNIT = 100_000
-"""All times of the simulation are multiples of this: kineto writes them exactly."""
+"""All times of the simulation are multiples of this unit, which kineto writes exactly."""
 T0 = 1_795_000_000 * SECOND
 STEP = 2
 
@@ -24,7 +25,7 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """What is drawn of a step: everything else follows from the seed."""
+    """The drawn properties of a step; everything else follows from the seed."""
 
     seed: int = 0
     ranks: int = 2
@@ -33,57 +34,63 @@ class Shape:
     devices: int = 1
     same_name: bool = False
     compared: str = "all"
-    """``all``, ``some`` or ``none`` of the machines."""
+    """Which machines were compared: ``all``, ``some`` or ``none``."""
     clock_error: bool = False
     phases: tuple[str, ...] = ("actor",)
-    """The roles that ranks go through, one window each; one named twice has two occurrences."""
+    """The roles of the ranks, one window each; a role that is named twice has two occurrences."""
     layout: str = "world"
-    """``world``: all ranks are in all phases. ``disjoint``: each role has ranks of its own."""
+    """``world``: all ranks are in all phases. ``disjoint``: each role has its own ranks."""
     groups: str = "world"
-    """``world``, ``halves`` or ``both``: the process groups that communicate."""
+    """The process groups that communicate: ``world``, ``halves`` or ``both``."""
     kinds: tuple[str, ...] = ("all_reduce",)
     rounds: int = 2
     local: str = "ops"
-    """``ops``, ``python``, ``sleep`` or ``mixed``: what ranks do between collectives."""
+    """The activity of ranks between collectives: ``ops``, ``python``, ``sleep`` or ``mixed``."""
     fates: tuple[tuple[int, str], ...] = ()
-    """What became of the captures of some ranks: ``capped``, ``lost``, ``truncated``, ``killed``, ``unselected`` or ``absent``."""
+    """The fates of some ranks' captures: ``capped``, ``lost``, ``truncated``, ``killed``,
+    ``unselected`` or ``absent``.
+    """
     profiler: str = "none"
-    """``none``, ``equal`` or ``differing``: how long the recording's own arm, start and stop take."""
+    """How long arm, start and stop of the recording take: ``none``, ``equal`` or ``differing``."""
     spans: bool = True
     driver: str = "none"
-    """``none``, ``waits`` (in spans) or ``manifest`` (a window that only the manifest knows)."""
+    """``none``, ``waits`` (in spans) or ``manifest`` (a window that only the manifest has)."""
     engines: tuple[tuple[int, int], ...] = ()
-    """(data parallel, tensor parallel) of each."""
+    """(data parallel, tensor parallel) of each engine."""
     again: str = "no"
-    """``epoch``: the loop counts from 0 again, so that the step's number comes twice. ``restart``: the job was started again under its run id."""
+    """``epoch``: the loop counts from 0 again, so the step number occurs twice. ``restart``: the
+    job was started again with its run id.
+    """
     late: bool = False
-    """Engines carry out their stops late, and record forward steps that are of no window."""
+    """Engines stop late and record forward steps that belong to no window."""
     nested: bool = False
-    """A region lies inside itself."""
+    """A region contains a region of the same name."""
     jitter: bool = False
     """Threads leave collectives up to half a millisecond apart."""
     overlap: bool = False
     """Collectives of a device run concurrently with computation; only if the recording delays no rank."""
     outer: bool = False
-    """Each rank has a window around the whole step, whose capture the windows of its roles join; only where all ranks that are selected are recorded to the end, with spans."""
+    """Each rank has a window around the whole step, and the windows of its roles join its capture.
+    This needs spans, and all selected ranks must be recorded to the end.
+    """
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One host: its clock is ahead of the true one by `offset`."""
+    """One host, whose clock is ahead of the true one by `offset`."""
 
     host: str
     boot: str
     offset: int
 
     def own(self, at: int) -> int:
-        """What its clock shows at a true time."""
+        """Return what the machine's clock shows at a true time."""
         return at + self.offset
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group, as each of its members knows it."""
+    """A process group, as each member knows it."""
 
     name: str
     ranks: tuple[int, ...]
@@ -91,7 +98,9 @@ class Group:
 
 @dataclass
 class Call:
-    """One collective (or a transfer of two ranks): when each member arrived and left, and what it truly waited."""
+    """A collective, or a transfer between two ranks: when each member arrived and left, and how
+    long it truly waited.
+    """
 
     kind: str
     group: Group
@@ -99,22 +108,26 @@ class Call:
     arrive: dict[int | str, int]
     leave: dict[int | str, int] = field(default_factory=dict)
     waited: dict[int | str, int] = field(default_factory=dict)
-    """From its arrival until that of the member it needed."""
+    """The time from a member's arrival until that of the member it needed."""
     needed: dict[int | str, frozenset[int]] = field(default_factory=dict)
-    """The members whose late arrival the rest of the wait was for, without the recording's own time, as far as they arrived later than it; empty where there is none."""
+    """The members whose late arrival caused the rest of the wait, not counting the recording's own
+    time. It is empty if there is no such wait.
+    """
     profiler: dict[int | str, int] = field(default_factory=dict)
-    """How much of the wait there would not be without the recording's own time."""
+    """The part of the wait that exists only because of the recording."""
     blur: int = 0
-    """By how much durations do not say what was waited, where members left apart: on several machines, and in calls with a root."""
+    """How far durations may differ from waits because members left apart: on several machines, and
+    in calls with a root.
+    """
 
     @property
     def synchronises(self) -> bool:
-        """Whether no member leaves before all have arrived."""
+        """Return whether no member leaves before all have arrived."""
         return self.kind in SYNCHRONISING
 
     @property
     def pairwise(self) -> bool:
-        """Whether it is a transfer between two ranks, which nothing matches."""
+        """Return whether the call is a transfer between two ranks, which is never matched."""
         return self.kind in ("send", "recv")
 
 
@@ -130,7 +143,7 @@ class Region:
 
 @dataclass
 class Note:
-    """What torch writes on a stream for a region: from the first of its kernels there to the last."""
+    """The annotation that torch writes on a stream for a region: from its first kernel there to its last."""
 
     name: str
     start: int
@@ -140,7 +153,7 @@ class Note:
 
 @dataclass
 class Window:
-    """One window of a process, and its capture."""
+    """A window of a process, and its capture."""
 
     role: str | None
     occurrence: int
@@ -148,28 +161,28 @@ class Window:
     end: int
     arm: int = 0
     begin: int = 0
-    """How long the start of the capture held the process up before `start`."""
+    """How long the start of the capture delayed the process before `start`."""
     stall: int = 0
     status: str | None = "complete"
-    """As the manifest has it; None: the manifest does not have the window."""
+    """The status in the manifest. None: the manifest does not have the window."""
     captured: int | None = None
-    """Until when the capture covers it; None: nothing is captured."""
+    """The time until which the capture covers the window. None: nothing is captured."""
     capped_by: str | None = None
     truncated: bool = False
     joined: bool = False
-    """Its capture is that of the window around it."""
+    """Whether the window joined the capture of the window around it."""
     cpu: int | None = None
-    """CPU time of its thread."""
+    """CPU time of the window's thread."""
 
     @property
     def covered(self) -> list[Stretch]:
-        """Where it was captured."""
+        """Return the captured time."""
         return [] if self.captured is None else [(self.start, self.captured)]
 
 
 @dataclass
 class Work:
-    """What a device or a thread did."""
+    """Work of a device or a thread."""
 
     name: str
     start: int
@@ -183,7 +196,7 @@ class Work:
 
 @dataclass
 class Process:
-    """A process that records itself: a rank, or the driver."""
+    """A process that records itself: a rank or the driver."""
 
     rank: int | str
     machine: Machine
@@ -195,51 +208,51 @@ class Process:
     regions: list[Region] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
     python: list[Stretch] = field(default_factory=list)
-    """CPU time that no operator shows."""
+    """Times of CPU use without an operator."""
     calls: list[Call] = field(default_factory=list)
     killed: int | None = None
-    """When it was killed: its spans have what had ended by then."""
+    """When the process was killed. Its spans contain only what had ended by then."""
 
     def windows_in_manifest(self, truth: Truth) -> list[Window]:
-        """Return its windows in the manifest."""
+        """Return the process's windows in the manifest."""
         if not self.recorded or (self.rank == "driver" and truth.shape.driver != "manifest"):
             return []
         return [window for window in self.windows if window.status is not None]
 
     def ended(self, at: int) -> bool:
-        """Whether it had been killed by then."""
+        """Return whether the process had been killed by this time."""
         return self.killed is not None and at > self.killed
 
     @property
     def peak_bytes(self) -> int:
-        """The most that its allocator had given out, at the begin of each of its windows."""
+        """Return the peak memory of the process's allocator, at the begin of each window."""
         return (self.pid % 61 + 4) << 28
 
     @property
     def has_spans(self) -> bool:
-        """Whether its span file is there, as far as its fate goes."""
+        """Return whether the process's fate leaves a span file."""
         return self.fate != "absent"
 
     @property
     def recorded(self) -> bool:
-        """Whether anything is known of it."""
+        """Return whether anything is known of the process."""
         return self.fate != "absent"
 
 
 @dataclass
 class Scheduler:
-    """One scheduler of an engine: forward steps of (start, end, batch size), which each of its workers goes."""
+    """A scheduler of an engine. Each of its workers runs its forward steps of (start, end, batch size)."""
 
     group: int
     workers: int
     steps: list[tuple[int, int, int]]
     beyond: list[tuple[int, int, int]] = field(default_factory=list)
-    """Those that were recorded after the window had ended."""
+    """Forward steps that were recorded after the end of the window."""
 
 
 @dataclass
 class Engine:
-    """One replica, driven by a process."""
+    """One replica, which a process controls."""
 
     replica: int
     machine: Machine
@@ -263,18 +276,20 @@ class Truth:
     calls: list[Call] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     compared: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(machine, other machine, measured offset of the other one's clock, error) of each comparison."""
+    """(machine, other machine, measured offset of the other clock, error) of each comparison."""
     visit: int = 1
-    """How often the processes have come to this step number."""
+    """How often the processes have reached this step number."""
 
     @property
     def spans(self) -> bool:
-        """Whether processes write span files; ``manifest`` is a driver whose window only the manifest knows."""
+        """Return whether processes write span files. With ``manifest``, only the manifest has the
+        driver's window.
+        """
         return self.shape.spans and self.shape.driver != "manifest"
 
     @property
     def first(self) -> Process:
-        """The process that compares clocks: the first that writes into the manifest."""
+        """Return the process that compares clocks: the first one that writes into the manifest."""
         drivers = [process for process in self.processes if process.rank == "driver"]
         ordered = [*drivers, *(process for process in self.processes if process.rank != "driver")]
         windows_in_manifest = [process for process in ordered if process.windows_in_manifest(self)]
@@ -282,9 +297,9 @@ class Truth:
 
     @property
     def comparisons(self) -> list[tuple[int, int, int, int]]:
-        """Those of `compared` that are in the manifest."""
+        """Return the comparisons that are in the manifest."""
         return self.compared if self.first.machine is self.machines[0] else []
 
     def process(self, rank: int | str) -> Process:
-        """The process of a rank."""
+        """Return the process of a rank."""
         return next(process for process in self.processes if process.rank == rank)

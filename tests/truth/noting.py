@@ -1,4 +1,4 @@
-"""What every comparison needs: the truth and the report beside each other, and a list of differences."""
+"""The truth, the report and the list of differences, for every comparison."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from truth.model import Engine, Truth
 __all__ = ["CLOSE", "Notes", "key_of"]
 
 CLOSE = 2_000
-"""Nanoseconds that a figure may differ by: its own rounding, and the edges of a few stretches."""
+"""Permitted difference of a figure in nanoseconds: its rounding, and the edges of a few stretches."""
 _RANK = re.compile(r"\brank (\d+)\b")
 
 
 def key_of(label: str) -> int | str | None:
-    """The rank that a label names; None: none."""
+    """Return the rank that a label names, or None."""
     found = _RANK.search(label)
     if found:
         return int(found[1])
@@ -32,11 +32,13 @@ class Notes:
     report: Report
     found: list[str] = field(default_factory=list)
     unclear: bool = False
-    """Two machines of one host name are on different islands: which source is on which is not in the report."""
+    """Whether two machines of one host name are on different islands; the report does not show
+    which source is on which.
+    """
     shifts: dict[int, int] = field(default_factory=dict)
-    """How the workers of each engine were placed, by replica."""
+    """The shift of each engine's workers, by replica."""
     islands: dict[int, object] = field(default_factory=dict)
-    """And on which island."""
+    """The island of each engine's workers, by replica."""
 
     def say(self, what: str, reported: object, true: object) -> None:
         """Note a difference."""
@@ -50,16 +52,16 @@ class Notes:
             self.say(what, reported, None if true_ns is None else true_ns / 1e9)
 
     def equal(self, what: str, reported: object, true: object) -> None:
-        """Compare anything else."""
+        """Compare other values."""
         if reported != true:
             self.say(what, reported, true)
 
     def engine_island(self, engine: Engine) -> object:
-        """By whose clock the workers of an engine are placed."""
+        """Return the island whose clock places an engine's workers."""
         return self.islands.get(engine.replica)
 
     def generated(self, island: object) -> int:
-        """From the first forward step on an island to the last [ns]."""
+        """Return the time from the first forward step on an island to the last [ns]."""
         steps = [
             step
             for engine in self.truth.engines
@@ -70,6 +72,6 @@ class Notes:
         return max(end for _, end, _ in steps) - min(start for start, _, _ in steps)
 
     def place_of_engine(self, engine: Engine, place: Place) -> None:
-        """Remember how an engine was placed."""
+        """Note how an engine was placed."""
         self.shifts[engine.replica] = place.shift
         self.islands[engine.replica] = place.island

@@ -1,12 +1,13 @@
-"""What each process did with the step, moment by moment: the partition that the report promises, from the truth.
+"""The partition of a step that the report promises: what each process did at each moment, from the
+truth.
 
-Work comes first. Each other moment belongs to the first of these that holds: the profiler, waiting in a matched
-collective, communication that was not matched, a device that waits for its host, time that was not recorded, the
-rollout, other ranks of the role, other roles, and what is left.
+Work comes first. Each other moment belongs to the first cause that holds. Their order is: the
+profiler, waiting in a matched collective, unmatched communication, a device that waits for its
+host. Then: time that was not recorded, the rollout, other ranks of the role, other roles, unknown.
 
-Three things are not decided by what was recorded, and a figure may then be anything between what the cases give:
-whether calls that state no group or no number were matched, where in the gaps of a window the CPU time of its thread
-lies, and whether that CPU time is what operators of other threads already show.
+The recording leaves three things open, and a figure may lie anywhere between their cases. Calls
+without group or number may be matched or not. The CPU time of a thread may lie anywhere in the gaps
+of its window. Operators of other threads may already show that CPU time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Around", "Partition", "between", "generating", "handing", "partition
 
 @dataclass
 class Partition:
-    """The nanoseconds of one process: `busy` and causes add up to `wall`."""
+    """The nanoseconds of one process: `busy` and the causes add up to `wall`."""
 
     wall: int
     busy: int = 0
@@ -32,29 +33,29 @@ class Partition:
 
 @dataclass(frozen=True)
 class Around:
-    """What a process shares with the others of its island."""
+    """What a process shares with the other processes of its island."""
 
     bounds: Stretch
     others: Sequence[Known]
     engine_roles: Collection[str]
     generating: Sequence[Stretch] = ()
-    """While engines had sequences to generate."""
+    """Times in which engines had sequences to generate."""
     handed: Sequence[Stretch] = ()
-    """While the driver waited for engines to start and stop."""
+    """Times in which the driver waited for engines to start and stop."""
     matched: Collection[int] = ()
-    """Ids of calls that are matched for sure."""
+    """Ids of calls that are certainly matched."""
     perhaps: Collection[int] = ()
-    """Of calls that may be."""
+    """Ids of calls that may be matched."""
 
 
 def between(cases: Sequence[Partition], cause: str) -> tuple[int, int]:
-    """The least and the most of a cause (or of ``busy``)."""
+    """Return the minimum and maximum of a cause (or of ``busy``)."""
     values = [case.busy if cause == "busy" else case.causes.get(cause, 0) for case in cases]
     return min(values), max(values)
 
 
 def partitions(mine: Known, around: Around) -> list[Partition]:
-    """Return how a process may have spent the step: one case for each thing that is not decided."""
+    """Return how a process may have spent the step: one case for each combination that is not decided."""
     unsure = any(id(call) in around.perhaps for call in mine.calls)
     by_threads = not mine.device and any(each.thread for each in mine.work)
     partly = not mine.device and (bool(mine.open) or _own(mine, around) != merged(mine.covered))
@@ -69,7 +70,9 @@ def partitions(mine: Known, around: Around) -> list[Partition]:
 
 
 def _own(mine: Known, around: Around) -> list[Stretch]:
-    """While it was in windows of its own: not in those of engines' roles, nor in one around all of its roles."""
+    """Return the times of the process's own windows. Windows of engines' roles, and a window around
+    all of its roles, do not count.
+    """
     every = [*mine.windows, *mine.parts]
     named = [window for window in every if window[0] is not None]
     windows = [window for window in named if window[0] not in around.engine_roles] if named else every
@@ -105,7 +108,7 @@ def _partition(mine: Known, around: Around, *, matched: bool, cpu: str, late: bo
         take("host", [part for a, b in mine.covered for part in clipped(own, a, b)])
     worked = 0 if device or cpu == "none" else _by_cpu(mine, around, own, computing, left, cpu)
     covered = [part for a, b in mine.covered for part in clipped(own, a, b)]
-    take("unknown", [*covered, *(own if mine.rank == "driver" else [])])  # its backend is null
+    take("unknown", [*covered, *(own if mine.rank == "driver" else [])])  # the driver's backend is null
     take("not_recorded", [*own, *_open(mine, bounds)])
     made.busy += worked
     order = ("not_recorded", "unknown") if late else ("unknown", "not_recorded")
@@ -118,7 +121,9 @@ def _partition(mine: Known, around: Around, *, matched: bool, cpu: str, late: bo
 
 
 def _waits(mine: Known, calls: Sequence[Call]) -> tuple[list[Stretch], list[Stretch]]:
-    """When it waited in calls for another rank, and then for what the recording did to one: by convention in that order."""
+    """Return when the process waited in calls for another rank, and then because of the recording;
+    by convention in that order.
+    """
     waits, caused = [], []
     for call in calls:
         start = mine.at(call.arrive[mine.rank])
@@ -129,7 +134,7 @@ def _waits(mine: Known, calls: Sequence[Call]) -> tuple[list[Stretch], list[Stre
 
 
 def _outside(mine: Known, around: Around, take: object) -> None:
-    """What a process waited for outside of its own windows."""
+    """Assign the causes of waiting outside the process's own windows."""
     assert callable(take)
     windows = [
         window for each in around.others for window in (*each.windows, *each.parts) if window[0] is not None
@@ -151,7 +156,9 @@ def _by_cpu(
     left: Sequence[Stretch],
     cpu: str,
 ) -> int:
-    """How much of the gaps in its windows its threads' CPU time says was work."""
+    """Return how much of the gaps in the process's windows was work, according to the CPU time of
+    its threads.
+    """
     used = sum(window.cpu or 0 for window in mine.process.windows if window.status not in (None, "lost"))
     main = merged(mine.stretches(each for each in mine.work if each.kind == "op" and not each.thread))
     shown = computing if cpu == "all" else main
@@ -163,7 +170,7 @@ def _by_cpu(
 
 
 def _open(mine: Known, bounds: Stretch) -> list[Stretch]:
-    """From where a capture ended in a window whose end nothing says, until the next window."""
+    """Return the times after the captures of windows without a known end, each until the next window."""
     found = []
     for window in mine.open:
         start = mine.at(window.start)
@@ -174,7 +181,9 @@ def _open(mine: Known, bounds: Stretch) -> list[Stretch]:
 
 
 def recording(known: Known) -> list[Stretch]:
-    """When the recording held the process: arm, start and stop of its captures, as the manifest says them."""
+    """Return when the recording delayed the process: arm, start and stop of its captures, according
+    to the manifest.
+    """
     held = []
     for window in known.process.windows:
         if window.status is None or known.rank == "driver":
@@ -186,7 +195,9 @@ def recording(known: Known) -> list[Stretch]:
 
 
 def generating(engines: Sequence[Engine], shift: int) -> list[Stretch]:
-    """When any of some engines had sequences to generate; gaps of the scheduler's between two steps are no pauses."""
+    """Return when any of some engines had sequences to generate. Gaps of a scheduler between two
+    steps do not count as pauses.
+    """
     return merged(
         (scheduler.steps[0][0] + shift, scheduler.steps[-1][1] + shift)
         for engine in engines

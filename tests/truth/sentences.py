@@ -1,6 +1,7 @@
-"""Read every finding back and check what it says: sentences that name a process against the truth, sums against the tables that were compared with it.
+"""Parse every finding and check its statements: named processes against the truth, and sums against
+tables that were compared with it.
 
-A sentence that is not understood here is a difference: a new one has to be checked as well.
+A sentence that no pattern here matches is a difference, so that new sentences are checked too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SENTENCES: list[tuple[re.Pattern[str], Callable[[_Sentences, re.Match[str]], No
 
 
 def _reads(pattern: str) -> Callable[[Callable[[_Sentences, re.Match[str]], None]], None]:
-    """Register what checks sentences of a pattern."""
+    """Register a check for sentences that match a pattern."""
 
     def register(check: Callable[[_Sentences, re.Match[str]], None]) -> None:
         _SENTENCES.append((re.compile(pattern), check))
@@ -31,7 +32,7 @@ def _reads(pattern: str) -> Callable[[Callable[[_Sentences, re.Match[str]], None
 
 
 def compare_sentences(notes: Notes, everyone: Sequence[Known], waited: Sequence[Waited]) -> None:
-    """Check every finding, and that those are there which have to be."""
+    """Check every finding, and that the required findings exist."""
     sentences = _Sentences(notes, everyone, waited)
     for finding in notes.report.findings:
         for pattern, check in _SENTENCES:
@@ -53,7 +54,7 @@ def seconds_of(text: str) -> tuple[float, float]:
     _, _, decimals = digits.partition(".")
     half = 0.5 * 10 ** -len(decimals) * unit
     value = float(digits) * unit
-    # the table says three digits of a long time
+    # the table has three digits for a long time
     return value - half - 1e-9 - 0.005 * value, value + half + 1e-9 + 0.005 * value
 
 
@@ -74,28 +75,28 @@ class _Sentences:
             self.notes.say(f'"{self.text}"', text, (least, most))
 
     def share(self, text: str, true: float) -> None:
-        """A whole percentage."""
+        """Check a whole percentage."""
         if abs(int(text) - 100 * true) > 0.5 + 1e-6:
             self.notes.say(f'"{self.text}"', f"{text} %", true)
 
     def wrong(self, true: object) -> None:
-        """The whole sentence."""
+        """Note that the sentence is wrong."""
         self.notes.say("sentence", self.text, true)
 
     def process(self, label: str) -> Process | None:
-        """Who is named."""
+        """Return the process that a label names."""
         rank = key_of(label)
         return None if rank is None else self.notes.truth.process(rank)
 
     def phase(self, text: str) -> tuple[str | None, str | None]:
-        """(role, region) of the words for a phase."""
+        """Return (role, region) of the text for a phase."""
         if match := re.fullmatch(r"(.+) \((.+)\)", text):
             return match[2], match[1]
         roles = {window.role for process in self.notes.truth.processes for window in process.windows}
         return (text, None) if text in roles else (None, None)
 
     def missing(self) -> None:
-        """What has to be said: captures that fell short, and clocks that were never compared."""
+        """Check the required findings: incomplete captures, and clocks that were never compared."""
         said = [finding.text for finding in self.report.findings if finding.topic == "coverage"]
         kinds = {
             "capped": "max_seconds",
@@ -155,7 +156,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 @_reads(r"the step took (?P<parts>.+?)(?:, and \d+ more)?, each by its own clock")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in sentences.waited]
-    for island in set(sentences.notes.islands.values()):  # one may have engines alone
+    for island in set(sentences.notes.islands.values()):  # an island may have only engines
         lengths.append(sentences.notes.generated(island) / 1e9)
     for part in re.findall(rf"({TIME}) on ", match["parts"]):
         low, high = seconds_of(part[0])
@@ -246,7 +247,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
     doubt = _doubt(sentences, ends) / 1e9
     blind = {rank for rank in ends if is_partial(sentences.everyone[rank], role)}
     behind = []
-    for left_out in (set(), blind):  # a window of traces alone leaves out those of partial captures
+    for left_out in (set(), blind):  # a window that comes from traces alone omits partial captures
         others = [end for rank, end in ends.items() if rank != who and rank not in left_out]
         if others:
             behind.append((ends[who] - median(others)) / 1e9)
@@ -291,7 +292,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
             for rank, known in sentences.everyone.items()
             if rank in (who, whom) and known.windows
         }
-        if len(begins) < 2:  # of a capped capture only the manifest states the begin
+        if len(begins) < 2:  # only the manifest states the begin of a capped capture
             return
         doubt = _doubt(sentences, begins) / 1e9
         later = (begins[whom] - begins[who]) / 1e9
@@ -330,7 +331,7 @@ PLACE = r"(?:`(?P<region>[^`]+)`(?: \((?:in )?(?:`(?P<around>[^`]+)`)?(?:, )?(?:
 
 
 def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool) -> int | None:
-    """How long a process was in a place and in no region inside it [ns]; None: it never was."""
+    """Return how long a process was in a place and in no region inside it [ns]; None: it never was."""
     known = sentences.everyone[rank]
     role = match["role"] or match["window"]
     regions = [(each.name, each.role, known.at(each.start), known.at(each.end)) for each in known.regions]
@@ -360,7 +361,7 @@ def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls:
 def _around(
     regions: list[tuple[str, str | None, int, int]], inner: tuple[str, str | None, int, int]
 ) -> str | None:
-    """The name of the innermost region of another name around one."""
+    """Return the innermost region of another name around a region."""
     name, _, start, end = inner
     outer = [each for each in regions if each[0] != name and each[2] <= start and end <= each[3]]
     return min(outer, key=lambda each: each[3] - each[2])[0] if outer else None
@@ -393,7 +394,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 
 
 LATE = 0.0006
-"""Threads leave collectives up to so many seconds apart."""
+"""Threads leave collectives up to this many seconds apart."""
 
 
 @_reads(

@@ -1,4 +1,6 @@
-"""Make a step: ranks work, arrive at collectives, wait and leave, one phase after the other, in true time."""
+"""Simulate a step: ranks work, arrive at collectives, wait and leave, one phase after another, in
+true time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def simulate(shape: Shape) -> Truth:
 
 
 def simulate_again(first: Truth) -> Truth:
-    """Return a later step of the same number, on the same machines: another epoch's, or that of a job that was restarted."""
+    """Return a later step of the same number on the same machines: in another epoch, or in a
+    restarted job.
+    """
     shape = replace(first.shape, seed=first.shape.seed ^ 1)
     later = _Simulation(shape, first.machines, T0 + LATER).run()
     later.compared = first.compared
@@ -64,7 +68,7 @@ class _Simulation:
         """How much earlier each rank would be if the recording had delayed no rank."""
         self.numbers: Counter[Group] = Counter()
         self.busy_until: Counter[int | str] = Counter()
-        """Until when collectives run beside computation."""
+        """The time until which collectives run concurrently with computation."""
         self.began = began
 
     def run(self) -> Truth:
@@ -104,7 +108,7 @@ class _Simulation:
         self._compare()
         return truth
 
-    # -- who -----------------------------------------------------------------------------------
+    # -- processes and groups ------------------------------------------------------------------
 
     def _ranks(self) -> list[Process]:
         return [process for process in self.truth.processes if process.rank != "driver"]
@@ -134,7 +138,7 @@ class _Simulation:
     def _some(self, low: int, high: int) -> int:
         return self.random.randint(low, high) * UNIT
 
-    # -- what ----------------------------------------------------------------------------------
+    # -- activities of ranks -------------------------------------------------------------------
 
     def _phase(self, role: str, occurrence: int, members: Sequence[Process]) -> None:
         opened: dict[int | str, Window] = {}
@@ -222,7 +226,7 @@ class _Simulation:
             self.held[rank] += window.stall
 
     def _capture(self, process: Process, window: Window) -> None:
-        """What became of the capture."""
+        """Set the result of the capture, according to the fate of the process."""
         length = window.end - window.start
         window.captured = window.end
         if process.fate in ("unselected", "absent"):
@@ -241,7 +245,7 @@ class _Simulation:
             window.truncated = True
 
     def _local(self, process: Process, most: int = 4) -> None:
-        """Work of a rank by itself."""
+        """Simulate work of a rank between collectives."""
         rank = process.rank
         slow = 10 if self.random.random() < 0.15 else 1
         for _ in range(self.random.randint(1, most)):
@@ -261,7 +265,7 @@ class _Simulation:
             self.clock[rank] = end
 
     def _operate(self, process: Process, start: int, end: int) -> None:
-        """An operator, with others inside."""
+        """Add an operator with others inside."""
         process.work.append(Work(self.random.choice(OPS), start, end))
         inside = self.random.randint(0, 2)
         at = start
@@ -273,7 +277,7 @@ class _Simulation:
             at += length + self._some(0, 3)
 
     def _on_device(self, process: Process, what: str, start: int, end: int) -> None:
-        """Kernels on one of the devices, or a slow host."""
+        """Add kernels on one of the devices, or none for a slow host."""
         if what in ("sleep", "python"):
             return
         device = self.random.randrange(process.devices)
@@ -331,14 +335,14 @@ class _Simulation:
             }
             call.needed[rank] = frozenset(causes) if call.waited[rank] > call.profiler[rank] else frozenset()
         if call.synchronises and len({self.truth.process(rank).machine.boot for rank in ranks}) == 1:
-            call.blur = 0  # one clock says when each arrived
+            call.blur = 0  # one clock shows when each member arrived
         for rank in ranks:
             self.busy_until[rank] = call.leave[rank]
             if not beside:
                 self.clock[rank] = call.leave[rank]
             process = self.truth.process(rank)
             process.calls.append(call)
-            if process.devices and not beside and self.random.random() < 0.3:  # computation beside it
+            if process.devices and not beside and self.random.random() < 0.3:  # computation meanwhile
                 end = call.leave[rank] - self._some(0, 2)
                 if end > arrive[rank]:
                     process.work.append(Work(KERNELS[0], arrive[rank], end, kind="kernel"))
@@ -347,7 +351,7 @@ class _Simulation:
         self.truth.calls.append(call)
 
     def _pair(self, group: Group, pair: Sequence[int], arrive: dict[int, int], transfer: int) -> None:
-        """A transfer from one rank to another: two calls, of which each is on one rank alone."""
+        """Add a transfer from one rank to another as two calls, each on one rank only."""
         latest = max(arrive[rank] for rank in pair)
         for rank, kind in zip(pair, ("send", "recv"), strict=True):
             call = Call(kind, group, -1, {rank: arrive[rank]}, {rank: latest + transfer})
@@ -404,7 +408,7 @@ class _Simulation:
             self.clock[rank] = ends + self._some(1, 10)
 
     def _generate(self, at: int) -> list[tuple[int, int, int]]:
-        """Forward steps whose batch becomes smaller."""
+        """Return forward steps whose batch becomes smaller."""
         steps = []
         size = self.random.choice((8, 16, 32, 64))
         for _ in range(self.random.randint(4, 12)):
@@ -439,7 +443,7 @@ def _machines(shape: Shape) -> list[Machine]:
 
 
 def _needed(kind: str, rank: int, root: int, ranks: Sequence[int], meets: bool) -> list[int]:
-    """The members without whose arrival a rank cannot leave."""
+    """Return the members whose arrival a rank needs before it can leave."""
     if kind in SYNCHRONISING:
         return list(ranks)
     if kind in FROM_ROOT:

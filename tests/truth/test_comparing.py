@@ -1,4 +1,4 @@
-"""The comparison itself: a report that says something false is found out, whatever it is that is false."""
+"""The comparison itself: it detects any false statement of a report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAPPED = dataclasses.replace(WHOLE, fates=((3, "capped"),))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Shape, tuple[Truth, Report]]:
-    """Steps of everything, and their reports, which are right."""
+    """Return two steps with every feature, and their reports, which agree with the truth."""
     found = {}
     for shape in (WHOLE, CAPPED):
         folder: Path = tmp_path_factory.mktemp("truth")
@@ -47,12 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Shape, tuple[Truth, R
 
 
 def first_of(rows, change):
-    """The rows with the first one changed."""
+    """Return the rows with the first one changed."""
     return [replace(rows[0], **change(rows[0])), *rows[1:]]
 
 
 def waits(report):
-    """The first row of waits in collectives, and all others."""
+    """Return the rows of the skew, those of waits in collectives first."""
     rows = sorted(report.skew, key=lambda row: row.basis)
     assert rows[0].basis == "collectives"
     return rows

@@ -1,4 +1,4 @@
-"""Steps that a report once got wrong, each for a different reason."""
+"""Steps for which a report was once wrong, each for a different reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Random samples whose requests are known: the report states their times, and nothing that was not stated."""
+"""Random samples with known requests: the report has their times, and no time that the requests do
+not state.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Samples = dict[str, list[Request]]
 
 
 def drawn(chance: random.Random) -> Request:
-    """Return what an engine states of a request: all of it, or a part."""
+    """Return what an engine states of a request: all figures, or only some of them."""
     tokens = chance.choice((0, 1, 2, 17, 1000))
     whole = {
         "first_token_seconds": chance.uniform(0, 3),
@@ -38,7 +40,7 @@ def drawn(chance: random.Random) -> Request:
 
 
 async def generated(name: str, requests: list[Request]) -> None:
-    """Be one sample that makes its requests one after the other."""
+    """Run one sample, which makes its requests one after another."""
     with stepprof.bind(sample=name):
         for request in requests:
             with stepprof.region("generate"):
@@ -46,14 +48,14 @@ async def generated(name: str, requests: list[Request]) -> None:
             stepprof.mark("request", **request)
         with stepprof.region("score"):
             await asyncio.sleep(0)
-        # which state no request
+        # these marks state no request
         stepprof.mark("scored", generated_tokens=True, first_token_seconds="soon", decode_seconds=-1)
         stepprof.mark("scored", generated_tokens=2.5, first_token_seconds=1e17, decode_seconds=2**62)
 
 
 async def rollout(samples: Samples) -> None:
-    """Generate all samples at a time."""
-    stepprof.mark("request", first_token_seconds=99.0)  # which is of no sample
+    """Generate all samples concurrently."""
+    stepprof.mark("request", first_token_seconds=99.0)  # this mark belongs to no sample
     await asyncio.gather(*(generated(name, requests) for name, requests in samples.items()))
 
 
@@ -71,7 +73,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, 
         with stepprof.profile_step(step, role="rollout"):
             asyncio.run(rollout(truth[step]))
         with stepprof.profile_step(step, role="reward"), stepprof.bind(sample="s0"):
-            stepprof.mark("request", first_token_seconds=77.0)  # which another role makes
+            stepprof.mark("request", first_token_seconds=77.0)  # a request of another role
     stepprof.shutdown()
     return folder, truth
 
@@ -82,13 +84,13 @@ def row_of(folder: Path, step: int) -> Rollout:
 
 
 def per_token(request: Request) -> float | None:
-    """Return the seconds between two tokens of a request; None: it does not state them."""
+    """Return the seconds between two tokens of a request, or None if it does not state them."""
     tokens = request.get("generated_tokens", 0)
     return request["decode_seconds"] / (tokens - 1) if tokens > 1 and "decode_seconds" in request else None
 
 
 def same(reported: SampleSeconds | None, true: list[float]) -> None:
-    """Compare a distribution with the values that it is of."""
+    """Compare a distribution with its true values."""
     if reported is None:
         assert not true
         return
@@ -101,7 +103,7 @@ def same(reported: SampleSeconds | None, true: list[float]) -> None:
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_all_requests(recorded: tuple[Path, dict[int, Samples]], step: int) -> None:
-    """The distributions are of the requests that state the time, of all samples and of nothing else."""
+    """The distributions cover the requests of all samples that state the figure, and nothing else."""
     folder, truth = recorded
     requests = [request for each in truth[step].values() for request in each]
     row = row_of(folder, step)
@@ -114,7 +116,7 @@ def test_all_requests(recorded: tuple[Path, dict[int, Samples]], step: int) -> N
 def test_each_sample_has_the_means_of_its_requests(
     recorded: tuple[Path, dict[int, Samples]], step: int
 ) -> None:
-    """A sample has the means of its own requests; what none of them states is None."""
+    """A sample has the means of its own requests. A figure that no request states is None."""
     folder, truth = recorded
     row = row_of(folder, step)
     assert {each.sample for each in row.samples} == set(truth[step])

@@ -1,6 +1,7 @@
-"""Random steps whose truth is known: each figure, cause and sentence of the report is compared with it.
+"""Random steps with known truth: each figure, cause and sentence of the report is compared with it.
 
-`TRUTH_STEPS` and `TRUTH_SEED` in the environment make it more steps, or others: `nox -s truth` does both.
+`TRUTH_STEPS` and `TRUTH_SEED` in the environment select the number of steps and the seed; `nox -s
+truth` sets both.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from truth.writing import write
 STEPS = int(os.environ.get("TRUTH_STEPS", "100"))
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
 PARTS = 4
-"""Into which the steps are divided, for several processes."""
+"""Number of parts into which the steps are divided, for several processes."""
 
 
 def compared(shape: Shape) -> list[str]:
-    """What the report of a step says that is not so."""
+    """Return the differences between the report of a step and the truth."""
     truth = simulate(shape)
     if not any(process.windows_in_manifest(truth) for process in truth.processes):
-        return []  # nothing is recorded of the step: there is nothing to report
+        return []  # nothing is recorded of the step, so there is no report
     with tempfile.TemporaryDirectory() as folder:
         run = write(truth, Path(folder))
-        if shape.again != "no":  # the last one is read
+        if shape.again != "no":  # the last occurrence is reported
             truth = simulate_again(truth)
             write(truth, Path(folder))
         report = analyse(find([run], output_dir=Path(folder)), workers=1)
@@ -42,7 +43,7 @@ def compared(shape: Shape) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)  # as many steps as are asked for
+@pytest.mark.timeout(0)  # the number of steps is configurable
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_report_says_what_is_true(part: int) -> None:
     """Each figure and sentence of the report of a random step agrees with the truth, or is absent."""

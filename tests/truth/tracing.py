@@ -1,7 +1,7 @@
-"""Traces in the shape in which torch writes them: seen in real ones of two gloo processes, of an H100 and of vLLM.
+"""Traces in torch's layout, modelled on real ones of two gloo processes, of an H100 and of vLLM.
 
-Kineto writes thread by thread and the device last, not by time; the window that stepprof adds stands first. A file
-that breaks off has lost whole threads, or all kernels.
+Kineto writes thread by thread and the device last, not by time; the window that stepprof adds comes
+first. A truncated file has lost whole threads, or all kernels.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 GRID = 7_889_238 * 10**9
-"""Kineto's times are relative to a multiple of this."""
+"""Kineto's times are relative to a multiple of this number."""
 GLOO = {"reduce_scatter": "all_reduce"}
-"""What gloo calls other than torch does (torch 2.13)."""
+"""Collectives for which gloo uses another name than torch (torch 2.13)."""
 NCCL = {
     "all_reduce": ("AllReduce_Sum_bf16_RING_LL", "allreduce"),
     "all_gather": ("AllGather_RING_LL", "_allgather_base"),
@@ -42,18 +42,20 @@ NCCL = {
 }
 CALL_THREAD, STREAM, CALL_STREAM = 2, 7, 20
 AROUND = 300_000
-"""How much longer than the window the profiler was on, before and after it [ns]."""
+"""How much longer than the window the profiler ran, before and after it [ns]."""
 DISPATCH_NS = 20_000
-"""How long the operator that starts a call takes."""
+"""Duration of the operator that starts a call."""
 
 
 def in_trace(window: Window, start: int, end: int) -> bool:
-    """Whether an event is in the capture of a window: kineto keeps what has ended when it stops."""
+    """Return whether an event is in the capture of a window. Kineto keeps events that have ended
+    when it stops.
+    """
     return window.captured is not None and start >= window.start and end <= window.captured
 
 
 def rank_trace(truth: Truth, process: Process, window: Window, run_id: str, step: int) -> tuple[bytes, int]:
-    """Return the trace of one window of a rank, compressed, and how many events it has."""
+    """Return the compressed trace of one window of a rank, and the number of its events."""
     lines = [line for _, line in _events(process, window)]
     if window.truncated:
         return _broken(_head(truth, process, window, run_id, step), lines, _kept(lines)), len(lines)
@@ -71,7 +73,7 @@ def shown(process: Process, window: Window) -> list[Call | Work | Region | Note]
 
 
 def _kept(events: Sequence[object]) -> int:
-    """How many events of a broken file are whole."""
+    """Return how many events of a truncated file are intact."""
     return max(2, len(events) // 2)
 
 
@@ -81,7 +83,7 @@ def _broken(head: str, lines: Sequence[str], kept: int) -> bytes:
 
 
 def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region | Note | None, str]]:
-    """The events of a capture in the order of the file, each with what it shows."""
+    """Return the events of a capture in the order of the file, each with what it shows."""
     base = process.machine.own(window.start) // GRID * GRID
     pid, rank, captured = process.pid, process.rank, window.captured or window.end
 
@@ -164,7 +166,7 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
 def _notes(
     process: Process, window: Window, work: Sequence[Work], calls: Sequence[tuple[Call, int, int]]
 ) -> Iterator[Note]:
-    """The regions of the host as torch shows them on each stream, outer ones first."""
+    """Return the regions of the host as torch shows them on each stream, outer ones first."""
     ran = [((each.device, STREAM), each.start, each.end) for each in work if each.kind != "op"]
     ran += [((0, CALL_STREAM), start, end) for _, start, end in calls]
     for region in process.regions:
@@ -182,17 +184,17 @@ def _notes(
 
 
 def dispatch_name(call: Call) -> str:
-    """The operator that starts a call."""
+    """Return the name of the operator that starts a call."""
     return f"c10d::{call.kind.replace('_', '')}_"
 
 
 def kernel_name(call: Call) -> str:
-    """The kernel of a call."""
+    """Return the name of a call's kernel."""
     return f"ncclDevKernel_{NCCL[call.kind][0]}(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def _nccl(call: Call, rank: int | str) -> dict[str, object]:
-    """What torch writes beside a kernel of NCCL's."""
+    """Return the arguments that torch writes with a kernel of NCCL."""
     ranks = list(call.group.ranks)
     args: dict[str, object] = {
         "device": 0,
@@ -290,7 +292,7 @@ def engine_trace(
 
 
 class _Exact(float):
-    """A number that is written with the digits it was made from."""
+    """A number that is written with its original digits."""
 
     def __new__(cls, text: str) -> _Exact:
         made = super().__new__(cls, text)

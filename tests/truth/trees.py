@@ -1,4 +1,6 @@
-"""Compare the region tree with the truth: total, self time and calls of each region in each process, and the sum with the step."""
+"""Compare the region tree with the truth: total, self time and calls of each region in each
+process, and the sum with the step.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ _Times = dict[_Path, tuple[int, int, int]]
 
 
 def compare_trees(notes: Notes, everyone: Sequence[Known]) -> None:
-    """Each process of which regions are known to the end has a tree, and no other one has."""
+    """Compare the tree of each process whose regions are completely known."""
     reported = _reported(notes)
     whole = all(row.processes == len(row.per_process) for row in notes.report.tree if row.kind == "step")
     for each in everyone:
         if not whole and each.rank not in reported:
-            continue  # a row lists at most 64 processes, and says how many there are
+            continue  # a row lists at most 64 processes and the number of all
         rows = reported.get(each.rank, {})
         if not each.spans and (each.open or not each.traced or any(one.truncated for one in each.traced)):
             continue
         true = _tree(each)
         if not rows and (not each.windows or not each.regions):
-            continue  # a trace without regions and a process without windows have none
+            continue  # a trace without regions and a process without windows have no tree
         notes.equal(f"tree of {each.rank}", set(rows), set(true))
         for path in rows.keys() & true.keys():
             what = f"{'/'.join(path)} in the tree of {each.rank}"
@@ -38,7 +40,7 @@ def compare_trees(notes: Notes, everyone: Sequence[Known]) -> None:
 
 
 def _reported(notes: Notes) -> dict[object, dict[_Path, tuple[float, float, int]]]:
-    """The rows of each process by path; the sum of what its rows have to themselves is compared with its step."""
+    """Return the rows of each process by path. Check that the self times of its rows add up to its step."""
     tree = notes.report.tree
     paths: list[_Path] = []
     found: dict[object, dict[_Path, tuple[float, float, int]]] = defaultdict(dict)
@@ -67,7 +69,7 @@ _OUTSIDE = "outside any region"
 
 
 def _tree(known: Known) -> _Times:
-    """What the recorded windows and regions add up to: by containment, without any code of stepprof's."""
+    """Return the tree of the recorded windows and regions: by containment, without code of stepprof."""
     windows = [(start, end) for _, start, end in known.windows]
     step = merged(windows)
     items: list[tuple[int, int, str]] = [(start, end, role) for role, start, end in known.windows if role]

@@ -17,12 +17,12 @@ from truth.partition import Around, Partition, between, generating, handing, par
 __all__ = ["Waited", "compare_collectives", "compare_waiting", "is_partial"]
 
 LEAST_TO_SAY = 0.02
-"""Of the step: waits of that much in one phase have to be in the report."""
+"""Share of the step: the report must have waits that are longer than this in one phase."""
 Phase = tuple[str | None, str | None]
 
 
 class Waited:
-    """What is true of waiting on one island, for the tables and for the sentences that are made of them."""
+    """The truth about waiting on one island, for the tables and the sentences that are made from them."""
 
     def __init__(
         self, notes: Notes, known: Sequence[Known], everyone: Sequence[Known], bounds: Stretch
@@ -70,7 +70,7 @@ def _idle(notes: Notes, waited: Waited) -> None:
     for each in waited.known:
         cases, row = waited.cases[each.rank], rows.get(each.rank)
         if row is None:
-            # of a process without a capture and without a window in the manifest nothing was recorded
+            # a process without a capture and without a window in the manifest recorded nothing
             if each.traced or each.process.windows_in_manifest(notes.truth):
                 notes.say(f"how {each.rank} spent the step", "nothing", cases[0])
             continue
@@ -89,7 +89,7 @@ def _idle(notes: Notes, waited: Waited) -> None:
 
 
 def _blur(known: Known, waited: Waited) -> int:
-    """By how much the errors of clocks may shift between a wait and the transfer after it."""
+    """Return how much the errors of clocks may shift between a wait and the transfer after it."""
     found = 0
     for call in known.calls:
         if id(call) in waited.must or id(call) in waited.may:
@@ -100,7 +100,7 @@ def _blur(known: Known, waited: Waited) -> int:
     return found
 
 
-# -- who was last ------------------------------------------------------------------------------
+# -- which rank was last -------------------------------------------------------------------------
 
 
 def _ends(notes: Notes, waited: Waited) -> None:
@@ -120,12 +120,12 @@ def _ends(notes: Notes, waited: Waited) -> None:
         parts = true.get((row.role, None if row.region == row.role else row.region), {})
         named = {key_of(row.straggler), *(key_of(time.label) for time in row.waited)}
         blind = {each.rank for each in waited.known if is_partial(each, row.role)}
-        if row.region is None:  # who has a window whose end nothing says has no end
+        if row.region is None:  # a process with a window without a known end has no end
             unended = {
                 each.rank for each in waited.known if any(window.role == row.role for window in each.open)
             }
             parts = {rank: stretches for rank, stretches in parts.items() if rank not in unended}
-        # windows that are regions of traces: those of partial captures are left out
+        # windows that come from traces omit those of partial captures
         if set(parts) - blind <= named <= set(parts) and row.region is not None:
             parts = {rank: stretches for rank, stretches in parts.items() if rank in named}
         if named != set(parts):
@@ -137,7 +137,9 @@ def _ends(notes: Notes, waited: Waited) -> None:
 
 
 def is_partial(each: Known, role: str | None) -> bool:
-    """Whether not all of its regions of a role are known: from captures alone that did not go to the end, or from the spans of a process that was killed."""
+    """Return whether some regions of a role are unknown. Either the process has only captures and
+    some are incomplete, or it was killed before the end of its spans.
+    """
     windows = [window for window in each.process.windows if window.role == role]
     if each.spans:
         return any(each.process.ended(window.end) for window in windows)
@@ -175,11 +177,11 @@ def _end(notes: Notes, row: PhaseSkew, parts: Mapping[int | str, Sequence[Stretc
             notes.say(f"significant at the {what}", row.straggler, truly)
 
 
-# -- who waited for whom -----------------------------------------------------------------------
+# -- which rank waited for which -----------------------------------------------------------------
 
 
 def compare_collectives(notes: Notes, everyone: Sequence[Known], waited: Sequence[Waited]) -> None:
-    """Compare the waits in collectives, which need no common clock: those of the whole job."""
+    """Compare the waits in collectives of the whole job, which need no common clock."""
     sides = waited[0].sides()
     seconds = notes.report.seconds * 1e9
     reported: set[Phase] = set()

@@ -1,4 +1,4 @@
-"""Write what a recording would leave of a step: run.json, fragments of the manifest, span files and traces."""
+"""Write the recording of a step: run.json, manifest fragments, span files and traces."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _spans(run: Path, process: Process, step: int) -> None:
     lines: list[Mapping[str, object]] = [header]
     first, last = process.windows[0], process.windows[-1]
     roles = dict.fromkeys(window.role for window in process.windows)
-    # the loop comes from another step and goes on with one, each of the same roles
+    # the loop has a step before and a step after, each with the same roles
     for role in roles:
         start = own(first.start) - 10 * SECOND
         lines.append(_span(role or "step", "window", start, SECOND, process, role, step - 1))
@@ -254,7 +254,7 @@ def _engine(truth: Truth, run: Path, engine: Engine, driver: Process, step: int)
 
 
 def _clocks(truth: Truth, process: Process) -> list[dict[str, object]]:
-    """What this process knows of clocks: its own, and what the first process of all compared."""
+    """Return the clocks that a process knows: its own, and, for the first process, those that it compared."""
     here = truth.machines.index(process.machine)
     windows_in_manifest: list[dict[str, object]] = [
         {

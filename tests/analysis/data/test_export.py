@@ -1,4 +1,4 @@
-"""`stepprof export`: the files, and what they contain."""
+"""Tests of `stepprof export`: which Parquet files it writes, and what they contain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export(*arguments):
 
 
 def test_every_table_is_written(run, tmp_path, capsys):
-    """The slices of all recorded steps are in one file."""
+    """The command writes a file for each table. One file has the slices of all recorded steps."""
     assert export(run, "--parquet", tmp_path / "out") == 0
     tables = {path.stem: pq.read_table(path) for path in (tmp_path / "out").iterdir()}
     assert sorted(tables) == ["findings", "iterations", "slices", "spans", "steps"]

@@ -1,4 +1,4 @@
-"""The tables hold what the run directory holds: random spans and traces, compared row by row."""
+"""Random spans and traces are written to a run directory; the tables are compared with them row by row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BASE = 1_700_000_000_000_000_000
 KINDS = ("window", "region", "mark", "counter")
 LARGEST = (1 << 62) - 1
 
-# controls, quotes and every script; in traces halves of surrogate pairs too
+# names have control characters, quotes and every script; in traces also lone surrogates
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 any_names = st.text(st.characters(), min_size=1, max_size=12)
-# unsigned numbers of 64 bits too, which no column of int64 holds
+# unsigned integers of 64 bits are included; a column of int64 cannot hold them
 numbers = st.none() | st.integers(-(1 << 63), (1 << 64) - 1)
-# a span file has no other numbers: NaN and infinities are strings in it
+# a span file stores NaN and infinities as strings, so its numbers are finite
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), finite, names),
@@ -56,7 +56,7 @@ events = st.lists(
 
 
 def text(name):
-    """A name in UTF-8, which holds no half of a surrogate pair: U+FFFD is there instead."""
+    """Return a name as UTF-8 can hold it: U+FFFD replaces each lone surrogate."""
     return None if name is None else name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -65,7 +65,7 @@ def int64(value):
 
 
 def counted(span):
-    """The value of a counter, as docs/data.md defines it."""
+    """Return the value of a counter, as docs/data.md defines it."""
     if span["kind"] != "counter":
         return None
     try:
@@ -77,7 +77,7 @@ def counted(span):
 @settings(max_examples=80)
 @given(processes)
 def test_spans(tmp_path_factory, written):
-    """Each line is a row, in order, with every field; what no column can hold is null."""
+    """Each line is a row, in order, with every field. A value that no column can hold is null."""
     made = make_run(tmp_path_factory.mktemp("runs"), "r")
     for rank, (lines, pid) in enumerate(written):
         write_spans(made, rank, *lines, pid=pid)
@@ -116,7 +116,9 @@ def test_spans(tmp_path_factory, written):
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=8))
 def test_steps(tmp_path_factory, drawn):
-    """Windows one after another: a row for each, with its own times and those to the next one."""
+    """Windows follow one another. The table has a row for each, with its duration and the time
+    until the next one.
+    """
     windows, at = [], BASE
     for number, (length, gap) in enumerate(drawn):
         windows.append({"name": "step", "kind": "window", "step": number, "start": at, "dur": length})
@@ -142,7 +144,7 @@ def test_steps(tmp_path_factory, drawn):
 @settings(max_examples=60)
 @given(st.lists(events, min_size=1, max_size=3))
 def test_slices(tmp_path_factory, traces):
-    """Each event of a trace is a row, to the nanosecond, with its arguments."""
+    """Each event of a trace is a row with its arguments and with times exact to the nanosecond."""
     made = make_run(tmp_path_factory.mktemp("runs"), "r")
     expected = []
     for rank, drawn in enumerate(traces):

@@ -1,4 +1,4 @@
-"""The tables of a run, as pyarrow takes them through the Arrow C stream interface."""
+"""The tables of a run, as pyarrow reads them through the Arrow C stream interface."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rows(table):
 
 @pytest.fixture
 def run(tmp_path):
-    """Step 2 is recorded, with an engine; the spans cover four steps."""
+    """Return a run whose spans cover four steps. Step 2 is recorded, with an engine."""
     made = make_run(tmp_path, "r", config={"steps": "2"})
     steps = [op("aten::mm", 100, 50, args={"Input Dims": [[2, 2]]}), op("aten::add", 300, 7)]
     record(made, data=trace(*steps), start_unix_ns=BASE + 2 * SECOND, end_unix_ns=BASE + 3 * SECOND)
@@ -80,7 +80,7 @@ class TestRun:
         assert repr(run) == f"<run r in {tmp_path / 'r'}>"
 
     def test_steps(self, run):
-        """One for each, with its own duration and that to the next one."""
+        """The table has one row for each step, with its duration and the time until the next step."""
         assert rows(run.steps) == [
             {
                 "step": step,
@@ -114,7 +114,7 @@ class TestRun:
         assert (batch["value"], batch["error"], batch["attributes"]) == (1.5, True, None)
 
     def test_a_step_that_is_visited_again(self, tmp_path):
-        """Each visit has a row; which one was recorded is known by the times of its window."""
+        """Each visit of a step has a row. The times of the recorded window show which visit was recorded."""
         made = make_run(tmp_path, "r")
         record(made, step=1, start_unix_ns=BASE + 20 * SECOND + 1, end_unix_ns=BASE + 21 * SECOND)
         write_spans(made, 0, *(window(step, at) for step, at in ((1, 0), (2, 10), (1, 20), (2, 30))))
@@ -127,7 +127,9 @@ class TestRun:
         ]
 
     def test_a_visit_that_another_rank_recorded(self, tmp_path):
-        """The clock of the other rank does not show which visit it was."""
+        """Rank 3 recorded step 1, which rank 0 visits twice. Whether a visit of step 1 was recorded
+        is unknown (null).
+        """
         made = make_run(tmp_path, "r")
         record(made, step=1, rank=3, pid=9)
         write_spans(made, 0, window(1, 0), window(2, 10), window(1, 20))
@@ -135,7 +137,7 @@ class TestRun:
         assert [row["recorded"] for row in found] == [None, False, None]
 
     def test_without_spans_steps_come_from_the_manifest(self, tmp_path):
-        """The recorded steps come from the manifest."""
+        """In a run without spans, the table of steps has the recorded steps of the manifest."""
         made = make_run(tmp_path, "r")
         record(made, step=2, rank=1, end_unix_ns=None)
         record(made, step=3, rank=1)
@@ -158,7 +160,7 @@ class TestRun:
         assert run.problems == [f"spans/{file.name}: 1 damaged line ignored"]
 
     def test_values_that_utf8_and_arrow_cannot_hold_are_replaced(self, tmp_path):
-        """Half of a surrogate pair in a name, and numbers that are too large."""
+        """U+FFFD replaces a lone surrogate in a name; an integer that does not fit is null."""
         made = make_run(tmp_path, "r")
         write_spans(made, 0, {**window(1, 0), "name": "x\ud800", "thread": 1 << 63}, pid=1 << 63)
         (only,) = rows(stepprof.open_run(made.path).spans)
@@ -173,7 +175,7 @@ class TestRun:
             run.step()
 
     def test_tables_are_read_lazily_and_again_each_time(self, tmp_path):
-        """A table is read when its rows are asked for, and again each time: the run grows."""
+        """A table is read each time its rows are requested, because the run may have grown."""
         made = make_run(tmp_path, "r")
         steps = stepprof.open_run(made.path).steps
         write_spans(made, 0, window(1, 0))
@@ -194,7 +196,7 @@ class TestRun:
             stepprof.open_run("a", "b")
 
     def test_parts_of_one_run(self, tmp_path):
-        """Copied from two nodes."""
+        """The parts of a run were copied from two nodes. The run has the ranks of both, and the step once."""
         for rank, node in enumerate(("x", "y")):
             made = make_run(tmp_path / node, "r")
             write_spans(made, rank, window(1, 0), pid=rank)
@@ -205,7 +207,7 @@ class TestRun:
 
 class TestStep:
     def test_slices(self, run):
-        """Slices of traces and spans, each with its process."""
+        """The table has the slices of traces and of spans, each with its process."""
         found = {row["name"]: row for row in rows(run.step().slices)}
         assert set(found) == {
             "aten::mm",
@@ -230,7 +232,9 @@ class TestStep:
         assert found["update"]["source_kind"] == "spans"
 
     def test_clocks_that_were_never_compared(self, tmp_path):
-        """The slices are marked: their times cannot be compared."""
+        """The clocks of the two hosts were never compared. Each slice names its own clock, so that
+        their times are not compared.
+        """
         made = make_run(tmp_path, "r")
         record(made, data=trace(op("a", 1, 1)))
         record(made, rank=1, host="other", data=trace(op("b", 1, 1)))
@@ -262,7 +266,7 @@ class TestStep:
             assert {name: row[name] for name in each} == each
 
     def test_columns_that_are_not_selected_are_not_read(self, run, mocker):
-        """Arguments cost the most."""
+        """If `arguments` is not selected, the traces are read without arguments, which cost the most."""
         import stepprof.analysis.data.run as module
 
         read = mocker.spy(module, "load")
@@ -286,7 +290,7 @@ class TestStep:
         assert any("rank-0.trace.json.gz" in problem for problem in run.problems)
 
     def test_a_capture_of_two_steps_is_cut(self, tmp_path):
-        """Each step has its own slices, as in the timeline."""
+        """Each step has only its own slices, as in the timeline."""
         made = make_run(tmp_path, "r")
         capture = {"step": 2, "stem": "actor/rank-0"}
         record(
@@ -311,7 +315,7 @@ class TestStep:
         assert [row["name"] for row in rows(run.step(3).slices)] == ["late"]
 
     def test_numbers_are_not_copied(self, run):
-        """The times of a trace are passed on without a copy."""
+        """The array of pyarrow shares the memory of the trace's start times."""
         (source, *_) = (load(each, args=False) for each in find([str(run.path)], output_dir=run.path).inputs)
         array = pa.array(source.slices.start)
         assert np.shares_memory(array.to_numpy(), source.slices.start)
@@ -320,7 +324,7 @@ class TestStep:
 class TestTable:
     @pytest.mark.parametrize("name", TABLES)
     def test_the_schema_is_that_of_the_code(self, run, name):
-        """Names, types, units and descriptions travel with the data."""
+        """The schema carries the names, types, units and descriptions of the columns."""
         table = getattr(run if name in ("steps", "spans") else run.step(), name)
         assert table.name == name
         assert name in repr(table)
@@ -334,7 +338,7 @@ class TestTable:
             }
 
     def test_without_pyarrow_the_error_names_the_extra(self, run_script, tmp_path):
-        """The error names the extra."""
+        """Without pyarrow, the error names the extra `stepprof[data]`."""
         make_run(tmp_path, "r")
         done = run_script(
             f"""
@@ -352,7 +356,7 @@ class TestTable:
         )
 
     def test_a_job_that_opens_a_run(self, run_script, tmp_path):
-        """`init` loads nothing that reads, and `open_run` works on after it."""
+        """`init` imports neither `stepprof.analysis` nor pyarrow, and `open_run` works after it."""
         make_run(tmp_path, "r")
         run_script(
             f"""

@@ -1,4 +1,4 @@
-"""The findings of steps that were made by hand: their place, their seconds, and that no two share a second."""
+"""The findings of hand-made steps: their places and seconds. No two findings share a moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report(*sources, **more):
 
 
 def causes(made):
-    """(topic, process, region, milliseconds) of each finding on the path."""
+    """Return (topic, process, region, milliseconds) of each finding that has a place."""
     return [
         (each.topic, each.process, each.region, round(1e3 * (each.seconds or 0)))
         for each in made.findings
@@ -29,7 +29,9 @@ def causes(made):
 
 
 def evidence(*stretches, collections=()):
-    """What rank 0 did, as (start, length, call) in milliseconds."""
+    """Return evidence of rank 0: stack stretches as (start, length, call) in milliseconds, and
+    garbage collections.
+    """
     at = (7, 2, None)
     return Evidence(
         0,
@@ -48,7 +50,9 @@ def evidence(*stretches, collections=()):
 
 
 def test_the_path_has_each_moment_of_the_step_once():
-    """Rank 1 is late by 40 ms in `load`; then both are in an all-reduce for 10 ms."""
+    """Rank 1 enters the all-reduce 40 ms after rank 0, because its `load` is longer. The path
+    covers the step without gaps or overlaps.
+    """
 
     def rank(number, late):
         return [
@@ -86,7 +90,9 @@ def test_no_two_findings_share_a_moment():
 
 
 def test_a_run_of_short_collections_lasts_as_long_as_its_pauses():
-    """A run of collections is recorded with its extent and the seconds in it: between its pauses the process works."""
+    """A run of 40 collections lasts from 10 to 90 ms, but pauses the process for 8 ms. The finding
+    has the pauses only, because the process works between them.
+    """
     at = (7, 2, None)
     run = Collection(*at, T0 + 10 * MS, T0 + 90 * MS, 0.008, 40, 0, 0)
     made = report(
@@ -97,7 +103,9 @@ def test_a_run_of_short_collections_lasts_as_long_as_its_pauses():
 
 
 def test_pauses_of_the_collector_hide_no_stacks():
-    """Between the pauses the process copies, also where no sample was taken between two of them."""
+    """Between the pauses of the collector the process copies. The copy is found also where no
+    sample was taken between two pauses.
+    """
     run = Collection(7, 2, None, T0, T0 + 300 * MS, 0.06, 100, 0, 0)
     of = evidence(*((at, 30, "copy.deepcopy") for at in range(0, 300, 30)))
     stretches = tuple(replace(each, samples=1) for each in of.stretches)
@@ -109,7 +117,9 @@ def test_pauses_of_the_collector_hide_no_stacks():
 
 
 def test_stacks_before_a_region_do_not_count_in_it():
-    """A stretch lasts until the next sample: the thread has left for `wait` when that is taken."""
+    """A stretch lasts until the next sample. Its part inside `wait` is not counted there, because
+    the thread enters `wait` during the stretch.
+    """
     made = report(
         spans(0, ("window", "step", 0, 300, None), ("region", "wait", 110, 120, None)),
         evidence=[evidence((0, 125, "torch.mm"), (125, 100, "time.sleep"))],
@@ -119,7 +129,9 @@ def test_stacks_before_a_region_do_not_count_in_it():
 
 
 def test_samples_of_another_region_are_not_assigned_to_a_short_one():
-    """Both samples were in `backward`, which alternates with `forward` every 10 ms: the equal stacks do not show the calls of `forward`."""
+    """Both samples were taken in `backward`, which alternates with `forward` every 10 ms. Equal
+    stacks of `backward` do not show the calls of `forward`.
+    """
     turns = [("region", ("forward", "backward")[at % 2], 10 * at, 10, None) for at in range(30)]
     made = report(
         spans(0, ("window", "actor", 0, 300, None), *turns),
@@ -154,7 +166,9 @@ def test_a_wait_is_named_by_the_call_in_the_stack(call, topic):
     [("copy.py", "self.data.clone", "copy"), ("dataloader.py", "self._poll", "data")],
 )
 def test_work_is_named_by_an_outer_frame(file, call, topic):
-    """`copy.deepcopy` of a tensor ends in torch, and a data loader in the connection to its worker."""
+    """An outer frame names the work: `copy.deepcopy` of a tensor ends in torch, and a data loader
+    in the connection to its worker.
+    """
     of = evidence((20, 60, call))
     frames = (Frame("f", "connection.py", 5), Frame("g", file, 6), Frame("main", "train.py", 7))
     made = report(
@@ -166,7 +180,9 @@ def test_work_is_named_by_an_outer_frame(file, call, topic):
 
 @pytest.mark.parametrize(("length", "topics"), [(15, ["serial"]), (40, [])])
 def test_calls_that_overlap_are_not_one_after_the_other(length, topics):
-    """Coroutines of one thread share a row: their regions may overlap."""
+    """Coroutines of one thread share a row, where their regions may overlap. Calls that overlap are
+    not serial.
+    """
     calls = [("region", "score", 20 * number, length, None) for number in range(4)]
     made = report(
         spans(0, ("window", "step", 0, 100, None), *calls),
@@ -177,7 +193,7 @@ def test_calls_that_overlap_are_not_one_after_the_other(length, topics):
 
 @pytest.mark.parametrize(("milliseconds", "file"), [(40, "train.py"), (60, "distributed_c10d.py")])
 def test_gaps_between_samples_and_waits_for_ranks_are_not_named(milliseconds, file):
-    """A time that two samples do not cover; and a wait for other ranks, which is no sleep."""
+    """Neither case is named: 40 ms that no two samples cover, and 60 ms that a rank waits for other ranks."""
     of = evidence((20, milliseconds, "work.wait"))
     stretches = [replace(each, frames=(Frame("all_gather", file, 5),)) for each in of.stretches]
     made = report(
@@ -207,7 +223,7 @@ def test_work_of_a_single_process_is_not_a_finding():
 
 
 def test_a_driver_that_stays_in_the_rollout_after_its_engines():
-    """The engine is done after 40 of 90 ms."""
+    """The engine is done after 40 of 90 ms. The other 50 ms are a wait of the driver."""
     entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 90 * MS)
     made = report(
         spans("driver", ("window", "rollout", 0, 90, "rollout"), ("region", "gen", 0, 90, "rollout")),
@@ -229,7 +245,7 @@ def test_a_capped_engine_is_not_said_to_have_finished():
 
 
 def test_the_tail_of_samples():
-    """Seven samples take 20 ms, the eighth one 60 ms."""
+    """Seven samples take 20 ms and the eighth takes 60 ms. The tail is the 40 ms between them."""
     origin = Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100)
     samples = [(("sample", str(n)), "region", "generate", 0, 20) for n in range(7)]
     made = report(
@@ -252,7 +268,9 @@ def test_a_step_that_is_short_next_to_its_recording():
 
 
 def test_ranks_that_leave_a_region_together_met_in_it():
-    """Rank 0 is in `meet` for 50 ms and waits there for rank 1, which loads for as long."""
+    """Rank 0 is in `meet` for 50 ms, waiting for rank 1, which is in `load` for 50 ms longer. Only
+    `load` is a straggler.
+    """
     made = report(
         spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
         spans(1, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 10, "actor")),
@@ -272,7 +290,9 @@ def test_where_no_role_divides_the_step_its_regions_do():
 
 
 def test_a_rank_that_leaves_a_barrier_late_did_not_cause_the_wait_in_it():
-    """Rank 0 waits in `meet` for rank 1, which loads until 90; a busy machine lets rank 0 go on 7 ms after rank 1."""
+    """Rank 0 waits in `meet` for rank 1, which is in `load` until 90 ms. A busy machine lets rank 0
+    continue 7 ms after rank 1.
+    """
     made = report(
         spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
         spans(1, ("window", "actor", 0, 93, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 3, "actor")),
@@ -282,7 +302,7 @@ def test_a_rank_that_leaves_a_barrier_late_did_not_cause_the_wait_in_it():
 
 
 def test_the_advice_for_a_rank_that_was_late_once_does_not_blame_its_machine():
-    """In the steps around it rank 1 takes as long as rank 0."""
+    """In the neighbouring steps rank 1 takes as long as rank 0, so its machine is not blamed."""
 
     class Around:
         def seconds(self, origin, role, region):
@@ -299,7 +319,7 @@ def test_the_advice_for_a_rank_that_was_late_once_does_not_blame_its_machine():
 
 
 class Same:
-    """Steps around the recorded one in which rank 1 takes as long as it does there, and the others 40 ms."""
+    """Neighbouring steps in which rank 1 takes a given time, and the other ranks `others` seconds."""
 
     def __init__(self, mine, others=0.04):
         self.mine, self.others = mine, others
@@ -309,7 +329,7 @@ class Same:
 
 
 def late(load, other=40, *, call="torch.mm", attributes=None):
-    """The finding about rank 1, which is in `load` for some milliseconds."""
+    """Return the straggler finding about rank 1, which is in `load` for `load` milliseconds."""
     loads = [("region", "load", 0, length, "actor") for length in (other, load)]
     ranks = [
         spans(number, ("window", "actor", 0, 100, "actor"), each, ("region", "meet", each[3], 100 - each[3], "actor"))
@@ -324,8 +344,8 @@ def late(load, other=40, *, call="torch.mm", attributes=None):
 
 
 def test_a_rank_that_is_late_in_each_step():
-    """The rank counts as slow only if its number of tokens is known to equal that of the others. Otherwise
-    it may have more work.
+    """The report calls the rank slow only if all ranks have the same number of tokens. Otherwise
+    the rank may have more to do.
     """
     assert "the rank is slow, or has more to do" in late(90).why
     assert "tokens" in late(90).advice
@@ -333,7 +353,9 @@ def test_a_rank_that_is_late_in_each_step():
 
 
 def test_a_rank_that_makes_more_calls_is_not_called_slow():
-    """Rank 1 makes six calls of 10 ms, rank 0 makes four."""
+    """Rank 1 makes six calls of 10 ms, rank 0 four. The finding gives the number of calls and does
+    not call the rank slow.
+    """
     ranks = [
         spans(
             number,
@@ -351,14 +373,14 @@ def test_a_rank_that_makes_more_calls_is_not_called_slow():
 
 
 def test_a_rank_that_waits_is_not_called_slow():
-    """Its stacks show that it slept: its machine is not to blame."""
+    """The stacks of rank 1 show that it slept, so neither the rank nor its machine is called slow."""
     found = late(90, call="time.sleep")
     assert "slow" not in found.why
     assert "machine" not in found.advice
 
 
 def test_work_that_only_one_rank_does_is_not_called_slow():
-    """Rank 0 hardly enters the region: it does not do what rank 1 does there, such as writing a file."""
+    """Rank 0 is in the region for 1 ms only, so it does not do the work of rank 1, such as writing a file."""
     found = late(90, 1, call="os.fsync")
     assert "slow" not in found.why
     assert (
@@ -368,7 +390,9 @@ def test_work_that_only_one_rank_does_is_not_called_slow():
 
 
 def test_leaving_a_collective_late_is_not_work():
-    """Its thread is still in the call: the machine was busy, or the transfer is not recorded."""
+    """The thread of rank 1 is still in the collective for 90 ms. That is not its own work: there is
+    no straggler.
+    """
     frames = (Frame("wait", "distributed_c10d.py", 9), Frame("main", "train.py", 5))
     of = evidence((0, 90, "work.wait"))
     stacks = tuple(replace(each, frames=frames) for each in of.stretches)
@@ -381,7 +405,9 @@ def test_leaving_a_collective_late_is_not_work():
 
 
 def test_neighbouring_steps_are_not_compared_for_a_region_with_a_collective():
-    """There the others wait in the region for the late rank, so that it is equally long in all of them."""
+    """In neighbouring steps the other ranks wait inside the region for the late rank, so the region
+    is equally long on all ranks.
+    """
 
     def rank(number, length):
         return [
@@ -396,7 +422,7 @@ def test_neighbouring_steps_are_not_compared_for_a_region_with_a_collective():
 
 
 def stretch(call, *, cpu, file="train.py", function="main"):
-    """A stack from 20 to 80 ms with the seconds of CPU time of its thread."""
+    """Return a stack from 20 to 80 ms with `cpu` seconds of its thread's CPU time."""
     of = evidence((20, 60, call))
     made = [
         replace(each, frames=(Frame(function, file, 5),), cpu_seconds=cpu, run_queue_seconds=0.0)
@@ -406,7 +432,7 @@ def stretch(call, *, cpu, file="train.py", function="main"):
 
 
 def test_a_wait_in_subprocess_is_a_wait_for_another_program():
-    """A wait below a frame of `subprocess` is a wait for another program, whatever calls it."""
+    """A wait below a frame of `subprocess` is a wait for another program, regardless of what calls it."""
     frames = (
         Frame("Popen._try_wait", "subprocess.py", 1900),
         Frame("run", "subprocess.py", 1),
@@ -423,7 +449,9 @@ def test_a_wait_in_subprocess_is_a_wait_for_another_program():
 
 
 def test_a_thread_without_a_cpu():
-    """It is ready to run for three quarters of the time that it is longer than the other rank: that is not for its work."""
+    """The thread of rank 0 is ready to run without a CPU for 75% of its time. The finding gives
+    that as the reason for being late.
+    """
     of = evidence((20, 60, "torch.mm"))
     stretches = tuple(replace(each, cpu_seconds=0.015, run_queue_seconds=0.045) for each in of.stretches)
     made = report(
@@ -437,7 +465,7 @@ def test_a_thread_without_a_cpu():
 
 
 def test_ranks_that_all_lack_cpus_need_other_advice():
-    """Each waits 20 ms for a CPU: that is not why one of them takes 30 ms longer."""
+    """Both ranks wait 20 ms for a CPU, so that does not explain why one of them takes 30 ms longer."""
     made = report(
         spans(0, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 60, "actor")),
         spans(1, ("window", "actor", 0, 100, "actor"), ("region", "pack", 20, 30, "actor")),
@@ -460,7 +488,7 @@ def test_ranks_that_all_lack_cpus_need_other_advice():
 
 @pytest.mark.parametrize(("cpu", "topics"), [(0.001, ["lock"]), (0.05, [])])
 def test_a_with_block_that_cannot_be_entered(cpu, topics):
-    """Whatever the lock is called: the thread is in `__enter__` and uses no CPU."""
+    """A thread in `__enter__` that uses no CPU waits for a lock, regardless of the lock's name."""
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
         evidence=[stretch("self.mutex.__enter__", cpu=cpu)],
@@ -473,7 +501,7 @@ def test_a_with_block_that_cannot_be_entered(cpu, topics):
 )
 @pytest.mark.parametrize(("cpu", "waits"), [(0.001, True), (0.05, False), (None, False)])
 def test_a_call_that_uses_the_cpu_is_no_wait(call, cpu, waits):
-    """Their names are also those of calls that wait: `queue.get`, `thread.join`, `socket.send`."""
+    """Calls with names like `get`, `join` or `send` are waits only if the thread used little CPU time."""
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
         evidence=[stretch(call, cpu=cpu)],
@@ -487,7 +515,9 @@ def test_a_call_that_uses_the_cpu_is_no_wait(call, cpu, waits):
     ["copy.py", "dataloader.py", "serialization.py", "reduction.py", "client.py", "queue.py", "threading.py"],
 )
 def test_the_job_may_have_files_named_like_modules(file, function):
-    """Nor do the names of functions that call nothing show a wait."""
+    """Functions of the job's own files are not waits, even if file and function are named like
+    those of Python's library.
+    """
     of = stretch(None, cpu=0.001)
     frames = (Frame(function, file, 5, own=True), Frame("main", "train.py", 7, own=True))
     made = report(
@@ -524,7 +554,7 @@ def test_work_is_not_assumed_to_be_a_wait(call, assumption):
 
 @pytest.mark.parametrize(("cpu", "how"), [(0.001, "pool of threads"), (0.06, "pool of processes")])
 def test_calls_that_compute_need_processes(cpu, how):
-    """Coroutines and threads that compute run one after the other too."""
+    """Coroutines and threads that compute run one after another, so the advice is a pool of processes."""
     calls = [("region", "score", at, 15, None) for at in range(20, 80, 15)]
     made = report(
         spans(0, ("window", "step", 0, 100, None), *calls),
@@ -536,7 +566,9 @@ def test_calls_that_compute_need_processes(cpu, how):
 
 @pytest.mark.parametrize("call", ["file.read", "self._log_file.write", "f.readlines", "os.write"])
 def test_a_file_in_the_page_cache(call):
-    """The kernel copies it: that is CPU time, and no wait."""
+    """The kernel copies a file in the page cache with CPU time. The finding says that the rank read
+    or wrote, not that it waited.
+    """
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
         evidence=[stretch(call, cpu=0.055)],
@@ -546,7 +578,9 @@ def test_a_file_in_the_page_cache(call):
 
 
 def test_a_wait_for_another_thread_is_not_idle():
-    """The work of a thread pool without regions is not known. The process may work in the meantime."""
+    """The thread waits for another thread whose work is unknown. The finding does not say that the
+    process was idle.
+    """
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "log", 20, 60, None)),
         evidence=[stretch("waiter.acquire", cpu=0.0, file="threading.py", function="Condition.wait")],
@@ -558,7 +592,9 @@ def test_a_wait_for_another_thread_is_not_idle():
 
 
 def test_a_region_around_a_collective_is_not_counted_as_a_wait():
-    """Both compute for 20 ms in `update` before its all-reduce; rank 1 comes 40 ms later."""
+    """Both ranks compute for 20 ms in `update` before its all-reduce; rank 1 enters 40 ms later.
+    Only rank 0 has slack.
+    """
 
     def rank(number, late):
         return [
@@ -576,9 +612,10 @@ def test_a_region_around_a_collective_is_not_counted_as_a_wait():
 
 
 def waits(*regions, other, call):
-    """Rank 1 is in some regions, as (name, start, milliseconds), and rank 0 in `other`; they end an all-reduce together at `call`.
+    """Return why rank 1 is a straggler, by region.
 
-    Returns why rank 1 is a straggler, by region.
+    Rank 1 is in `regions`, each (name, start, milliseconds), and rank 0 in `other`. Both end an
+    all-reduce at `call`.
     """
 
     def rank(number, those, came):
@@ -595,7 +632,9 @@ def waits(*regions, other, call):
 
 
 def test_a_region_after_the_last_collective_keeps_no_rank_waiting():
-    """Rank 0 waited 20 ms for rank 1, which had been longer in `forward` before the call."""
+    """Rank 0 waited 20 ms for rank 1, which was longer in `forward` before the collective.
+    `optimizer` comes after it and has no wait.
+    """
     why = waits(
         ("forward", 0, 35), ("optimizer", 40, 60),
         other=[("forward", 0, 15), ("optimizer", 40, 20)], call=40,
@@ -605,7 +644,7 @@ def test_a_region_after_the_last_collective_keeps_no_rank_waiting():
 
 
 def test_a_wait_is_named_by_one_finding():
-    """Of the 40 ms that rank 0 waited, 25 ms are of `forward` and 15 ms of `loss`."""
+    """Of the 40 ms that rank 0 waited, 25 ms belong to `forward` and 15 ms to `loss`."""
     why = waits(
         ("forward", 0, 35), ("loss", 35, 25),
         other=[("forward", 0, 10), ("loss", 10, 10)], call=65,
@@ -616,7 +655,9 @@ def test_a_wait_is_named_by_one_finding():
 
 @pytest.mark.parametrize(("failed", "topics"), [(0, ["serial"]), (3, [])])
 def test_retries_of_a_failed_call_are_not_reported_as_serial(failed, topics):
-    """Four calls of 20 ms; each but the last one raised."""
+    """Four calls of 20 ms follow one another. If each but the last one raised, they are retries and
+    not serial work.
+    """
     made = spans(
         0,
         ("window", "step", 0, 100, None),
@@ -631,7 +672,7 @@ def test_retries_of_a_failed_call_are_not_reported_as_serial(failed, topics):
 
 @pytest.mark.parametrize(("called", "advice"), [("queues.py", "its worker processes are too slow"), ("fetch.py", "load ahead")])  # fmt: skip
 def test_a_loader_with_workers_needs_other_advice(called, advice):
-    """Torch's loader waits in a queue for its workers; without workers it fetches the samples itself."""
+    """Torch's loader waits in a queue for its workers. Without workers it fetches the samples itself."""
     files = ("selectors.py", called, "dataloader.py", "train.py")
     of = evidence((20, 60, "self._selector.poll"))
     stacks = [replace(each, frames=tuple(Frame("f", file, 5) for file in files)) for each in of.stretches]
@@ -645,7 +686,9 @@ def test_a_loader_with_workers_needs_other_advice(called, advice):
 
 
 def test_stacks_between_short_pauses_of_the_collector_count():
-    """The collector stops the region every 20 ms: what is left of it are pieces shorter than the time between two samples."""
+    """The collector pauses the region every 20 ms, so each piece of the region is shorter than the
+    time between two samples.
+    """
     at = (7, 2, None)
     pauses = [
         Collection(*at, T0 + start * MS, T0 + (start + 5) * MS, 0.005, 1, 2, 0)
@@ -660,7 +703,9 @@ def test_stacks_between_short_pauses_of_the_collector_count():
 
 
 def test_memory_pressure():
-    """The allocator asks the driver three times in `forward`, on two threads at once for 5 ms of it."""
+    """The allocator calls the CUDA driver in `forward` three times. Two threads do so at once for 5
+    ms, which count once.
+    """
     calls = [("cudaMalloc", 10, 20), ("cudaFree", 40, 10), ("cudaMalloc", 45, 10), ("cudaMallocAsync", 60, 5)]
     made = report(
         spans(0, ("window", "actor", 0, 100, "actor"), ("region", "forward", 0, 80, "actor")),
@@ -674,7 +719,9 @@ def test_memory_pressure():
 
 @pytest.mark.parametrize(("kind", "found"), [("rank", ["data"]), ("engine", [])])
 def test_an_engine_that_picks_its_next_batch_loads_no_data(kind, found):
-    """SGLang's annotation of its scheduler has a name like that of a data loader."""
+    """SGLang's annotation `scheduler.get_next_batch` has a name like that of a data loader. Only a
+    rank's region of that name is data.
+    """
     origin = Origin(kind, "step-000002/a/rank-0.trace.json.gz", "rollout", 0, 0, "h", None)
     regions = [
         ("thread", "region", "scheduler.event_loop", 0, 100),

@@ -1,4 +1,6 @@
-"""Coroutines that a thread waits for: the last of many, and many that run one after the other; times in milliseconds."""
+"""Findings about coroutines that a thread waits for: the last of many, and many that run one after
+another. Times are in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from stepprof.run.evidence import CaptureUse, Evidence, Frame, HeldTasks, StackS
 
 
 def found(*calls, call="self._selector.poll", held=()):
-    """Return the findings of a step of 1 s whose thread runs an event loop. Calls are (name, start, length,
-    coroutine).
+    """Return the tail and serial findings of a step of 1 s whose thread runs an event loop. Calls
+    are (name, start, length, coroutine).
     """
     made = source(
         Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
@@ -30,7 +32,7 @@ def found(*calls, call="self._selector.poll", held=()):
 
 
 def test_the_last_of_many():
-    """One of eight samples lasts 600 ms. The call inside it is not a sample."""
+    """One of eight samples lasts 600 ms longer than the others. The call inside it is not a sample."""
     calls = [("sample", 0, 300, number) for number in range(7)]
     (tail,) = found(*calls, ("sample", 0, 900, 7), ("generate", 10, 880, 7))
     assert (tail.topic, tail.region, tail.process) == ("tail", "sample", "rollout rank 0")
@@ -43,7 +45,7 @@ def test_the_last_of_many():
 
 
 def test_calls_that_follow_each_other_do_not_overlap():
-    """Eight coroutines of 100 ms that a semaphore lets through one by one."""
+    """A semaphore admits eight coroutines of 100 ms one at a time."""
     (serial,) = found(*(("tool", 100 * number, 100, number) for number in range(8)))
     assert (serial.topic, serial.region) == ("serial", "tool")
     assert (round(serial.seconds, 3), round(serial.saves, 3)) == (0.8, 0.7)
@@ -64,13 +66,17 @@ def test_calls_that_cannot_overlap_give_no_finding(calls):
 
 
 def test_a_thread_that_works_does_not_wait():
-    """The last sample is open while the thread computes, and this work may belong to the sample."""
+    """The thread computes while the last sample is open. This work may belong to the sample, so
+    there is no finding.
+    """
     calls = [("sample", 0, 300, number) for number in range(7)]
     assert found(*calls, ("sample", 0, 900, 7), call="torch.mm") == []
 
 
 def held(*samples):
-    """(topic, milliseconds, sentence, reason) of the findings of 16 calls that are open at the same time; samples are (start, end, waiting, passed, others)."""
+    """Return (topic, milliseconds, text, reason) of the findings of 16 concurrent calls. Samples
+    are (start, end, waiting, passed, others).
+    """
     lines = tuple(HeldTasks(7, 2, "rollout", T0 + start * MS, T0 + end * MS, "call", *rest) for start, end, *rest in samples)  # fmt: skip
     calls = [("tool", 0, 50 * (number + 1), number) for number in range(16)]
     return [
@@ -79,7 +85,7 @@ def held(*samples):
 
 
 def test_a_semaphore_inside_of_the_region():
-    """At most one coroutine at a time was past the semaphore."""
+    """At most one coroutine at a time was past the semaphore, so the calls were serial."""
     ((topic, length, text, why),) = held((0, 400, 12, 1, 1), (400, 750, 4, 0, 1))
     assert (topic, length) == ("serial", 750)
     assert text == (

@@ -1,4 +1,4 @@
-"""Work that its name tells, and names that tell something else; times in milliseconds."""
+"""Work that the name of a region shows, and names that only look like it. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ assert named_work is not None
 
 
 def topics(name, operators=0):
-    """The topics of the findings of a step with one region, in which operators run for some milliseconds."""
+    """Return the topics of the findings of a step with one region, in which operators run for
+    `operators` milliseconds.
+    """
     made = combine(
         [
             digest(spans(0, ("window", "actor", 0, 100, "actor"), ("region", name, 0, 90, "actor"))),
@@ -31,7 +33,7 @@ def topics(name, operators=0):
     ["evaluate_actions", "checkpoint_forward", "data_parallel_forward", "sync_gradients", "load_checkpoint", "tokenwise_loss", "value_eval_loss", "fetch_add", "save_rollouts"],
 )  # fmt: skip
 def test_a_name_with_other_words(name):
-    """A part of the name alone does not show what the region does."""
+    """One word of the name does not show what the region does, so there is no finding."""
     assert topics(name) == []
 
 
@@ -44,20 +46,22 @@ def test_a_name_with_other_words(name):
     ],
 )  # fmt: skip
 def test_a_name_that_says_it(name, topic):
-    """Such work may consist of operators."""
+    """The whole name shows the kind of work, also if the region consists of operators."""
     assert topics(name) == topics(name, 90) == [topic]
 
 
 @pytest.mark.parametrize(("name", "topic"), [("checkpoint", "checkpoint"), ("next_batch", "data"), ("dataloader", "data"), ("load-data", "data")])  # fmt: skip
 def test_operators_contradict_the_name(name, topic):
-    """A region of operators waits for no data, and a checkpoint of activations writes no file."""
+    """A region that is mostly operators does not wait for data, and a checkpoint of activations
+    writes no file.
+    """
     assert topics(name, 30) == [topic]
     assert topics(name, 80) == []
 
 
 @pytest.mark.parametrize(("length", "region"), [(85, "build_batch"), (50, "get_batch")])
 def test_the_region_that_has_nearly_all_of_the_wait(length, region):
-    """The data is built in a region inside the one that gets it."""
+    """A region inside `get_batch` builds the data. The finding names it if it has nearly all of the wait."""
     regions = [("region", "get_batch", 0, 90, "actor"), ("region", "build_batch", 0, length, "actor")]
     made = combine([digest(spans(0, ("window", "actor", 0, 100, "actor"), *regions))], step=2, run_id="r")
     (found,) = [each for each in made.findings if each.topic == "data"]

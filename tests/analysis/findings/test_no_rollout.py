@@ -16,7 +16,9 @@ from stepprof.analysis.report.digest import digest
 
 @pytest.fixture
 def write(tmp_path):
-    """Return a function that writes a process's file of spans from its windows, (step, role), and returns the run."""
+    """Return a function that writes a span file of a process from its windows, (step, role), and
+    returns the run.
+    """
     (tmp_path / "spans").mkdir()
 
     def make(*windows, rank=0, number=1):
@@ -33,7 +35,7 @@ def write(tmp_path):
 
 
 def steps(*numbers, rollouts=()):
-    """Return the windows of these steps."""
+    """Return the windows of these steps; those in `rollouts` have a rollout."""
     return [(number, role) for number in numbers for role in (*(["rollout"] if number in rollouts else []), None)]  # fmt: skip
 
 
@@ -62,7 +64,9 @@ class TestNoRollout:
         assert texts(write(*steps(2, 3), number=2)) == [SENTENCE.format(1)]
 
     def test_a_loop_that_has_windows_of_roles_alone(self, write):
-        """The step is over once the process is in a later one; before that its rollout may still come."""
+        """In a loop without step windows, a step is over once its process is in a later one. Before
+        that, its rollout may still come.
+        """
         windows = [(1, "rollout"), (1, "actor"), (2, "rollout"), (2, "actor"), (3, "actor")]
         assert texts(write(*windows, (4, "actor"))) == [SENTENCE.format(2)]
         assert texts(write(*windows)) == []
@@ -90,7 +94,7 @@ class TestNoRollout:
 
 
 def test_the_report_has_the_finding_after_the_step_length(write):
-    """After how long the step took, without seconds."""
+    """The finding follows the one about the step's length, and has no seconds."""
     run = write(*steps(1, 2, 3, rollouts=(1, 3)))
     reported = spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 60, "actor"))
     made = combine([digest(reported)], step=2, manifests=[manifest(window(0))], runs=[run])

@@ -1,4 +1,4 @@
-"""The cost of computing preempted sequences again, from forward steps and the engine's own count."""
+"""The cost of computing preempted sequences again, from forward steps and the engine's own counters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def findings(names=NAMES, **statistics):
 
 class TestPreemption:
     def test_the_excess_over_the_median_decode_step_is_claimed(self):
-        """40 and 30 ms against 10: 50 ms in two stretches, of which the longer one is named."""
+        """Two steps take 40 and 30 ms instead of 10 ms. Together they cost 50 ms; the finding has
+        the place of the longer one.
+        """
         (found,) = findings(preemptions=3)
         assert found.text == "rollout/0 worker 0 computed preempted sequences again for 50 ms"
         assert (found.seconds, found.saves) == pytest.approx((0.05, 0.05))
@@ -64,7 +66,10 @@ class TestPreemption:
 
 
 RETRACTED = ["step[EXTEND bs=3 toks=12]", "step[EXTEND bs=1 toks=4]", "step[DECODE bs=4]", "step[EXTEND bs=1 toks=9]", "step[DECODE bs=4]"]  # fmt: skip
-"""As SGLang 0.5.23 names its forward steps (`step_span` in sglang/srt/utils/profile_utils.py): four prompts of 16 tokens, and one sequence that is retracted after 5 generated tokens."""
+"""Names of forward steps as SGLang 0.5.23 gives them (`step_span` in
+sglang/srt/utils/profile_utils.py). Four prompts have 16 tokens; one sequence is retracted after 5
+generated tokens.
+"""
 
 
 class TestRetraction:
@@ -83,7 +88,9 @@ class TestRetraction:
         return [each for each in self.made(*args, **statistics).findings if each.topic == "preemption"]
 
     def test_prompts_after_all_new_ones(self):
-        """All new prompts were computed before the first decode step: the later prompt of 30 ms is a retracted sequence."""
+        """All new prompts were computed before the first decode step, so the later prompt of 30 ms
+        is a retracted sequence.
+        """
         (found,) = self.found()
         assert found.text == "rollout/0 worker 0 computed preempted sequences again for 30 ms"
         assert (found.start, found.end, found.saves) == pytest.approx((0.04, 0.07, 0.03))
@@ -99,7 +106,7 @@ class TestRetraction:
         ids=["a new prompt came later", "a cache", "requests of others"],
     )
     def test_a_retraction_of_unknown_time_is_not_claimed(self, statistics, again):
-        """The sentence has the number and no seconds."""
+        """The time of the retraction is unknown, so the finding has a count and no seconds."""
         (found,) = self.found(**statistics)
         assert found.seconds is None
         assert found.text == (
@@ -110,7 +117,9 @@ class TestRetraction:
         assert self.found(preemptions=0) == []
 
     def test_each_scheduler_has_its_own_first_decode_step(self):
-        """Prompts of one of them may be new although the other one has begun to generate."""
+        """One scheduler may compute new prompts after the other has begun to generate. Each has its
+        own first decode step.
+        """
         names = RETRACTED[:3], ["step[EXTEND bs=1 toks=4]", "step[DECODE bs=1]", "step[EXTEND bs=1 toks=6]"]
         steps = ((0, 20, 3), (20, 10, 1), (30, 30, 4)), ((40, 10, 1), (50, 10, 1), (60, 40, 1))
 

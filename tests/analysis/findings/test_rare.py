@@ -1,4 +1,4 @@
-"""Work that most of the steps around do not have; times in milliseconds."""
+"""Work that most neighbouring steps do not have. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepprof.analysis.report.digest import digest
 
 
 class Around:
-    """The steps around: each by the seconds that it spent in `probe`; all have `update`."""
+    """Neighbouring steps with the seconds that each spent in `probe`. Each step has `update`."""
 
     def __init__(self, *probe):
         self.probe = probe
@@ -32,7 +32,7 @@ def found(neighbours):
 
 
 def test_a_region_of_one_step_in_four():
-    """The region counts together with the regions inside it."""
+    """Three of four neighbouring steps do not have `probe`. The finding includes the regions inside it."""
     (rare,) = found(Around(0.0, 0.0, 0.05, 0.0))
     assert rare.text == "rank 0 spent 50 ms in `probe`, which 3 of the 4 steps around it do not have"
     assert (rare.process, rare.region, rare.saves) == ("rank 0", "probe", 0.05)

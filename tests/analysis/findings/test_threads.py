@@ -1,4 +1,4 @@
-"""Waits of the windows' thread while other threads worked: what is said, and what is not known."""
+"""Waits of the window's thread while other threads work: what the findings say, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def stretch(start, end, call, *, thread=MAIN, frames=USER, task=None, pool=True,
 
 
 def causes(*stretches, regions=()):
-    """(topic, text, why) of each finding in a step that waits in `score` from 100 to 900 ms."""
+    """Return (topic, text, why) of each finding with a place, in a step that is in `score` from 100
+    to 900 ms.
+    """
     capture = CaptureUse(MAIN, 2, None, T0, T0 + 1000 * MS, None, None, 0)
     made = combine(
         [
@@ -70,7 +72,7 @@ class TestOtherThreads:
 
     @pytest.mark.parametrize(("frames", "topic"), [(RESULT, "sleep"), (JOIN, "threads")])
     def test_a_thread_of_no_pool(self, frames, topic) -> None:
-        """A wait for a pool is not explained by it."""
+        """A thread outside any pool explains a `join`, but not a wait for the result of a pool."""
         task = stretch(100, 900, "time.sleep", thread=8, task="beat", pool=False)
         [(found, text, why)] = causes(wait(frames), task)
         assert found == topic
@@ -78,7 +80,7 @@ class TestOtherThreads:
         assert "meanwhile" not in why
 
     def test_a_thread_that_computes_alone(self) -> None:
-        """What other threads do while it does not wait is no finding."""
+        """The window's thread computes and does not wait, so the work of another thread is no finding."""
         assert causes(stretch(100, 900, None), stretch(100, 900, "f", thread=8, task="reward")) == []
 
     def test_waits_for_unknown_threads_are_not_attributed(self) -> None:
@@ -95,7 +97,7 @@ class TestOtherThreads:
         [("lock.__enter__", USER, "lock.__enter__"), ("waiter.acquire", SEMAPHORE, "Semaphore.acquire")],
     )
     def test_waits_for_a_lock_are_found(self, call, frames, label) -> None:
-        """At least as many threads waited for the lock as worked."""
+        """Four threads waited for the lock and one worked. The finding is the lock."""
         held = [
             stretch(100, 900, call, thread=8 + number, frames=frames, task="encode") for number in range(4)
         ]
@@ -111,7 +113,9 @@ class TestOtherThreads:
         assert [topic for topic, *_ in causes(wait(), held, *working)] == ["threads"]
 
     def test_threads_with_regions(self) -> None:
-        """Their regions name what they did; a wait for a lock in them says more."""
+        """The regions of another thread name what it did. If a pool thread waits for a lock, the
+        finding is the lock.
+        """
         other = (("thread", "other"), "region", "call", 100, 800, None)
         task = stretch(100, 900, "time.sleep", thread=8, task="call")
         text = "rank 0 waited 800 ms in `score` while another thread was in `call`"
@@ -130,7 +134,9 @@ class TestOtherThreads:
 
     @pytest.mark.parametrize(("call", "kind"), [("lock.acquire", "lock"), ("time.sleep", "sleep")])
     def test_the_thread_waits_itself(self, call, kind) -> None:
-        """The reason says what another thread did meanwhile: `while not done: time.sleep(1)` waits for it."""
+        """If the thread itself sleeps or waits for a lock, the reason adds what another thread did
+        meanwhile.
+        """
         mine = stretch(100, 900, call)
         task = stretch(100, 900, "time.sleep", thread=8, task="write_metrics", pool=False)
         [(topic, _, why)] = causes(mine, task)

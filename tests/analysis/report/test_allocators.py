@@ -1,4 +1,4 @@
-"""The counters of the devices' allocators, from the summaries of the memory backend."""
+"""The report has the counters of the devices' allocators, from the summaries of the memory backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepprof.analysis.report.combine import combine
 
 
 def manifest_of(*paths):
-    """Return a manifest of a rank with a window for each summary."""
+    """Return a manifest with a window of the memory backend for each summary."""
     artifacts = [{"path": path, "kind": "memory-summary", "bytes": 9, "events": None} for path in paths]
     return manifest(*(window(backend="memory", artifacts=[each]) for each in artifacts))
 
@@ -24,7 +24,7 @@ def summary(folder, name, *devices):
 
 
 def test_the_finding_has_the_counts_of_the_last_summary(tmp_path):
-    """Counters go on through the life of a process."""
+    """The counters run since the process began, so the last summary has the total."""
     summary(tmp_path, "a.json", (0, 3, 0), (1, 0, 0))
     summary(tmp_path, "b.json", (0, 5, 1), (1, 0, 0))
     manifests = [manifest_of("a.json", "b.json")]

@@ -1,4 +1,4 @@
-"""From files to the report, in this process and in workers."""
+"""The way from the files of a run to the report, in this process and in worker processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = 1_700_000_000_000_000_000
 
 
 def kineto(*events, base=BASE):
-    """A trace as torch writes it: events (category, name, start ms, duration ms)."""
+    """Return a trace as torch writes it. Events are (category, name, start, duration) in ms."""
     return gzip.compress(
         json.dumps(
             {
@@ -49,7 +49,7 @@ def kineto(*events, base=BASE):
 
 @pytest.fixture
 def run(tmp_path):
-    """Two ranks, an engine and spans of one rank; rank 1's trace is damaged."""
+    """Return a run with two ranks, an engine and the spans of rank 0. The trace of rank 1 is damaged."""
     run = make_run(tmp_path, "r")
     record(run, rank=0, data=kineto(("cpu_op", "aten::mm", 100, 50), ("cpu_op", "aten::mm", 200, 30)))
     record(run, rank=1, pid=8, data=b"no trace at all")
@@ -90,7 +90,7 @@ def test_workers_find_the_same(run, tmp_path):
 
 
 class Fatal(Input):
-    """An input that ends the process that it travels to."""
+    """An input whose unpickling kills the worker process."""
 
     def __reduce__(self):
         return signal.raise_signal, (signal.SIGKILL,)
@@ -122,7 +122,7 @@ def test_the_bounds_of_a_step_are_the_windows_of_the_process(run, tmp_path):
 
 
 def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
-    """The windows are read once, not once for each source."""
+    """The windows of the manifest are read once, not once for each source."""
 
     def found(ranks):
         windows = [
@@ -139,7 +139,7 @@ def test_the_bounds_of_a_step_take_as_long_per_rank_for_many_ranks_as_for_few():
 
 
 def test_digest_input_can_run_on_another_host(run, tmp_path):
-    """Run the work of a task on another host: an input and its bounds."""
+    """`digest_input` does the work of one task from its input and bounds alone, as another host would."""
     found = find([], output_dir=tmp_path)
     wanted = next(each for each in found.inputs if each.origin.label == "actor rank 0")
     made = digest_input(wanted, (BASE, BASE + 150_000_000))
@@ -155,7 +155,9 @@ def test_a_trace_of_another_tool(tmp_path):
 
 
 def test_a_lost_rank_of_another_host_is_on_the_clock_that_the_manifest_compared(tmp_path):
-    """The rank left neither a trace nor spans. The clock of its host is 5 s ahead, as the driver measured."""
+    """The lost rank left neither a trace nor spans. Its window is placed with the offset of its
+    host, 5 s, which the driver measured.
+    """
     run = make_run(tmp_path, "r")
     record(run, rank=0, data=kineto(("cpu_op", "aten::mm", 100, 50)))
     far = {"host": "far", "boot_id": None, "pid": 8}
@@ -186,7 +188,9 @@ for step in range(1, 5):
 
 @pytest.mark.torch
 def test_each_step_of_one_capture_has_its_own_operators(warm, tmp_path):
-    """Two consecutive steps are one trace, which lies in the first one's folder."""
+    """One trace covers two consecutive steps. The report of each step counts only the operators of
+    that step.
+    """
     warm.leave = True
     warm.run(JOINED, str(tmp_path)).check()
     for step in (2, 3):
@@ -197,7 +201,9 @@ def test_each_step_of_one_capture_has_its_own_operators(warm, tmp_path):
 
 
 def test_run_json_has_command_line_and_versions(tmp_path, monkeypatch) -> None:
-    """Command line and versions of this process; no commit outside of a repository."""
+    """`run.json` has the command line, without secrets, and versions. Outside a repository it has
+    no commit.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--hf-token", "abc", "lr=1"])
     stepprof.init({"steps": "1", "backend": "null", "output_dir": str(tmp_path / "runs")})
@@ -210,7 +216,7 @@ def test_run_json_has_command_line_and_versions(tmp_path, monkeypatch) -> None:
 
 
 def test_a_ray_worker_does_not_describe_the_job(tmp_path, monkeypatch) -> None:
-    """Its command line has Ray's own addresses and passwords."""
+    """The command line of a Ray worker contains Ray's addresses and passwords, so it is not recorded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/x/ray/_private/workers/default_worker.py", "--node=1"])
     stepprof.init({"steps": "1", "backend": "null", "output_dir": str(tmp_path / "runs")})
@@ -231,7 +237,7 @@ def test_a_model_comes_from_an_adapter(tmp_path) -> None:
 
 
 def test_damaged_fields_are_left_out(tmp_path) -> None:
-    """Every field of a hostile file, one at a time."""
+    """Each field of `run.json` is given damaged values, one at a time. The report leaves these fields out."""
     run = runs.make_run(tmp_path)
     for value in (None, 1, "x" * 10_000, [1, None, {}], {"a": 1, "b": []}, {"": {"status": "attached"}}):
         for key in ("command", "commit", "versions", "platform", "adapters", "world_size"):

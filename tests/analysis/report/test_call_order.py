@@ -1,5 +1,5 @@
-"""Whether the collectives in a trace are exactly those that its window called, on a simulation of two ranks
-and gloo's threads.
+"""Whether a trace has exactly the collectives that its window called. Two ranks and gloo's threads
+are simulated.
 """
 
 from __future__ import annotations
@@ -27,15 +27,21 @@ WORLD = {
 
 @dataclass
 class Call:
-    """One collective of the program, the same on every rank: what is computed before it, and whether it or an earlier one is awaited after it."""
+    """One collective of the program, the same on every rank: the computation before it, and whether
+    a call is awaited after it.
+    """
 
     before: int
     awaited: int | None
-    """How many calls before this one; 0: this one; None: nothing is awaited."""
+    """How many calls earlier the awaited call is; 0 is this call. None: nothing is awaited."""
 
 
 def run(rng, program, window, *, loaded):
-    """Run a program on two ranks and capture a window of it; of each rank the source, cut to the window, and which calls its annotations are of."""
+    """Run a program on two ranks and capture a window of it.
+
+    Return for each rank its source, cut to the window, the bounds, and the numbers of the recorded
+    calls.
+    """
     first, last = window
     issue, begun, ended = (np.zeros((2, len(program)), np.int64) for _ in range(3))
     now, free = [0, 0], [[0, 0], [0, 0]]
@@ -62,7 +68,7 @@ def run(rng, program, window, *, loaded):
             if call.awaited is not None and at >= call.awaited:
                 of = at - call.awaited
                 done = int(ended[rank, of]) + int(rng.integers(-90_000, MS))
-                # its annotation may end later than it was done; but no rank goes on before all have begun it
+                # its annotation may end later, but no rank continues before all have begun it
                 now[rank] = max(now[rank], done, int(begun[:, of].max()))
     made = []
     for rank in (0, 1):
@@ -93,7 +99,9 @@ class TestIssued:
     @settings(max_examples=400, deadline=None)
     @given(st.integers(0, 2**32), st.lists(CALLS, min_size=2, max_size=14), st.booleans(), st.data())
     def test_ranks_that_are_both_sure_have_the_same_calls(self, seed, program, loaded, data):
-        """Calls may begin late, run into the window and out of it: where both ranks are sure and count as many, they have recorded the same ones."""
+        """Calls may begin late or cross the bounds of the window. If both ranks are sure and have
+        equal counts, they recorded the same calls.
+        """
         first = data.draw(st.integers(0, len(program) - 1))
         last = data.draw(st.integers(first, len(program)))
         made = run(np.random.default_rng(seed), program, (first, last), loaded=loaded)
@@ -108,14 +116,18 @@ class TestIssued:
     @given(st.integers(0, 2**32), st.integers(4, 20))
     @example(103516, 17).via("a caller that would have gone on before its call had begun")
     def test_calls_that_are_awaited_are_sure(self, seed, count):
-        """A program that waits for each of its calls is the usual one: its ranks are sure, and the thread is named."""
+        """The program waits for each call, as programs usually do. Its ranks are sure, and the
+        result names the thread.
+        """
         program = [Call(10 * MS, 0)] * count
         for source, bounds, seen in run(np.random.default_rng(seed), program, (1, count), loaded=False):
             assert issued(source, bounds) == Issued(2, "7")
             assert seen == list(range(1, count))
 
     def test_with_other_groups_the_call_order_is_unknown(self):
-        """With a second process group it is not known which one a call was of, also if that has one rank alone; the trace has to say which there are."""
+        """With a second process group, even one of a single rank, the group of a call is unknown.
+        It is also unknown if the trace lists no groups.
+        """
         ((source, bounds, _), _) = run(np.random.default_rng(1), [Call(10 * MS, 0)] * 5, (1, 5), loaded=False)
         assert issued(source, bounds) is not None
         others = ([{"pg_size": 2}, {"pg_size": size}] for size in (1, 2))

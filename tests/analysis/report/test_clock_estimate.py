@@ -1,5 +1,5 @@
-"""The offsets of hosts that were never compared, estimated from the collectives of their ranks, on
-simulated jobs with known clocks.
+"""Clock offsets of hosts that were never compared, estimated from the collectives of their ranks.
+The jobs and their clocks are simulated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL = "all"
 
 @dataclass
 class Host:
-    """A clock: its reading at a true time."""
+    """The clock of a host: calling it with a true time returns its reading."""
 
     name: str
     ahead_ns: int = 0
@@ -32,7 +32,9 @@ class Host:
 
 
 def simulate(rng, hosts, ranks_per_host=2, calls=20, *, period=SECOND // 20, group=ALL, numbered=True):
-    """The members of one job whose ranks go through some all-reduces: each leaves after the last one has entered."""
+    """Return the members of a job whose ranks run all-reduces. Each rank leaves a call after the
+    last one has entered.
+    """
     world = len(hosts) * ranks_per_host
     begun = np.cumsum(rng.integers(1, period, (calls, 1)), axis=0)
     entered = begun + rng.integers(0, period, (calls, world))
@@ -61,7 +63,9 @@ def simulate(rng, hosts, ranks_per_host=2, calls=20, *, period=SECOND // 20, gro
 
 
 def check(made, hosts, members, *, placed=True):
-    """Every offset is right within the error that is stated, from the first to the last moment of the host's ranks."""
+    """Check each offset: it is right within its stated error, from the first to the last moment of
+    the host's ranks.
+    """
     by_name = {host.name: host for host in hosts}
     extents = {}
     for member in members:
@@ -75,13 +79,13 @@ def check(made, hosts, members, *, placed=True):
         own = np.linspace(first, last, 50)
         true = (own - host.ahead_ns) / (1 + host.rate)
         wrong = own - move.offset_ns - by_name[move.island](true)
-        assert np.abs(wrong).max() <= move.error_ns + 2  # the simulation's own rounding
+        assert np.abs(wrong).max() <= move.error_ns + 2  # 2 ns: the simulation's own rounding
     if placed:
         assert set(made.moves) == {host.name for host in hosts if host.name}
 
 
 def without(member, group, *calls):
-    """The rank without some of its calls."""
+    """Return the rank without some of its calls."""
     series = member.series[group]
     kept = np.setdiff1d(np.arange(len(series.kind)), calls)
     number = None if series.number is None else series.number[kept]
@@ -102,7 +106,7 @@ class TestEstimate:
         st.data(),
     )
     def test_the_truth_is_within_the_error(self, seed, clocks, numbered, data):
-        """Whatever the clocks say, how they drift and how long the ranks wait: the offset is right within the error that is stated."""
+        """The offset is right within its stated error for any clocks, drifts, and waits of the ranks."""
         hosts = [Host(""), *(Host(f"h{number}", *clock) for number, clock in enumerate(clocks))]
         members = simulate(
             np.random.default_rng(seed),
@@ -119,7 +123,7 @@ class TestEstimate:
     @settings(max_examples=100, deadline=None)
     @given(st.integers(0, 2**32), HOURS, RATES, st.data())
     def test_numbered_calls_of_captures_that_differ(self, seed, ahead, rate, data):
-        """Where calls are numbered, each rank may have recorded other ones, and some ranks nothing."""
+        """With numbered calls, each rank may have recorded different calls, and some ranks none."""
         hosts = [Host(""), Host("b", ahead, rate)]
         members = simulate(np.random.default_rng(seed), hosts)
         parts = [
@@ -134,7 +138,9 @@ class TestEstimate:
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 2**32), st.lists(st.tuples(HOURS, RATES), min_size=2, max_size=3), st.booleans())
     def test_hosts_are_connected_through_other_hosts(self, seed, clocks, reaches):
-        """Groups of two hosts each place a chain of them, errors added; hosts that no group connects with the common clock get a clock of one of them."""
+        """Groups of two hosts connect the hosts in a chain, and errors add up. A chain without the
+        common clock gets the clock of one of its hosts.
+        """
         rng = np.random.default_rng(seed)
         hosts = [
             Host("") if reaches else Host("a", 5),
@@ -155,7 +161,9 @@ class TestEstimate:
             assert errors == sorted(errors)
 
     def test_shorter_calls_give_a_smaller_error(self):
-        """Ranks that enter at once and wait 10 µs bound the offset to tens of microseconds, hours apart."""
+        """Calls that last about 10 µs bound the offset to less than 50 µs, although the clocks are
+        hours apart.
+        """
         rng = np.random.default_rng(1)
         hosts = [Host(""), Host("b", 5 * 3600 * SECOND)]
         members = simulate(rng, hosts, period=10_000)
@@ -164,7 +172,9 @@ class TestEstimate:
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 2**32), HOURS, st.booleans(), st.data())
     def test_calls_without_a_known_end_do_not_bound_the_offset(self, seed, ahead, numbered, data):
-        """The last calls of a capture may have ended after it: they say nothing, and nothing wrong."""
+        """The last calls of a capture may have ended after it. Their unknown ends neither bound the
+        offset nor make it wrong.
+        """
         hosts = [Host(""), Host("b", ahead)]
         parts = []
         for member in simulate(np.random.default_rng(seed), hosts, numbered=numbered):
@@ -177,21 +187,21 @@ class TestEstimate:
         check(made, hosts, parts, placed=False)
 
     def test_a_group_without_calls(self):
-        """Ranks that only made calls with a root, without numbers, have none to go by."""
+        """The ranks have no usable calls, so no host is placed and no finding is added."""
         members = simulate(np.random.default_rng(3), [Host(""), Host("b", SECOND)], numbered=False)
         count = len(members[0].series[ALL].kind)
         made = estimate([without(member, ALL, *range(count)) for member in members])
         assert (made.moves, made.findings) == ({}, [])
 
     def test_the_error_of_a_host_s_own_clock_counts(self):
-        """A rank whose clock is known within 1 ms bounds the offset no better than that."""
+        """The clock of one rank is known within 1 ms. The error of the offset is larger than that."""
         members = simulate(np.random.default_rng(1), [Host(""), Host("b", SECOND)], period=10_000)
         unsure = [replace(member, error_ns=1_000_000) if member.island else member for member in members]
         assert estimate(unsure).moves["b"].error_ns > 1_000_000
 
 
 class TestRefused:
-    """Where a match is not certain nothing is placed, and a finding says why."""
+    """If the match of the calls is not certain, no host is placed, and a finding gives the reason."""
 
     def made(self, change, *, numbered=False, hosts=None):
         hosts = hosts or [Host(""), Host("b", 3600 * SECOND)]
@@ -205,7 +215,7 @@ class TestRefused:
         assert "3 of 4 ranks" in self.made(lambda members: members[1:])
 
     def test_calls_that_differ_in_number(self):
-        """Without numbers, a call more or less on one rank could shift all the others."""
+        """Without numbers, one additional or missing call on a rank could shift all the others."""
         assert "order or count" in self.made(lambda members: [without(members[0], ALL, 0), *members[1:]])
 
     def test_calls_of_other_kinds(self):
@@ -217,7 +227,9 @@ class TestRefused:
         assert "the call with one number" in self.made(other, numbered=True)
 
     def test_a_rank_that_occurs_twice_is_refused(self):
-        """Two jobs in one run, or a restarted job: it is not known which calls belong together."""
+        """A rank occurs twice if a run has two jobs or a restarted one. Which calls belong together
+        is then unknown.
+        """
         assert "recorded twice" in self.made(lambda members: [*members, members[0]], numbered=True)
 
     def test_some_numbers(self):
@@ -228,7 +240,7 @@ class TestRefused:
         assert "number their calls" in self.made(some, numbered=True)
 
     def test_a_clock_that_was_set(self):
-        """No offset fits before and after; nothing is made up."""
+        """A clock was set during the calls. No offset fits both the calls before and those after."""
 
         def later(members):
             series = members[-1].series[ALL]
@@ -239,13 +251,13 @@ class TestRefused:
         assert "a clock was set" in self.made(later)
 
     def test_with_one_clock_nothing_is_estimated(self):
-        """There is nothing to estimate."""
+        """With a single clock there is no offset to estimate and no finding."""
         made = estimate(simulate(np.random.default_rng(3), [Host("")]))
         assert (made.moves, made.findings) == ({}, [])
 
     @pytest.mark.parametrize("numbered", [True, False])
     def test_a_group_that_fails_where_another_one_does_not(self, numbered):
-        """The hosts are placed by the other group, and no finding is added."""
+        """One group fails, but another group places the hosts. No finding is added."""
         rng = np.random.default_rng(3)
         hosts = [Host(""), Host("b", 3600 * SECOND)]
         members = simulate(rng, hosts)
@@ -257,9 +269,12 @@ class TestRefused:
 
 class TestOrder:
     def test_calls_of_two_threads_that_change_places(self):
-        """Calls that overlap on one rank may begin in another order there: they are matched as one, and the offset is right."""
+        """Calls that overlap on one rank may begin in another order there. They are matched as one,
+        and the offset is right.
+        """
         host = Host("b", 3600 * SECOND)
-        # the second call is over on both ranks before rank 1 begins to record the first one, which rank 0 has begun at once
+        # the second call has ended on both ranks before rank 1 begins to record the first one,
+        # which rank 0 began at once
         truth = {0: [(0, 10_000_300), (1_000, 300_000)], 1: [(500, 300_000), (10_000_000, 10_000_400)]}
         members = []
         for rank, clock in enumerate((Host(""), host)):

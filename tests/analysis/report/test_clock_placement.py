@@ -1,4 +1,6 @@
-"""Sources that only their collectives place: real ranks with gloo, and traces with the numbers that NCCL's kernels carry."""
+"""Hosts whose clocks only the collectives relate: real ranks with gloo, and traces whose NCCL
+kernels carry numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class TestMoved:
     @settings(max_examples=50, deadline=None)
     @given(sources(), st.integers(-(10**13), 10**13))
     def test_every_time_of_a_digest(self, source, offset):
-        """A digest that is moved is the digest of the source that was moved."""
+        """Moving a digest gives the same result as moving the source and then making its digest."""
         there = Alignment("collectives", offset, 3)
         made = moved(digest(source), offset, there)
         for columns, key in (
@@ -58,7 +60,7 @@ def recorded(tmp_path_factory, torch_server):
 
 @pytest.fixture
 def job(recorded, tmp_path):
-    """A copy of it, one clock of which is five hours ahead."""
+    """Return copies of the recorded runs; the clock of the second one is five hours ahead."""
     runs = [
         shutil.copytree(recorded / f"node-{rank}" / "r", tmp_path / f"node-{rank}" / "r") for rank in (0, 1)
     ]
@@ -67,7 +69,7 @@ def job(recorded, tmp_path):
 
 
 def edit(run, change):
-    """Change the events of the trace of a run."""
+    """Change the events of the run's trace."""
     (file,) = run.glob("step-*/actor/*.trace.json.gz")
     content = json.loads(gzip.decompress(file.read_bytes()))
     change(content)
@@ -75,7 +77,9 @@ def edit(run, change):
 
 
 def placed_by(runs, **options):
-    """(method, offset) of the second rank's sources in the report and in the timeline, and the findings."""
+    """Return the method and offset of the second rank's sources, equal in the report and the
+    timeline, and the problems.
+    """
     found = find(runs, output_dir=runs[0].parent, **options)
     report = analyse(found, workers=1)
     before = placed(found, workers=1)
@@ -93,7 +97,7 @@ def placed_by(runs, **options):
 @pytest.mark.torch
 class TestGloo:
     def test_clocks_hours_apart_are_placed_by_collectives(self, job):
-        """The ranks are on one clock, within the stated error, and the step is as long as it was."""
+        """Both ranks are on one clock within the stated error, and the step is not hours long."""
         found = find(job, output_dir=job[0].parent)
         report = analyse(found, workers=1)
         assert report.problems == []
@@ -104,7 +108,7 @@ class TestGloo:
             assert abs(source.offset_ns - 5 * HOUR * (source.host == "node-1")) <= source.error_ns
 
     def test_a_merge_uses_the_same_offsets(self, job, tmp_path, capsys):
-        """The timeline has the same offsets, of some ranks alone as well."""
+        """The timeline uses the offsets of the report, also if only one rank is merged."""
         output = tmp_path / "timeline.json.gz"
         for option in ([], ["--ranks", "1"]):
             assert main(["merge", *map(str, job), "--output", str(output), "--json", *option]) == 0
@@ -115,7 +119,7 @@ class TestGloo:
                 assert abs(source["offset_ns"] - 5 * HOUR) <= source["error_ns"]
 
     def test_a_rank_that_is_missing(self, job):
-        """Without one of the ranks there is nothing to match."""
+        """One rank has no events, so its collectives cannot be matched."""
         edit(job[1], lambda content: content.update(traceEvents=[]))
         method, _, problems = placed_by(job)
         assert method == "unmeasured"
@@ -123,7 +127,7 @@ class TestGloo:
 
     @pytest.mark.parametrize("which", [0, -1])
     def test_a_call_that_is_missing(self, job, which):
-        """Calls without numbers cannot be matched where one rank has recorded fewer."""
+        """One rank has recorded one call less. Calls without numbers cannot be matched then."""
 
         def without_one(content):
             calls = [each for each in content["traceEvents"] if each.get("name", "").startswith("gloo:")]
@@ -134,7 +138,9 @@ class TestGloo:
         assert placed_by(job)[0] == "unmeasured"
 
     def test_a_call_that_was_begun_before_the_capture(self, job):
-        """A collective that ran into both captures would shift all others by one: more collectives than calls are refused."""
+        """A collective that began before the capture is in both traces. It would shift all others
+        by one, so the traces are not matched.
+        """
 
         def another(content):
             calls = [
@@ -148,7 +154,9 @@ class TestGloo:
         assert placed_by(job)[0] == "unmeasured"
 
     def test_a_call_that_the_window_s_end_cuts(self, job):
-        """The annotation of the last call may end after the window: its end says nothing, and the others place the host all the same."""
+        """The annotation of the last call ends after the window, so its end is not used. The other
+        calls place the host.
+        """
         for run in job:
             (trace,) = run.glob("step-*/actor/*.trace.json.gz")
             content = json.loads(gzip.decompress(trace.read_bytes()))
@@ -167,7 +175,7 @@ class TestGloo:
             assert abs(source.offset_ns - 5 * HOUR * (source.host == "node-1")) <= source.error_ns
 
     def test_with_a_second_group_clocks_stay_unmeasured(self, job):
-        """With another process group it is not known which one a call was of."""
+        """With a second process group, the group of a call is unknown, and the host is not placed."""
 
         def group(content):
             config = content["distributedInfo"]["pg_config"]
@@ -177,7 +185,7 @@ class TestGloo:
         assert placed_by(job)[0] == "unmeasured"
 
     def test_calls_of_another_thread_are_left_out(self, job):
-        """Calls of a thread that is not in the window are not those of the window."""
+        """The window is on another thread than the calls, so the calls do not belong to it."""
         for run in job:
             for file in run.glob("step-*/manifest/*.json"):
                 content = json.loads(file.read_text())
@@ -186,7 +194,7 @@ class TestGloo:
         assert placed_by(job)[0] == "unmeasured"
 
     def test_a_capture_that_is_not_complete(self, job):
-        """Its first calls may be missing."""
+        """The first calls may be missing in a partial capture, so the host is not placed."""
         for file in job[0].glob("step-*/manifest/*.json"):
             content = json.loads(file.read_text())
             content["windows"][0]["status"] = "partial"
@@ -212,7 +220,7 @@ class TestGloo:
         assert any("a clock was set" in problem for problem in problems)
 
     def test_a_compared_clock_stays_as_compared(self, job):
-        """A clock that was compared stays where the comparison puts it."""
+        """A host whose clock was compared keeps the offset of the comparison."""
         for file in job[0].glob("step-*/manifest/*.json"):
             content = json.loads(file.read_text())
             content["clocks"].append(
@@ -223,7 +231,7 @@ class TestGloo:
 
 
 def kernels(numbers, ahead_ns, *, ranks="[0, 1]"):
-    """A trace with one all-reduce of NCCL's every 10 ms, each half a millisecond long, on a clock that is so far ahead."""
+    """Return a trace with a 0.5 ms all-reduce of NCCL every 10 ms, on a clock that is `ahead_ns` ahead."""
     args = {
         "Process Group Name": "0",
         "Process Group Description": "default_pg",
@@ -242,7 +250,7 @@ def kernels(numbers, ahead_ns, *, ranks="[0, 1]"):
 
 class TestNumbered:
     def test_traces_of_other_tools(self, tmp_path):
-        """Traces that stepprof did not record are placed in the same way, where their calls have numbers."""
+        """Traces of another tool are placed in the same way if their calls have numbers."""
         for rank in (0, 1):
             name = f"node-{rank}_7.{rank}.pt.trace.json"
             content = json.loads(gzip.decompress(kernels(range(30), rank * HOUR)))
@@ -255,7 +263,9 @@ class TestNumbered:
 
     @pytest.mark.parametrize("several", [False, True])
     def test_captures_of_different_lengths(self, tmp_path, several):
-        """Calls with numbers place a host whatever part of them its ranks have recorded; only those of the same role are one job."""
+        """Calls with numbers place a host even if its ranks recorded different parts of them. Ranks
+        of different roles are different jobs.
+        """
         runs = []
         for rank, numbers in enumerate((range(5, 30), range(8, 40))):
             run = make_run(tmp_path / f"node-{rank}")
@@ -281,7 +291,7 @@ CLOCK = Alignment("collectives", 7 * MS, 10)
 
 
 def at(later: int):
-    """A source whose times are later by so many milliseconds."""
+    """Return a source whose times are `later` milliseconds later."""
     return digested_source(
         SPANS,
         ("thread", "window", "actor", 10 + later, 50, "actor"),

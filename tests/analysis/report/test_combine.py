@@ -1,4 +1,4 @@
-"""The report of a step from the digests of its sources: every figure here can be computed in the head."""
+"""The report of a step from the digests of its sources. Every figure can be computed in the head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def report(*sources, **more):
 
 
 APART = Alignment("unmeasured", 0, None, "boot b")
-"""On a clock that was never compared with the others."""
+"""An alignment for a clock that was never compared with the others."""
 
 
 def seconds(rows):
@@ -45,7 +45,9 @@ class TestTimes:
         assert [(time.calls, time.seconds) for time in update.per_process] == [(1, 0.01), (2, 0.015)]
 
     def test_a_window_that_an_exception_left(self):
-        """What the program did not do is missing, and is not what makes the step short."""
+        """An exception ended the window. The report says so, because the missing work makes the
+        step short.
+        """
         raised = window(0, end=100, body_error="RuntimeError: reward service down")
         made = report(spans(0, ("window", "actor", 0, 100, "actor")), manifests=[manifest(raised)])
         (notice,) = [each for each in made.findings if each.topic == "coverage" and "exception" in each.text]
@@ -53,7 +55,9 @@ class TestTimes:
         assert notice.process == "actor rank 0"
 
     def test_a_region_of_another_thread_does_not_begin_the_step(self):
-        """It began before the window, and ended in it."""
+        """The region of another thread began before the window and ended in it. Only its part in
+        the window counts.
+        """
         made = report(
             source(
                 Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
@@ -160,7 +164,7 @@ class TestSkew:
             spans(1, ("window", "actor", 0, 70, "actor"), **rough),
         )
         assert [(row.spread, row.significant) for row in made.skew] == [(0.02, False)]
-        # which one ended last is not known; how long each took is, by its own clock
+        # which rank ended last is unknown; how long each took is known from its own clock
         assert [each.text for each in made.findings if each.topic == "straggler"] == [
             "actor rank 1 spent 20 ms longer than actor rank 0 in the window of actor"
         ]
@@ -180,7 +184,9 @@ class TestSkew:
         assert report(first, second).skew == []
 
     def test_delay_by_the_profiler_is_not_counted_as_straggling(self):
-        """Rank 1's profiler takes 30 ms longer to start: of the 35 ms that it is behind, 5 ms are its own."""
+        """The profiler of rank 1 takes 30 ms longer to start. Of its delay of 35 ms, only 5 ms are
+        its own.
+        """
         made = report(
             spans(0, ("window", "actor", 10, 50, "actor")),
             spans(1, ("window", "actor", 40, 55, "actor")),
@@ -202,7 +208,9 @@ class TestSkew:
         assert text == "actor rank 1 spent 5 ms longer than actor rank 0 in the window of actor"
 
     def test_ranks_that_wait_in_collectives_end_together(self):
-        """Rank 0 computes for 5 ms and rank 2 for 10 ms before the all-reduce, rank 1 for 25 ms: it ends for all of them 5 ms later."""
+        """Before the all-reduce, ranks 0, 1 and 2 compute for 5, 25 and 10 ms. The call ends 5 ms
+        after the last rank enters it.
+        """
 
         def rank(number, at):
             call = ("thread", "user_annotation", "gloo:all_reduce", at, 30 - at)
@@ -241,7 +249,7 @@ class TestSkew:
         assert {row.busy_share for row in made.overlap} == {None}, "no device was recorded"
 
     def test_no_straggler_if_a_member_was_not_recorded(self):
-        """Only two of three ranks were recorded. They may have waited for the third one."""
+        """Only two of three ranks were recorded. Both may have waited for the third one."""
         made = report(
             *(
                 trace(
@@ -263,7 +271,9 @@ class TestSkew:
         ]
 
     def test_captures_of_different_roles_may_hold_the_calls_of_one_group(self):
-        """Rank 1's capture began in another role and goes over this one as well: both members of the group were recorded."""
+        """The capture of rank 1 began in role ref and covers its actor window too. So both members
+        of the group were recorded.
+        """
         reported = [
             window(0, end=40),
             window(1, role="ref", end=10),
@@ -279,7 +289,9 @@ class TestSkew:
         assert (row.role, row.straggler, list(seconds(row.waited).values())) == ("actor", "rank 1", [0.018])
 
     def test_ranks_of_different_jobs_are_not_matched_with_each_other(self):
-        """Of the actor rank 0 was recorded, of the critic rank 1: groups of one name and of ranks with the same numbers, and two jobs."""
+        """Rank 0 was recorded as actor, rank 1 as critic. Their groups have equal names and ranks,
+        but they are two jobs.
+        """
         args = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2, "Seq": 1}
         name = "ncclDevKernel_AllReduce_Sum"
         made = report(
@@ -293,8 +305,8 @@ class TestSkew:
         }
 
     def test_two_jobs_with_the_same_rank_numbers_are_matched_each_for_itself(self):
-        """The workers of the actor and of the critic are different processes, and each group numbers its
-        ranks from 0.
+        """Actor and critic have different workers, and each group numbers its ranks from 0. Each
+        job is matched by itself.
         """
 
         def rank(role, number, at):
@@ -310,7 +322,9 @@ class TestSkew:
         }
 
     def test_engines_are_matched_each_for_itself(self):
-        """Both have a group of two workers, of the same name, and number their calls in it alike."""
+        """Both engines have a group of two workers with the same name and call numbers. Each engine
+        is matched by itself.
+        """
 
         def worker(replica, rank, start, took):
             path = f"step-000002/rollout/replica-{replica}/rank-{rank}.trace.json.gz"
@@ -328,7 +342,7 @@ class TestSkew:
         assert made.unmatched == []
 
     def test_a_wait_is_of_the_role_in_which_it_was(self):
-        """One capture covers both roles of a rank; windows assign the collectives to roles."""
+        """One capture covers both roles of a rank. The windows assign each collective to a role."""
 
         def rank(number, *starts):
             calls = [
@@ -361,7 +375,9 @@ class TestSkew:
         assert (row.role, row.region, row.straggler) == ("actor", "sync", "actor rank 1")
 
     def test_waiting_for_a_rank_that_the_profiler_held_up_is_the_profilers_doing(self):
-        """Rank 1's profiler starts for 30 ms longer than rank 0's; 5 ms of what rank 0 waits are rank 1's own."""
+        """The profiler of rank 1 starts 30 ms later than that of rank 0. Of the 35 ms that rank 0
+        waits, 5 ms are rank 1's own.
+        """
 
         def rank(number, at):
             call = ("thread", "user_annotation", "gloo:all_reduce", at, 50 - at)
@@ -387,7 +403,9 @@ class TestSkew:
         assert (row.straggler, seconds(row.waited)) == ("actor rank 1", {"actor rank 0": 0.005})
 
     def test_the_world_size_may_come_from_the_manifest(self):
-        """A trace of another profiler does not."""
+        """The manifest gives the world size. A trace of another profiler has no manifest, so its
+        calls are not matched.
+        """
         calls = [
             trace(rank, ("thread", "user_annotation", "gloo:all_reduce", 20 * rank, 30 - 20 * rank))
             for rank in range(2)
@@ -402,7 +420,9 @@ class TestSkew:
 
 class TestIdle:
     def test_busy_and_causes_are_the_wall_time(self):
-        """Rank 0 trains, is held up by the profiler, has nothing of its own while the rollout and the other role go on, and then nothing is known."""
+        """Rank 0 trains, then the profiler delays it. It waits during the rollout and the other
+        role; the rest is unknown.
+        """
         made = report(
             spans(0, ("window", "actor", 0, 20, "actor")),
             spans(1, ("window", "critic", 60, 20, "critic")),
@@ -423,7 +443,7 @@ class TestIdle:
             assert row.wall == 0.1
 
     def test_a_process_without_a_capture_has_no_row(self):
-        """Spans say when it was where, not whether it worked."""
+        """Spans show where a process was, not whether it worked, so it has no row."""
         assert report(spans(0, ("window", "actor", 0, 50, "actor"))).idle == []
 
     def test_an_unwanted_capture_is_not_missing(self):
@@ -445,7 +465,7 @@ class TestIdle:
         assert (rows["rank 0"].busy, rows["rank 0"].causes) == (0.05, {"rollout": 0.05})
 
     def test_recorded_work_during_generation_counts_as_work(self):
-        """Ten milliseconds of the rollout's window it prepared the next batch, by its own trace."""
+        """In the window of the rollout, the rank worked for 10 ms according to its own trace."""
         made = report(
             trace(0, ("thread", "cpu_op", "collate", 20, 10), role="rollout"),
             engine(0, (5, 40, 4)),
@@ -454,8 +474,8 @@ class TestIdle:
         assert (made.idle[0].busy, made.idle[0].causes) == (0.01, {"rollout": 0.04})
 
     def test_the_job_waits_for_an_engine_to_start_and_to_stop(self):
-        """By the clock of the controlling process, the first 10 ms are the wait for the start, and 30 ms
-        after the rollout are the wait for the stop.
+        """By the controlling process's clock, the first 10 ms are the wait for the engine's start.
+        The 30 ms after the rollout are the wait for its stop.
         """
         entry = engine_entry(
             start_unix_ns=T0 + 10 * MS,
@@ -473,7 +493,9 @@ class TestIdle:
         assert (row.busy, row.causes) == (0.02, {"rollout": 0.04, "profiler": 0.04})
 
     def test_the_profiler_holds_a_process_up_before_and_after_its_window(self):
-        """Armed for 3 ms and started for 5 ms until 10 ms, stopped for 10 ms from 60 ms."""
+        """The profiler is armed for 3 ms and started for 5 ms before the window, and stopped for 10
+        ms after it.
+        """
         entry = window(start=10, end=60, arm_seconds=0.003, start_seconds=0.005, stall_seconds=0.01)
         made = report(
             spans(0, ("window", "step", 0, 100, None), ("window", "actor", 10, 50, "actor")),
@@ -484,7 +506,7 @@ class TestIdle:
         assert (row.busy, row.causes) == (0.05, pytest.approx({"profiler": 0.018, "unknown": 0.032}))
 
     def test_arming_counts_when_it_was(self):
-        """In the rollout, long before the window that it was for: the 3 ms from 20 ms on."""
+        """The profiler was armed in the rollout, at 20 ms, long before the window that it was armed for."""
         entry = window(start=60, end=100, arm_seconds=0.003, arm_unix_ns=T0 + 20 * MS)
         made = report(
             spans(0, ("window", "rollout", 0, 60, "rollout"), ("window", "actor", 60, 40, "actor")),
@@ -495,7 +517,9 @@ class TestIdle:
         assert made.idle[0].causes == pytest.approx({"profiler": 0.003, "rollout": 0.057})
 
     def test_a_rank_that_generates_itself_is_in_a_window_of_its_own(self):
-        """Its capture covers all of it: where it shows nothing, something happened that is not known, and nothing is a rollout elsewhere."""
+        """The capture covers the whole rollout window of the rank. Time without events is unknown,
+        not a wait for a rollout elsewhere.
+        """
         made = report(
             trace(0, ("thread", "cpu_op", "mm", 0, 30), role="rollout"),
             manifests=[manifest(window(role="rollout", end=50))],
@@ -577,7 +601,7 @@ class TestIdle:
 
 
 class TestCoverage:
-    """A capture covers its window, unless it was capped, lost or damaged. Time without coverage counts as
+    """A capture covers its window, unless it was capped, lost or damaged. Time outside it counts as
     not recorded, neither as idle nor as work.
     """
 
@@ -617,7 +641,7 @@ class TestCoverage:
         assert made.idle[0].causes == {"host": 0.07}
 
     def test_a_lost_capture_covers_nothing(self):
-        """Only the manifest of rank 1 exists. The rank still has a row, and a place in the Gantt chart."""
+        """Rank 1 exists only in the manifest. It still has a row, and a place in the Gantt chart."""
         made = report(
             trace(0, ("thread", "cpu_op", "mm", 0, 100)),
             manifests=[manifest(window(0), window(1, status="lost", artifacts=[], error="export: killed"))],
@@ -635,7 +659,9 @@ class TestCoverage:
         ]
 
     def test_a_process_that_only_the_manifest_knows_is_on_the_clock_of_its_host(self):
-        """Its host's clock is 5 s ahead, as a source of that host says."""
+        """A source of the same host shows that its clock is 5 s ahead. The window of rank 1, known
+        only from the manifest, is placed with that offset.
+        """
         ahead = Alignment("ping-pong", 5_000 * MS, 10)
         made = report(
             trace(0, ("thread", "cpu_op", "mm", 0, 100), host="far", alignment=ahead),
@@ -687,7 +713,7 @@ class TestCpuTime:
         return report(trace(0, *slices), *sources, manifests=[manifest(*windows)]).idle[0]
 
     def test_cpu_time_beyond_operators_is_work(self):
-        """Of 70 ms of CPU time operators took 40 ms."""
+        """Operators took 40 ms of 70 ms of CPU time. The other 30 ms count as work too."""
         row = self.made(window(thread_cpu_seconds=0.07))
         assert (row.busy, row.causes) == (0.07, pytest.approx({"unknown": 0.03}))
 
@@ -696,7 +722,7 @@ class TestCpuTime:
         assert (row.busy, row.causes) == (0.04, {"unknown": 0.06})
 
     def test_cpu_time_counts_at_most_the_gaps(self):
-        """The excess comes from CPU time of other windows' threads, or from a clock with a low resolution."""
+        """The excess may come from the threads of other windows, or from a clock with a low resolution."""
         row = self.made(window(thread_cpu_seconds=0.5))
         assert (row.busy, row.causes) == (pytest.approx(0.1), {})
 
@@ -704,7 +730,7 @@ class TestCpuTime:
         assert self.made(window(thread_cpu_seconds=None)).busy == 0.04
 
     def test_a_window_around_others_is_not_counted_again(self):
-        """The whole step's window has all the CPU time of the one in it."""
+        """The window of the whole step contains the CPU time of the window inside it."""
         row = self.made(
             window(role=None, thread_cpu_seconds=0.09),
             window(start=20, end=80, thread_cpu_seconds=0.05),
@@ -713,7 +739,7 @@ class TestCpuTime:
         assert (row.busy, row.causes) == (0.05, pytest.approx({"unknown": 0.05}))
 
     def test_cpu_time_is_ignored_for_a_rank_with_a_device(self):
-        """A host that is busy is what the device waits for."""
+        """The device waits for its busy host, so the CPU time of the host does not make the rank busy."""
         made = report(
             trace(0, (("stream", "7"), "kernel", "gemm", 0, 40)),
             manifests=[manifest(window(thread_cpu_seconds=0.1))],
@@ -722,10 +748,10 @@ class TestCpuTime:
 
 
 class TestIslands:
-    """Hosts whose clocks were never compared: each figure is of one of them."""
+    """The clocks of the two hosts were never compared. Each figure covers one of them."""
 
     def two_hosts(self):
-        """Host b's clock is a day off; its ranks are 60 ms in the same role."""
+        """Return two ranks of a role, 100 ms and 60 ms long. The clock of host b is a day ahead."""
         off = 24 * 3600 * 1000
         return [
             spans(0, ("window", "actor", 0, 100, "actor"), ("region", "update", 10, 50, "actor"), host="a"),
@@ -755,7 +781,9 @@ class TestIslands:
         ]
 
     def test_work_of_another_island_explains_no_wait(self):
-        """On host b something generated, which is no reason for rank 0 on host a to be idle."""
+        """Host b generated meanwhile. On clocks that were never compared, that does not explain the
+        idle time of rank 0 on host a.
+        """
         made = report(
             spans(0, ("window", "actor", 0, 40, "actor"), host="a"),
             spans(2, ("region", "later", 99, 1, None), host="a"),
@@ -769,7 +797,7 @@ class TestIslands:
         }
 
     def test_waits_in_numbered_collectives_need_no_clock(self):
-        """By durations: rank 0 stood 20 ms longer in the call. gloo's calls are not numbered: those are not matched."""
+        """Rank 0 was 20 ms longer in the numbered call, so it waited that long. No clock is needed."""
 
         def rank(number, took, host, **more):
             args = {"Process Group Name": "1", "Process Group Ranks": "[0, 1]", "Group size": 2, "Seq": 7}
@@ -796,8 +824,8 @@ class TestIslands:
 
 class TestDevices:
     def test_two_devices_of_one_process(self):
-        """The process is busy while any of its devices is. In the table of communication each device has
-        its own row.
+        """The process is busy while any of its devices is busy. In the table of communication each
+        device has its own row.
         """
         made = report(
             trace(
@@ -813,7 +841,7 @@ class TestDevices:
             ("gpu 0", 0.03, 0.0, 0.0, 0.3),
             ("gpu 1", 0.04, 0.03, 0.02, 0.6),
         ]  # fmt: skip
-        (row,) = made.idle  # 60 to 80 ms: a collective of which nothing is known
+        (row,) = made.idle  # 60 to 80 ms: a collective whose other members are unknown
         assert (row.busy, row.causes) == (0.06, pytest.approx({"collective_unmatched": 0.02, "host": 0.02}))
 
 
@@ -833,7 +861,7 @@ class TestRollout:
         assert (whole.below_half, whole.tail) == (0.5, 0.05)
 
     def test_a_capped_engine_reports_only_its_recorded_part(self):
-        """The rollout may have continued after the cap."""
+        """The engine may have continued the rollout after the cap."""
         made = report(
             engine(0, (0, 50, 8), (50, 50, 2)),
             manifests=[manifest(engines=[engine_entry(capped_by="max_seconds", start_unix_ns=T0, end_unix_ns=T0 + 100 * MS)])],
@@ -845,8 +873,8 @@ class TestRollout:
         ]
 
     def test_the_schedulers_of_a_data_parallel_engine_are_added_up(self):
-        """Each scheduler has its own file and batch. For 50 ms they have 4 and 8 sequences, then the second
-        one has none.
+        """Each scheduler has its own file and batch. For 50 ms they have 4 and 8 sequences, then 4
+        and none.
         """
         made = report(engine(0, (0, 50, 4), (50, 50, 4), group=0), engine(0, (0, 50, 8), group=1))
         (row,) = made.rollout
@@ -860,7 +888,7 @@ class TestRollout:
         assert [batch for _, batch in row.curve] == [12, 4, 0]
 
     def test_the_workers_of_each_scheduler_count_once(self):
-        """Tensor parallelism of two within data parallelism of two."""
+        """The engine has two data-parallel schedulers with two tensor-parallel workers each."""
         made = report(
             *(
                 engine(0, (0, 50, 4 + group), group=group, rank=rank)
@@ -882,7 +910,7 @@ class TestRollout:
         (row,) = made.rollout
         assert (row.label, row.iterations, row.below_half, row.tail) == ("samples of driver", 0, 0.9, 0.09)
         assert (row.samples[0].sample, row.samples[0].seconds) == ("7", {"generate": 0.01, "tool_call": 0.09})
-        assert made.findings == []  # the driver has no window: there is no path of the step
+        assert made.findings == []  # without a window of the driver there is no path of the step
 
     def test_samples_of_several_processes_together(self):
         def two(rank, took):
@@ -1067,7 +1095,7 @@ def test_regions_of_several_captures_of_one_process_are_added_up():
 
 
 def test_a_rank_whose_peers_were_not_captured_has_unmatched_time():
-    """The rank's computation during the call is work. The rest of the call is waiting or transfer."""
+    """Computation of the rank during the call is work. The rest of the call is waiting or transfer."""
     made = report(
         trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 30), ("thread", "cpu_op", "mm", 0, 5))
     )
@@ -1113,7 +1141,7 @@ extreme = st.sampled_from([0, 1, -1, 10**9, 2**40, -(2**61), 2**61, 2**62])
     ),
 )
 def test_damaged_times_and_values_still_give_a_valid_report(slices, counters):
-    """A report is made, and it is JSON."""
+    """Damaged times and values still give a report that survives JSON."""
     odd = trace(
         0,
         *((kind, cat, name, 0, 0) for kind, cat, name, _, _ in slices),

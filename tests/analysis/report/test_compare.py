@@ -1,4 +1,4 @@
-"""Two reports compared, with noise stated; and how long a time reads in a sentence."""
+"""Comparisons of two reports, and the noise that they state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class TestChanges:
         ]
 
     def test_variation_between_steps_is_not_significant(self):
-        """The larger of both noises counts, and the sentence says between what it is."""
+        """The larger of the two noises counts: between processes or from step to step. The sentence
+        says which.
+        """
         before = report(10.0, roles=[time_of(None, 3.0, 3.0)], regions=[time_of("load", 1.0, 1.0)])
         after = report(11.0, step=3, roles=[time_of(None, 3.5, 3.5)], regions=[time_of("load", 2.0, 2.0)])
         spreads = [
@@ -73,7 +75,9 @@ class TestChanges:
         ]
 
     def test_operators_are_compared_per_process(self):
-        """A recorded one rank, B four: their sums differ, their work does not."""
+        """Report A has one rank and B has four. The sums of their operators differ, but the work of
+        a process does not.
+        """
         compared = compare(report(ops=[op("mm", 1.0)]), report(ops=[op("mm", 1.0, 1.1, 0.9, 1.0)]))
         assert (change(compared, "mm").a, change(compared, "mm").b) == (1.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Which windows and regions are inside which."""
+"""Nesting of windows and regions: which one contains which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepprof.analysis.report.containment import NOWHERE, containers
 
 
 def found(*slices):
-    """The name of the region around each of some regions (name, start, end, coroutine)."""
+    """Return the name of the region around each region. Regions are (name, start, end, coroutine)."""
     slices = sorted(slices, key=lambda each: (each[1], -each[2]))
     names, start, end, task = zip(*slices, strict=True)
     around = containers(start, end, names, task)
@@ -26,7 +26,7 @@ def test_the_innermost_one_of_a_thread():
 
 
 def test_coroutines_that_are_open_at_the_same_time():
-    """The shorter samples are not inside the longer one, and neither are their calls."""
+    """A sample is not inside a concurrent sample of another coroutine, and neither are its calls."""
     assert found(("sample", 0, 90, 1), ("sample", 1, 40, 2), ("generate", 2, 80, 1), ("tool", 3, 20, 2)) == [
         ("sample", None),
         ("sample", None),
@@ -36,7 +36,9 @@ def test_coroutines_that_are_open_at_the_same_time():
 
 
 def test_coroutines_of_another_coroutine():
-    """All samples are inside `rollout`: it has started them. Not all tools are inside a sample."""
+    """All samples are inside `rollout`, whose coroutine started them. One `tool` begins after it,
+    so no `tool` is inside another region.
+    """
     assert found(
         ("rollout", 0, 95, 0),
         ("sample", 1, 90, 1),
@@ -51,7 +53,7 @@ times = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda each: (min(
 
 @given(st.lists(times, min_size=1, max_size=30))
 def test_slices_of_one_thread(slices):
-    """The parent is the latest slice that ends no earlier."""
+    """The parent of a slice is the latest earlier slice that ends no earlier."""
     slices.sort(key=lambda each: (each[0], -each[1]))
     start, end = zip(*slices, strict=True)
     count = len(slices)

@@ -1,4 +1,6 @@
-"""The calls of regions in coroutines: how many were open at the same time, and how long the last ones; times in milliseconds."""
+"""Calls of regions in coroutines: how many were open at once, and when the last one was alone.
+Times are in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from stepprof.analysis.timeline.model import Origin
 
 
 def made(*calls, track="tasks"):
-    """The spans of a thread with coroutines; calls are (name, start, length, coroutine)."""
+    """Return the spans of a thread with coroutines. Calls are (name, start, length, coroutine)."""
     rows = [(("async", track), "region", name, start, length, None) for name, start, length, _ in calls]
     source_ = source(
         Origin("spans", "s", None, 0, None, "h", 100), ("thread", "window", "step", 0, 100, None), *rows
@@ -23,7 +25,7 @@ def made(*calls, track="tasks"):
 
 
 def found(*calls, **more):
-    """(name, calls, coroutines, peak) of each, and when the last was alone."""
+    """Return (name, calls, coroutines, peak) of each region, and when its last call was alone."""
     nest = digest(made(*calls, **more)).nest
     return [
         (each.name, each.calls, each.tasks, each.peak, last(each))
@@ -52,7 +54,7 @@ def test_calls_inside_a_call_are_not_counted():
 
 
 def test_coroutines_of_another_thread():
-    """The thread of the windows does not wait in their event loop."""
+    """The coroutines run in the event loop of another thread, for which the window's thread does not wait."""
     assert found(("sample", 0, 30, 0), track="tasks of thread 7") == []
 
 

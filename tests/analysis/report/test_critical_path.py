@@ -1,4 +1,4 @@
-"""The chain of work and waits of steps that were made by hand."""
+"""The critical path, as a chain of work and waits, of hand-made steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ US = 1000
 
 
 def process(rank: int | str, *windows: tuple[int, int, str | None]) -> Process:
-    """A process with windows (start, end, role) in microseconds."""
+    """Return a process with windows (start, end, role) in microseconds."""
     return Process(
         f"rank {rank}" if isinstance(rank, int) else rank, "rank", Origin("rank", str(rank), role=None, rank=rank, host="h"),
         Alignment("reference", 0, 0), [], [Window(role, start * US, end * US) for start, end, role in windows],
@@ -19,7 +19,7 @@ def process(rank: int | str, *windows: tuple[int, int, str | None]) -> Process:
 
 
 def path(*processes: Process) -> list[tuple[str, int, int, str | None, str]]:
-    """The path from 0 to 100 microseconds."""
+    """Return the path from 0 to 100 microseconds."""
     found = critical_path(timelines(processes, {}), 0, 100 * US, frozenset({"rollout"}))
     return [(each.process, each.start // US, each.end // US, each.role, each.kind) for each in found]
 
@@ -29,7 +29,7 @@ RANK = process(0, (0, 60, None), (60, 99, "actor"))
 
 
 def test_a_rank_in_no_role_waits_for_the_driver() -> None:
-    """The work of the driver at that time determined the length of the step, not the rank."""
+    """While rank 0 is in no role, the work of the driver is on the path."""
     assert path(DRIVER, RANK) == [
         ("driver", 0, 60, "rollout", "work"),
         ("rank 0", 60, 99, "actor", "work"),
@@ -38,7 +38,7 @@ def test_a_rank_in_no_role_waits_for_the_driver() -> None:
 
 
 def test_without_a_driver_the_whole_window_is_work() -> None:
-    """Its window is all that is known."""
+    """Without a driver, the path counts the rank's whole window as work, because nothing else is known."""
     assert path(RANK) == [
         ("rank 0", 0, 60, None, "work"),
         ("rank 0", 60, 99, "actor", "work"),
@@ -47,7 +47,9 @@ def test_without_a_driver_the_whole_window_is_work() -> None:
 
 
 def test_a_process_without_a_rank_works_in_its_regions_alone() -> None:
-    """Its windows are those of the driver, and end a little later."""
+    """The windows of a process without a rank repeat those of the driver and end a little later.
+    They do not change the path.
+    """
     assert path(DRIVER, RANK, process("reward-loop", (0, 60, "rollout"), (60, 100, None))) == path(
         DRIVER, RANK
     )

@@ -1,4 +1,4 @@
-"""What of one source reaches the report."""
+"""The digest of a source: the part of its content that the report needs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestWork:
         assert is_device_communication(name) is communicates
 
     def test_two_devices_of_one_process_are_two_works(self):
-        """Each is busy for its own time: together they are no device that is busy for longer than the capture."""
+        """Each device has its own busy time. One sum could exceed the length of the capture."""
         works = digest(
             trace(
                 0,
@@ -197,7 +197,9 @@ class TestRegionsAndWindows:
         assert made.findings == ["2 shorter regions with other names are omitted"]
 
     def test_a_region_inside_itself_counts_once(self):
-        """A recursion, and the same name as an annotation of torch: one call. On another thread it is a call of its own."""
+        """A recursive call, or an annotation of torch with the same name, is part of one call. On
+        another thread it is a separate call.
+        """
         made = digest(
             trace(
                 0,
@@ -225,7 +227,7 @@ class TestRegionsAndWindows:
 
 class TestBounds:
     def test_events_outside_the_step_are_left_out_by_the_sources_clock(self):
-        """One capture over several steps: only what lies in this one counts, slices cut to it."""
+        """One capture covers several steps. Only events in this step count, and slices are cut to it."""
         shifted = trace(
             0,
             ("thread", "cpu_op", "before", 0, 10),
@@ -270,7 +272,7 @@ class TestRollout:
         assert curve.value.tolist() == [4, 4, 1]
 
     def test_a_forward_step_without_a_request_is_not_counted(self):
-        """vLLM runs such steps when its last request has ended."""
+        """vLLM runs forward steps without requests after its last request has ended."""
         batches = digest(engine(0, (0, 9, 4), (10, 9, 0), (20, 10, 1), (30, 10, 0))).batches
         assert (batches.iterations, batches.peak) == (2, 4)
 
@@ -285,8 +287,8 @@ class TestRollout:
 
     @pytest.mark.parametrize("more", [0, 1])
     def test_a_merged_file_counts_one_of_its_workers(self, more):
-        """The workers make the same steps at about the same times, but one of them may have stopped a step
-        later.
+        """The workers run the same steps at about the same times, but one of them may have stopped
+        one step later.
         """
         steps, counters = [], []
         for worker, count in enumerate((3, 3 + more)):
@@ -300,8 +302,8 @@ class TestRollout:
         assert (made.batches.peak, made.batches.iterations) == (2, 3 + more)
 
     def test_two_schedulers_in_one_merged_file_are_added_up(self):
-        """With data parallelism each scheduler has its own batches. The batch of the engine is their sum,
-        and its forward steps are those of both.
+        """With data parallelism each scheduler has its own batches. The batch of the engine is
+        their sum, and its forward steps are those of both.
         """
         steps = [
             (("iterations", f"dp{w}"), "iteration", "step[DECODE]", 10 * n, 10)
@@ -381,7 +383,7 @@ class TestRollout:
 
 
 class TestCalls:
-    """The communication of one source in the form in which it travels."""
+    """The communication calls of one source, packed for the report."""
 
     def test_calls_are_sorted_with_region_kind_and_arguments(self):
         made = digest(
@@ -402,7 +404,7 @@ class TestCalls:
         assert columns.finished.tolist() == [True, True, False]
         assert [*(columns.regions[at] for at in columns.region[:2]), columns.region[2]] == [
             "backward",
-            "update",  # it outlasts the backward pass
+            "update",  # it lasts longer than the backward pass
             -1,
         ]
         assert (made.calls.world, made.calls.rank, made.calls.configured) == (4, 1, ["0-3", "0-1"])
@@ -420,13 +422,17 @@ class TestCalls:
         assert made.calls.regions == ["update"]
 
     def test_without_arguments_groups_are_unknown(self):
-        """Some formats keep no arguments."""
+        """Some trace formats have no arguments. Then the groups are unknown and every call counts
+        as finished.
+        """
         made = digest(trace(0, ("thread", "user_annotation", "gloo:all_reduce", 0, 1)))
         columns = columns_of([(None, made.calls)])
         assert (columns.groups, columns.finished.tolist()) == ([], [True])
 
     def test_host_collectives_of_a_rank_with_a_device_are_calls(self):
-        """gloo moves data on threads, next to a GPU that has kernels of its own; what NCCL writes on threads is only the start of a kernel."""
+        """gloo moves data on threads next to a GPU with kernels. NCCL's annotation on a thread only
+        starts a kernel, so it is no call.
+        """
         made = digest(
             trace(
                 0,
@@ -473,7 +479,7 @@ def test_an_npu_is_known_by_its_communication():
 
 
 def test_a_profilers_step_is_not_an_operator():
-    """torch_npu writes it as one: it would be as long as all the others together."""
+    """torch_npu writes a profiler step as an operator. It would take as long as all the others together."""
     made = digest(
         trace(0, ("thread", "cpu_op", "ProfilerStep#1", 0, 90), ("thread", "cpu_op", "aten::mm", 10, 20))
     )
@@ -493,7 +499,7 @@ def test_a_sample_is_in_flight_only_in_its_generating_role():
 
 
 def test_events_at_impossible_times_are_left_out_and_reported():
-    """One flipped bit in a time must not make a step of a century."""
+    """One flipped bit in a time must not make the step a century long."""
     odd = trace(
         0,
         *(("thread", "cpu_op", "mm", at, 1) for at in range(4)),

@@ -1,4 +1,4 @@
-"""Durations of many things, of one source and of several."""
+"""Distributions of durations, of one source and of several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepprof.analysis.report.distribution import (
 
 class TestSecondsOf:
     def test_seconds_of_one_and_of_several_sources(self):
-        """As many as count, also where only quantiles of them travel."""
+        """The count includes all durations, also where only their quantiles are stored."""
         one = distribution_of([3, 10, 1, 2, None])
         many = Distribution(400, packed(np.array([5_000_000_000])))
         reported = seconds_of([one])
@@ -34,7 +34,7 @@ class TestSecondsOf:
         assert seconds_of([one, Distribution()]) == seconds_of([one])
 
     def test_nothing_is_known(self):
-        """Things without durations are of older digests."""
+        """Distributions without durations, as older digests have them, make the result unknown."""
         assert seconds_of([Distribution(4), distribution_of([7])]) is None
         assert seconds_of([Distribution()]) is None
         assert seconds_of([]) is None

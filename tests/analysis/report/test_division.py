@@ -1,4 +1,4 @@
-"""The parts of the step in bars and strips."""
+"""The parts into which bars and strips divide the step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(roles: list[TimeOf], **more: object) -> Report:
 
 
 def test_roles_divide_the_step() -> None:
-    """Without the windows that have no role: the whole step is no part of itself."""
+    """Roles divide the step. The window without a role, the whole step, is not one of the parts."""
     roles = [TimeOf(role, None, 5.0, 0.5, []) for role in ("rollout", "actor")]
     assert parts_of(report([WHOLE, *roles], path=[])) == roles
     assert parts_of(report([WHOLE, roles[0]], path=[])) == roles[:1]
@@ -47,7 +47,7 @@ def test_regions_divide_the_time_in_no_role() -> None:
 
 
 def test_regions_take_their_place() -> None:
-    """The outermost ones, in the order in which they begin, where no role is named."""
+    """Without roles, the outermost regions divide the step, in the order in which they begin."""
     assert parts_of(report([WHOLE])) == [LOAD, TRAIN]
 
 
@@ -60,7 +60,7 @@ def test_a_role_that_covers_the_whole_step_does_not_divide_it() -> None:
 
 
 def test_without_roles_and_regions_the_step_is_one_part() -> None:
-    """The step as a whole; on clocks that were never compared, no region of one of them."""
+    """Without roles and regions, or on clocks that were never compared, the step is one part."""
     assert parts_of(report([WHOLE], regions=[], path=[])) == [WHOLE]
     assert parts_of(report([WHOLE], islands=[Island(["a"], 0, 1.0), Island(["b"], 0, 1.0)])) == [WHOLE]
     assert parts_of(report([], regions=[], path=[])) == []

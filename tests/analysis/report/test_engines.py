@@ -1,4 +1,4 @@
-"""What engines did, from their forward steps and from their own statistics."""
+"""The work of engines, from their forward steps and their own statistics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class TestStages:
         ]  # fmt: skip
 
     def test_stages_of_sglang(self):
-        """A mixed step does not state its tokens: they are unknown, not zero. Nor is a stage that it does not name."""
+        """SGLang does not state the tokens of a mixed step or of an unnamed stage. They are
+        unknown, not zero.
+        """
         names = ["step[EXTEND bs=2 toks=60]", "step[MIXED bs=3]", "step[DECODE bs=2]", "step[bs=3]"]
         (work,) = report(engine(0, *STEPS, names=names)).engines
         assert [each.stage for each in work.stages] == list(STAGES)
@@ -108,7 +110,9 @@ class TestStatistics:
         assert (work.limit, work.peak_batch) == (4, 3)
 
     def test_recomputed_tokens_are_forward_step_tokens_minus_new_ones(self):
-        """127 tokens in all; 80 of prompts, and 7 generated after the first ones: 40 were computed again."""
+        """The forward steps have 127 tokens. 80 are of prompts and 7 were generated after the first
+        ones, so 40 were computed again.
+        """
         assert vllm().recomputed_tokens == 40
 
     @pytest.mark.parametrize(
@@ -136,7 +140,9 @@ class TestStatistics:
         assert work.recomputed_tokens == 30
 
     def test_a_capture_that_was_capped_has_rates_of_the_window(self):
-        """The engine generated on, and its trace does not say for how long."""
+        """The engine kept generating after the cap, for an unknown time. The rates use the length
+        of the window.
+        """
         entry = engine_entry(
             kind="vllm", start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED, capped_by="engine"
         )
@@ -146,7 +152,7 @@ class TestStatistics:
         assert work.recomputed_tokens is None
 
     def test_statistics_are_shown_without_forward_steps(self):
-        """Its files are on another host, or of another profiler."""
+        """The engine's files are missing: they are on another host, or belong to another profiler."""
         entry = engine_entry(
             artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 100 * MS, statistics=COUNTED, kind="vllm"
         )

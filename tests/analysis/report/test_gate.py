@@ -1,4 +1,4 @@
-"""Whether B is a regression: planted ones are found, and noise is none."""
+"""Whether run B is a regression: the gate finds planted regressions, and does not report noise as one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(rng, steps, mean, noise):
 class TestTwoRuns:
     @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05, 0.2])
     def test_pure_noise_is_not_a_regression(self, noise):
-        """Of 400 pairs of equal runs, fewer than 2.5 % are called one, whatever the noise."""
+        """Of 400 pairs of equal runs, fewer than 2.5 % are called a regression, at any level of noise."""
         rng = random.Random(7)
         verdicts = [
             judged(drawn(rng, 20, 1.0, noise), drawn(rng, 20, 1.0, noise)).verdict for _ in range(400)
@@ -40,7 +40,7 @@ class TestTwoRuns:
 
     @pytest.mark.parametrize(("planted", "noise"), [(1.08, 0.005), (1.10, 0.02), (1.3, 0.05), (2.0, 0.2)])
     def test_planted_regressions_are_found(self, planted, noise):
-        """In 95 of 100 pairs at least, and none of them is passed."""
+        """At least 95 of 100 pairs with a planted regression are found, and none gets the verdict `none`."""
         rng = random.Random(11)
         verdicts = [
             judged(drawn(rng, 20, 1.0, noise), drawn(rng, 20, planted, noise)).verdict for _ in range(100)
@@ -63,12 +63,14 @@ class TestTwoRuns:
         assert found.noise > LIMIT
 
     def test_an_improvement_is_not_a_regression(self):
-        """The noise is above the limit, but not large enough to hide a regression."""
+        """The noise is above the limit, but too small to hide a regression."""
         rng = random.Random(5)
         assert judged(drawn(rng, 20, 2.0, 0.2), drawn(rng, 20, 1.0, 0.2)).verdict == "none"
 
     def test_occasional_checkpoints_do_not_add_noise(self):
-        """A tenth of the steps take three times as long, in both runs: the deviation is 60 %, the medians agree."""
+        """In both runs a tenth of the steps take three times as long. The deviation is 60 %, but
+        the medians agree.
+        """
         rng = random.Random(2)
 
         def with_checkpoints(mean):
@@ -96,7 +98,7 @@ class TestTwoRuns:
 
 
 class TestTwoSteps:
-    """Of one run: the noise is twice the deviation between its other steps."""
+    """Two steps of one run are compared. The noise is twice the deviation between its other steps."""
 
     @pytest.mark.parametrize(
         ("times", "deviation", "verdict"),
@@ -124,7 +126,9 @@ class TestTwoSteps:
 class TestInterval:
     @pytest.mark.parametrize("count", [6, 7, 10, 20, 99, 100, 101, 400])
     def test_the_interval_covers_the_true_median(self, count):
-        """In 95 % of 2,000 samples at least, less what chance allows; and each end is one of the steps."""
+        """The interval covers the median in at least 93 % of 2,000 samples: 95 %, less a margin for
+        chance.
+        """
         rng = random.Random(count)
         covered = 0
         for _ in range(2000):

@@ -38,7 +38,9 @@ def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_act
 
 
 def test_a_region_with_a_slash_in_its_name():
-    """A path joins regions by slashes: the names of regions tell which slash is which."""
+    """A path joins regions with slashes. The known names of regions show that the slash in
+    `v1/chat` belongs to a name.
+    """
     regions = [TimeOf(None, name, 5.0, 0.5, []) for name in ("v1/chat", "parse", "update")]
     path = [
         PathSegment("rank 0", 0.0, 6.0, "work", None, "v1/chat/parse"),
@@ -64,8 +66,8 @@ def test_the_step_length_comes_first():
 
 
 def test_time_in_no_role_is_stated_where_it_is_much():
-    """The time is taken from the critical path, with its longest regions. A role below 1 % then does not
-    represent the step.
+    """The time in no role comes from the critical path, with its longest regions. A role below 1 %
+    is then omitted.
     """
     path = [
         PathSegment("rank 0", 0.0, 6.3, "work", None, "train"),
@@ -107,8 +109,8 @@ class TestStragglers:
         ]
 
     def test_a_delay_by_the_profiler_is_subtracted_and_stated(self):
-        """The profiler caused 1.0 s of 2.5 s, so the possible gain is 1.5 s. A rank whose delay is mostly
-        the profiler's is not a straggler.
+        """The profiler caused 1.0 s of 2.5 s, so the possible gain is 1.5 s. A rank delayed mostly
+        by the profiler is not a straggler.
         """
         (finding,) = sentences(report_of(skew=[skew(region=None, late=2.5, by_profiler=1.0)]), [])
         assert finding.text == (
@@ -128,12 +130,12 @@ class TestStragglers:
 
 class TestWaitsInCollectives:
     def row(self, spread):
-        """Rank 1 was waited for; of the 2 s its own waits left `spread`."""
+        """Return a row in which rank 0 waited 2 s for rank 1, and rank 1 waited 2 s - `spread` for others."""
         waited = [ProcessTime("actor rank 0", 2.0)]
         return PhaseSkew("actor", "sync", "actor rank 1", spread, spread, waited, True, basis="collectives")
 
     def test_ranks_that_take_turns_in_being_late(self):
-        """Ranks that wait for each other by turns lose time although none of them is slower in sum."""
+        """Ranks that wait for each other in turns lose time, although no rank is slower in total."""
         (found,) = sentences(report_of(skew=[self.row(0.1)]), [])
         assert found.text == (
             "actor rank 0 waited 2.0 s for actor rank 1 in the collectives of sync (actor), "
@@ -142,7 +144,9 @@ class TestWaitsInCollectives:
         assert (found.seconds, bool(found.advice)) == (1.9, True)
 
     def test_a_rank_that_began_late(self):
-        """What a rank did before its window is not recorded; that it began later is."""
+        """Rank 1 began its window 1.9 s later. Its work before the window is not recorded, so the
+        sentence says only that.
+        """
         gantt = [
             GanttRow(f"actor rank {number}", "h", "rank", [Bar(start, 5.0, "actor", "actor", 0)])
             for number, start in enumerate((0.0, 1.9))
@@ -153,7 +157,7 @@ class TestWaitsInCollectives:
 
 
 class TestCollectives:
-    """Time in collectives without a known awaited rank."""
+    """Time in collectives for which the awaited rank is unknown."""
 
     def spent(self, seconds=1.5, recorded=3, members=4, region=None):
         return UnmatchedTime("actor", region, [ProcessTime("actor rank 0", seconds), ProcessTime("actor rank 1", 0.5)], recorded, members)  # fmt: skip
@@ -174,7 +178,7 @@ class TestCollectives:
 
 
 class TestShortfalls:
-    """Captures that are not all of their windows."""
+    """Captures that cover only a part of their windows."""
 
     def test_a_capped_one_with_its_seconds(self):
         short = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, 10.0)
@@ -185,7 +189,7 @@ class TestShortfalls:
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
 
     def test_an_engine_that_ended_its_capture_at_max_iterations(self):
-        """The sentence makes clear that the figures cover only a part."""
+        """The sentence says that only the first forward steps were recorded."""
         one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)
         assert texts(shortfalls=[one]) == [
             "only the first 32 forward steps of rollout/0 were recorded (max_iterations); the window lasted 8.0 s"
@@ -240,7 +244,9 @@ class TestShortfalls:
 
 class TestIslands:
     def test_several_clocks_have_a_time_each_and_no_share(self):
-        """No share of a role: a role may have been on several clocks."""
+        """Each clock has its own time. Roles have no share, because a role may have been on several
+        clocks.
+        """
         islands = [Island(["a", "b"], 0, 10.0), Island(["c"], 0, 7.0)]
         roles = [TimeOf("actor", None, 3.0, 0.3, [], "a, b")]
         assert texts(islands=islands, roles=roles) == [
@@ -275,7 +281,7 @@ def test_the_highest_peak_of_a_device_rather_than_of_the_host():
 
 
 def test_traces_without_events_come_before_the_findings():
-    """A table does not show what is not there."""
+    """A sentence names the sources without events, because no table shows them."""
 
     def info(label, events, status="complete"):
         return SourceInfo(label, "rank", None, None, 0, None, None, status, events, None, "", 0, None)
@@ -287,7 +293,7 @@ def test_traces_without_events_come_before_the_findings():
 
 
 def test_causes_come_before_consequences():
-    """A consequence of which causes explain at least half is not repeated."""
+    """A sentence is omitted if causes in other sentences explain at least half of its delay."""
     cause = Finding("rank 1 spent 1.0 s longer than rank 0 in `load`", "straggler", 1.0, process="rank 1")
     rows = [skew("rank 1", region="forward"), skew("rank 1", late=2.5), skew("rank 2", late=3.0)]
     said = [finding.text for finding in sentences(report_of(skew=rows), [cause])]

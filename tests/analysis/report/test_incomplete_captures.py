@@ -1,4 +1,4 @@
-"""Captures that are not all of their windows: which there are, and how many seconds they cover."""
+"""Captures that cover only a part of their windows: which ones, and how many seconds they cover."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stepprof.analysis.report.processes import gather
 
 
 def short(*windows, sources=(), engines=()):
-    """Return for each: label, status, the limit that capped it, the reason, recorded seconds, seconds of
-    the window.
+    """Return for each incomplete capture: label, status, the limit that capped it, reason, recorded
+    seconds and seconds of the window.
     """
     processes = gather([digest(each) for each in sources], windows)
     return [
@@ -22,7 +22,7 @@ def short(*windows, sources=(), engines=()):
 
 
 def actor(end=100, start=0):
-    """Spans of rank 0: its window of the role."""
+    """Return the spans of rank 0 with a window of role actor."""
     return spans(0, ("window", "actor", start, end - start, "actor"))
 
 
@@ -32,7 +32,7 @@ class TestWindows:
         assert short(window(), sources=[actor(), trace(0, mm)]) == []
 
     def test_a_capped_one_ends_before_its_window(self):
-        """The manifest has the end of the capture, the spans that of the window."""
+        """The manifest has the end of the capture, and the spans have the end of the window."""
         capped = window(end=40, capped_by="max_seconds")
         assert short(capped, sources=[actor()]) == [
             ("actor rank 0", "complete", "max_seconds", None, 0.04, 0.1)
@@ -44,7 +44,7 @@ class TestWindows:
         ]
 
     def test_the_window_meant_is_the_nearest_of_its_role(self):
-        """Rank 0 went through the role twice; the second capture was capped."""
+        """Rank 0 entered the role twice, and its second capture was capped."""
         twice = spans(0, ("window", "actor", 0, 30, "actor"), ("window", "actor", 50, 50, "actor"))
         capped = window(start=51, end=70, capped_by="max_bytes")
         assert [each[-1] for each in short(capped, sources=[twice])] == [0.05]
@@ -59,7 +59,7 @@ class TestWindows:
         ],
     )
     def test_other_outcomes_are_listed_with_their_reason(self, status, reason, recorded):
-        """Only what was written covers anything."""
+        """Only a capture that left a file has recorded seconds."""
         lost = window(status=status, error=reason)
         assert short(lost, sources=[actor()]) == [("actor rank 0", status, None, reason, recorded, 0.1)]
 
@@ -70,7 +70,9 @@ class TestWindows:
         assert short(window(backend="null", artifacts=[])) == []
 
     def test_a_file_that_could_not_be_read_to_its_end(self):
-        """How much of the window it covers is not known: events are not in the order of time."""
+        """The events of a file are not ordered by time, so the part of the window that a damaged
+        file covers is unknown.
+        """
         damaged = trace(0, ("thread", "cpu_op", "mm", 0, 30), whole=False)
         assert short(window(), sources=[actor(), damaged]) == [
             ("actor rank 0", "damaged", None, None, None, 0.1)
@@ -83,7 +85,7 @@ class TestWindows:
         ]
 
     def test_a_window_that_is_still_recorded(self):
-        """A running window is not reported as incomplete."""
+        """A window that is still recorded is listed as `recording`, without seconds."""
         going_on = {**window(), "status": "recording", "end_unix_ns": None}
         assert short(going_on) == [("actor rank 0", "recording", None, None, None, None)]
 
@@ -102,7 +104,7 @@ class TestEngines:
 
     @pytest.mark.parametrize("status", ["failed", "lost"])
     def test_an_engine_without_files_covers_nothing(self, status):
-        """When it was started and stopped says nothing of what was recorded."""
+        """The times of the engine's start and stop do not show what it recorded."""
         entry = engine_entry(
             status=status, error="export: gone", artifacts=[], start_unix_ns=T0, end_unix_ns=T0 + 40 * MS
         )

@@ -1,4 +1,4 @@
-"""Sets of intervals and self times, against an obvious implementation."""
+"""Sets of intervals and self times, compared with an obvious implementation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class TestSets:
 
 @st.composite
 def nested(draw):
-    """Slices that nest as calls do, on some tracks, in any order: (track, start, duration)."""
+    """Draw slices that nest as calls do, on some tracks, in any order. A slice is (track, start,
+    duration).
+    """
     found = []
 
     def fill(track, start, end, level):
@@ -94,8 +96,8 @@ def columns(slices):
 
 
 def own_slowly(slices):
-    """Return for each slice the points of time in which it is the innermost one; among equal slices, the
-    one that was opened last.
+    """Return for each slice how many points of time it is the innermost one. Of equal slices, the
+    one opened last is the innermost.
     """
     owned = [0] * len(slices)
     for track in {track for track, _, _ in slices}:
@@ -113,8 +115,8 @@ class TestSelfTimes:
     def test_each_moment_belongs_to_the_innermost_slice(self, slices):
         track, start, duration = columns(slices)
         own = self_times(track.astype(np.int32), start, duration)
-        # equal slices (same track, start and length) may come in either order: compare their times
-        # sorted
+        # equal slices (same track, start and length) may come in either order, so their times are
+        # compared sorted
         slow = own_slowly(slices)
         assert sorted(zip(slices, own.tolist(), strict=True)) == sorted(zip(slices, slow, strict=True))
 
@@ -130,7 +132,9 @@ class TestSelfTimes:
         assert self_times(track.astype(np.int32), start, duration).tolist() == [6, 10]
 
     def test_times_that_lie_centuries_apart(self):
-        """A damaged file has them: they fit no common key, and are sorted the slower way."""
+        """A damaged file may contain such times. They fit no common sort key, so they are sorted by
+        the slower way.
+        """
         slices = [(5, -(2**62), 10), (7, 2**62, 100), (7, 2**62 + 10, 20), (5, -(2**62) + 2, 3)]
         track, start, duration = columns(slices)
         assert self_times(track.astype(np.int32), start, duration).tolist() == [7, 80, 20, 3]

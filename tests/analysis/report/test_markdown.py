@@ -1,4 +1,4 @@
-"""A report and a comparison as Markdown, read again by a parser of Markdown."""
+"""A report and a comparison are rendered as Markdown, and a Markdown parser reads them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parsed(text):
 
 
 def texts(text):
-    """What a reader sees, block by block."""
+    """Return the text that a reader sees, block by block."""
     return ["".join(child.content for child in token.children) for token in parsed(text) if token.children]
 
 
@@ -29,7 +29,7 @@ def report():
 
 
 def test_a_report(report):
-    """The findings that the terminal prints, with their evidence and advice; roles and regions as tables."""
+    """The Markdown has the findings with their reasons and advice, and tables of roles and regions."""
     first = Finding("rank 1 is slow", "straggler", 1.8, why="7,000 tokens, 5,000 elsewhere", advice="balance")
     shown = texts(render(replace(report, findings=[first, *report.findings])))
     assert shown[0] == f"grpo-7b-math, step 12: {report.seconds:.1f} s"
@@ -44,7 +44,7 @@ def test_a_report(report):
 
 
 def test_names_cannot_format_it(report):
-    """A name cannot add code, links, tags or the mention of a user, at any place."""
+    """A name can add no code, link, tag or mention of a user at any place."""
     bad = replace(
         report,
         run_id=HOSTILE,
@@ -67,7 +67,7 @@ def test_a_line_break_in_a_name(report):
 
 
 def test_only_the_first_five_problems_are_listed(report):
-    """The first five."""
+    """The first five problems are listed, and a line counts the others."""
     shown = texts(render(replace(report, problems=[Problem(None, f"p{number}") for number in range(9)])))
     assert shown[-2:] == ["p4", "and 4 more, in the JSON"]
 

@@ -1,5 +1,5 @@
-"""The calls of several ranks that are one collective, and those that stay unmatched. Calls are matched only
-if the traces show that they belong together.
+"""Which calls of several ranks are one collective, and which stay unmatched. Calls match only if
+the traces show that they belong together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stepprof.analysis.report.matching import match
 
 
 def matched(*peers):
-    """Return the matched calls: the kind, and by process the starts of its calls [ms]."""
+    """Return the matched calls: the kind, and for each process the starts of its calls [ms]."""
     found = match(peers)
     return [
         (
@@ -28,7 +28,9 @@ def matched(*peers):
 
 
 def left(*peers):
-    """Of each process the calls that are not matched: (start [ms], how many members of its group were recorded, how many it has)."""
+    """Return for each process its unmatched calls: (start [ms], recorded members of the group, all
+    members of the group).
+    """
     found = match(peers)
     return {
         each.label: [
@@ -46,10 +48,10 @@ def left(*peers):
 
 
 class TestNumbered:
-    """Calls that say their process group and their number in it, as NCCL's kernels do."""
+    """Calls whose arguments have their process group and sequence number, like those of NCCL's kernels."""
 
     def test_equal_numbers_match_regardless_of_clocks(self):
-        """Rank 1's clock is another one, and its capture began a call later."""
+        """Rank 1 has another clock, and its capture began one call later. Calls of equal numbers match."""
         peers = (
             peer("a", 0, numbered(0, 5, 1), numbered(10, 5, 2), numbered(20, 5, 3)),
             peer("b", 1, numbered(9000, 5, 2), numbered(9010, 5, 3), numbered(9020, 5, 4), island="other"),
@@ -59,7 +61,7 @@ class TestNumbered:
         assert match(peers).matched[0].error_ns is None
 
     def test_a_group_with_a_missing_member_is_not_matched(self):
-        """The rank that was not recorded may be the one that the two waited for."""
+        """The rank that was not recorded may be the one for which the other two waited."""
         peers = [peer(f"{rank}", rank, numbered(0, 5, 1, range(3))) for rank in range(2)]
         assert matched(*peers) == []
         assert left(*peers) == {"0": [(0, 2, 3)], "1": [(0, 2, 3)]}
@@ -74,7 +76,7 @@ class TestNumbered:
         ]
 
     def test_kinds_are_matched_apart(self):
-        """Numbers go over all kinds of a group."""
+        """Numbers count all kinds of calls of a group, but only calls of one kind are matched."""
         gather = "ncclDevKernel_AllGather_RING_LL"
         peers = [
             peer(f"{rank}", rank, numbered(0, 5, 1), numbered(10, 5, 2, name=gather)) for rank in range(2)
@@ -85,7 +87,7 @@ class TestNumbered:
         ]
 
     def test_two_processes_with_one_rank_are_both_ignored(self):
-        """A process that was replaced in the middle of the step."""
+        """A process was replaced during the step, so two processes have rank 0. Neither is matched."""
         peers = [
             peer("a", 0, numbered(0, 5, 1)),
             peer("again", 0, numbered(0, 5, 1)),
@@ -107,7 +109,9 @@ class TestNumbered:
 
 
 class TestOneGroup:
-    """Calls that say no group, of a job that has one: the i-th of each rank, if the clocks do not object."""
+    """Calls without a group in a job with one group: the i-th calls of all ranks match, unless the
+    clocks contradict it.
+    """
 
     def test_the_calls_of_all_ranks_in_order(self):
         peers = [peer("a", 0, (0, 12), (20, 11), world=2), peer("b", 1, (10, 2), (22, 9), world=2)]
@@ -120,7 +124,7 @@ class TestOneGroup:
         assert left(*peers) == {"0": [(0, 2, 3)], "1": [(0, 2, 3)]}
 
     def test_a_rank_without_a_call_of_that_kind_counts_as_missing(self):
-        """The rank was recorded, but its call of the collective was not."""
+        """Rank 2 was recorded, but its call of the collective was not."""
         peers = [*(peer(f"{rank}", rank, (0, 12), world=3) for rank in range(2)), peer("2", 2, world=3)]
         assert matched(*peers) == []
 
@@ -130,7 +134,7 @@ class TestOneGroup:
         assert left(*peers) == {"a": [(0, 0, 0)], "b": [(10, 0, 0)]}
 
     def test_unequal_counts_are_cut_to_the_common_capture_time(self):
-        """Rank 1's capture began after 30 ms: it has the last two calls of four."""
+        """The capture of rank 1 began after 30 ms. It has the last two of four calls."""
         peers = [
             peer("a", 0, (0, 5), (20, 5), (40, 10), (60, 10), world=2, captured=(0, 100)),
             peer("b", 1, (42, 8), (65, 5), world=2, captured=(30, 100)),
@@ -150,7 +154,9 @@ class TestOneGroup:
         assert matched(*peers) == []
 
     def test_equal_counts_shifted_by_one_do_not_match(self):
-        """One call was under way when the first capture began, another one when the second ended."""
+        """One call was running when the first capture began, and another one when the second
+        capture ended.
+        """
         peers = [peer("a", 0, (0, 10), (20, 10), world=2), peer("b", 1, (20, 10), (40, 10), world=2)]
         assert matched(*peers) == []
 
@@ -164,8 +170,8 @@ class TestOneGroup:
         assert matched(*peers) == []
 
     def test_the_clocks_errors_are_allowed_for(self):
-        """The errors of two hosts add up: calls 5 ms apart may be simultaneous with 2 x 3 ms, but not with
-        2 x 2 ms. On one host there is no error.
+        """The errors of two hosts add up. Calls 5 ms apart can be simultaneous with an error of 3
+        ms each, but not of 2 ms each.
         """
 
         def pair(error, host):
@@ -177,7 +183,7 @@ class TestOneGroup:
         assert pair(3, "h") == []
 
     def test_a_call_that_had_not_ended_is_not_matched(self):
-        """Rank 0's capture was capped at 28 ms, in the middle of its second call."""
+        """The capture of rank 0 was capped at 28 ms, during its second call."""
         peers = [
             peer("a", 0, (0, 10), (20, 8, {"finished": False}), world=2, captured=(-10, 28)),
             peer("b", 1, (5, 5), (25, 5), world=2, captured=(-10, 100)),
@@ -187,7 +193,9 @@ class TestOneGroup:
         assert [start for start, *_ in left(*peers)["b"]] == [25]
 
     def test_collectives_with_a_root_are_matched_where_counts_agree(self):
-        """A rank that is done early leaves: its call need not overlap the others'."""
+        """In a collective with a root, a rank may leave early. Its call need not overlap those of
+        the other ranks.
+        """
         peers = [
             peer("a", 0, ("gloo:broadcast", 0, 1), world=2),
             peer("b", 1, ("gloo:broadcast", 50, 1), world=2),
@@ -200,14 +208,18 @@ class TestOneGroup:
         assert matched(*more) == []
 
     def test_rooted_calls_of_only_damaged_traces_are_not_matched(self):
-        """Each has lost a call, which need not be the same one. A third trace that is whole says how many there are."""
+        """Each trace has lost a call, not necessarily the same one. A third, complete trace shows
+        how many calls there are.
+        """
         calls = [("gloo:broadcast", 0, 1), ("gloo:broadcast", 50, 1)]
         damaged = [peer(str(rank), rank, *calls, world=3, whole=False) for rank in range(3)]
         assert matched(*damaged) == []
         assert len(matched(*damaged[:2], peer("2", 2, *calls, world=3))) == 1
 
     def test_rooted_calls_of_complete_windows_are_matched(self):
-        """Rank 1 began its window late, after rank 0 had entered the first broadcast, and rank 0 ended its own before rank 1 entered the last one: no call of either lies outside. Of a capped one that is not known."""
+        """Both windows are complete, so no call of either rank is missing, although the last
+        broadcasts do not overlap. A capped window may miss calls.
+        """
 
         def ranks(whole):
             return [
@@ -248,22 +260,24 @@ class TestOneGroup:
         assert matched(*peers) == []
 
     def test_a_group_of_one_rank_is_ignored(self):
-        """Frameworks make one for each rank: no rank waits in it."""
+        """Frameworks create a group for each single rank. No rank waits in it."""
         peers = [peer(f"{rank}", rank, (rank, 9 - rank), world=2, groups=[(0,), (1,)]) for rank in range(2)]
         assert matched(*peers) == [("all_reduce", {"0": [0], "1": [1]})]
 
     def test_two_groups_of_the_same_ranks_are_one(self):
-        """The awaited ranks are the same in both."""
+        """Both groups have the same ranks, so the awaited rank is the same."""
         peers = [peer(f"{rank}", rank, (rank, 9 - rank), world=2, groups=[(0, 1)]) for rank in range(2)]
         assert matched(*peers) == [("all_reduce", {"0": [0], "1": [1]})]
 
 
 class TestSeveralGroups:
-    """Calls that say no group, of a job with several: a rank that is in one alone says which calls are of that."""
+    """Calls without a group in a job with several groups. A rank that is in only one group
+    identifies the calls of that group.
+    """
 
     def test_a_rank_in_one_group_identifies_that_groups_calls(self):
-        """Ranks 0 and 1 have their own group in addition to the group of all ranks. Rank 2 calls only in
-        the latter, at 8 and at 41 ms.
+        """Ranks 0 and 1 have a group in addition to that of all ranks. Rank 2 calls only in the
+        latter, at 8 and 41 ms.
         """
         peers = [
             peer("a", 0, (0, 10), (20, 10), (40, 10), world=3, groups=[(0, 1)]),
@@ -277,7 +291,7 @@ class TestSeveralGroups:
 
     def test_an_ambiguous_overlap_is_not_matched(self):
         """Rank 2 is in the collective of all ranks from 0 to 50 ms. In this time rank 0 is in two
-        collectives, and either one may be the same call.
+        collectives, and either may be that call.
         """
         peers = [
             peer("a", 0, (5, 10), (20, 30), world=3, groups=[(0, 1)]),
@@ -288,7 +302,9 @@ class TestSeveralGroups:
         assert left(*peers)["c"] == [(0, 0, 0)]
 
     def test_where_every_rank_is_in_several_groups_nothing_is_matched(self):
-        """Tensor and data parallelism on four ranks: both groups of a rank often call at the same time."""
+        """With tensor and data parallelism on four ranks, both groups of a rank often call at the
+        same time.
+        """
         grid = [(0, 1), (2, 3), (0, 2), (1, 3)]
         peers = [peer(f"{rank}", rank, (0, 10), (20, 10), world=4, groups=grid) for rank in range(4)]
         assert matched(*peers) == []
@@ -309,7 +325,7 @@ class TestSeveralGroups:
         )
 
     def test_groups_that_do_not_meet(self):
-        """Two jobs of two ranks each in one, without a group of all: each rank is in one group alone."""
+        """Two jobs of two ranks each have no common group, so each rank is in only one group."""
         pairs = [
             replace(peer(f"{rank}", rank, (start, took)), configured=[group])
             for rank, start, took, group in ((0, 0, 10, "0-1"), (1, 8, 2, "0-1"), (2, 500, 10, "2-3"), (3, 507, 3, "2-3"))

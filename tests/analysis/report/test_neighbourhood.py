@@ -1,4 +1,4 @@
-"""The recorded step among the other steps of its run."""
+"""The recorded step compared with the other steps of its run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = ("rollout", "actor")
 
 
 def spans(run, rank, steps, *, host="h") -> None:
-    """Write consecutive windows of steps, one for each (number, {role: seconds})."""
+    """Write consecutive windows of steps, each step as (number, {role: seconds})."""
     lines = [{"kind": "spans", "rank": rank, "host": host, "pid": 7, "run_id": "r", "world_size": 2}]
     at = START
     for step, roles in steps:
@@ -45,7 +45,7 @@ def run(tmp_path):
 
 class TestTypical:
     def test_a_step_like_the_others(self, run) -> None:
-        """The first step of the run, and recorded steps, are shown, and nothing is compared with them."""
+        """The first step of the run and recorded steps are listed, but the step is not compared with them."""
         steps = [
             (0, both(60, 60)),
             (1, both(2.0, 1.0)),
@@ -81,7 +81,7 @@ class TestTypical:
         assert "recording" not in found.text.partition("recorded took")[2]
 
     def test_a_step_is_compared_with_steps_of_the_same_roles(self, run) -> None:
-        """Steps without a rollout are no fast ones with it, and are named."""
+        """Steps without a rollout are not compared with a step that has one; the sentence counts them."""
         steps = [(number, both(8.0, 1.0) if number % 3 == 0 else {"actor": 1.0}) for number in range(16)]
         spans(run, 0, steps)
         found = neighbourhood([run.path], 3)
@@ -99,7 +99,9 @@ class TestTypical:
         assert "too few other steps to compare it with: 2 without recording" in found.text
 
     def test_a_number_of_several_steps(self, run) -> None:
-        """It is not known which of them the others are to be compared with."""
+        """The step number was used twice. Which of the two steps was recorded is unknown, so there
+        is no comparison.
+        """
         spans(run, 0, [(number, {None: 1.0}) for number in (1, 2, 3, 4, 1, 2, 3, 4)])
         assert neighbourhood([run.path], 3) is None
 
@@ -112,7 +114,7 @@ class TestTypical:
         assert neighbourhood([run.path], 3).process == "driver"
 
     def test_roles_that_nest_or_overlap_count_once(self, run) -> None:
-        """Two windows of a role at one time are its time once."""
+        """Two windows of a role at the same time count once."""
         spans(run, 0, [(number, {"actor": 1.0}) for number in range(6)])
         file = run.path / "spans" / "rank-0.000001.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -122,7 +124,9 @@ class TestTypical:
 
 
 def add_regions(run, rank, regions) -> None:
-    """Add regions to the spans of a rank: for each window of a step (name, seconds after its begin, seconds, fields)."""
+    """Add regions to the spans of a rank. `regions` returns (name, seconds after the window's
+    start, seconds, fields) for a step.
+    """
     file = run.path / "spans" / f"rank-{rank}.000001.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for window in lines[1:]:
@@ -133,14 +137,16 @@ def add_regions(run, rank, regions) -> None:
 
 
 class TestRegions:
-    """Steps that no role divides."""
+    """Steps that no role divides are divided by their regions."""
 
     @pytest.fixture(params=[None, "actor"])
     def role(self, request):
         return request.param
 
     def test_regions_take_the_place_of_roles(self, run, role) -> None:
-        """The outermost ones of the thread that opens the windows, in the order in which they begin."""
+        """The step is divided by the outermost regions of the window's thread, in the order in
+        which they begin.
+        """
         spans(run, 0, [(number, {role: 10.0}) for number in range(6)])
         add_regions(run, 0, lambda step: [
             ("update", 4, 8 if step == 3 else 5, {}), ("forward", 5, 2, {}), ("load", 0, 3, {}),
@@ -173,7 +179,9 @@ class TestRegions:
 
 
 def test_the_terminal_draws_the_steps(run, capsys) -> None:
-    """A bar for each, this one in brackets; a row for the whole step and for each role."""
+    """The terminal draws a bar for each step, this one in brackets, in a row for the whole step and
+    for each role.
+    """
     steps = [(number, both(4.0, 1.0) if number == 3 else both(2.0, 1.0)) for number in range(8)]
     spans(run, 0, [*steps, (8, {"actor": 1.0})])
     assert main(["report", str(run.path)]) == 0
@@ -181,7 +189,7 @@ def test_the_terminal_draws_the_steps(run, capsys) -> None:
     heads = next(at for at, line in enumerate(lines) if "steps 0 to 8" in line)
     whole, rollout, actor = lines[heads + 2 : heads + 5]
     assert whole.split()[2] == "▅▅▅[█]▅▅▅▅▂"
-    assert rollout.split()[1] == "▄▄▄[█]▄▄▄▄"  # the last step has none
+    assert rollout.split()[1] == "▄▄▄[█]▄▄▄▄"  # the last step has no rollout
     assert actor.split()[1] == "███[█]█████"
     assert "usually" in lines[heads]
 

@@ -1,5 +1,5 @@
-"""The page as a file: its size, the resources that it may load, its content, and that no text of a trace is
-interpreted as markup.
+"""The report's page as a file: its size, its content, and the resources that it may load. No text
+of a trace is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def unpacked(gantt, columns):
 
 class TestPage:
     def test_64_ranks_are_under_3_megabytes(self):
-        """With regions as deep and as many as the analysis gives at most."""
+        """The page has as many regions, as deep, as the analysis returns at most."""
         report = make_report(64, 4, micro_batches=120)
         assert sum(len(row.bars) for row in report.gantt) > 23_000
         assert len(render(report)) < 3 * MEGABYTE
 
     def test_a_million_bars_do_not_enlarge_the_page(self):
-        """A million bars: the shortest are omitted, and the page states their number."""
+        """Of more bars than the page may have, the shortest are omitted, and the page states their number."""
         row = make_report(1).gantt[-1]
         many = [
             Bar(i * 1e-5, 1e-6 * (1 + i % 997), f"r{i % 50}", "actor", 0) for i in range(bars.MOST_BARS * 2)
@@ -99,8 +99,8 @@ class TestPage:
         assert columns["length"].min() * table["gantt"]["tick"] >= longest_left_out - table["gantt"]["tick"]
 
     def test_the_policy_lists_the_inline_digests_and_allows_no_request(self):
-        """The policy allows inline pictures and no other source. Its digests are those of the inline script
-        and style.
+        """The policy allows inline pictures and no other source. Its digests are those of the
+        inline script and style.
         """
         page = render(make_report(2))
         (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -123,8 +123,8 @@ class TestPage:
         assert word not in render(make_report(1))
 
     def test_no_trace_data_is_in_the_markup(self):
-        """A report in which every text is hostile has the same markup as any other one, except for the
-        data.
+        """If every string of a report is hostile, the page has the same markup as any other, except
+        for the data.
         """
         report = make_report(2)
         hostile = msgspec.structs.replace(
@@ -139,7 +139,7 @@ class TestPage:
         assert payload(render(hostile))[0]["content"]["run_id"] == HOSTILE
 
     def test_the_page_contains_the_report(self):
-        """Everything but the bars as the schema's JSON; the bars come back within a tick."""
+        """The page has the report as JSON of its schema. Unpacked bars differ by less than one tick."""
         report = make_report(3, 1)
         table, columns = payload(render(report))
         assert table["kind"] == "report"
@@ -188,7 +188,9 @@ class TestPacking:
     @settings(max_examples=80, deadline=None)
     @given(st.lists(some_bars, max_size=4), lengths)
     def test_every_bar_is_unpacked(self, rows, seconds):
-        """In its row and lane, sorted by start, within a tick, also before the start of the step."""
+        """Each bar is in its row and lane, sorted by start, and differs by few ticks, also before
+        the start of the step.
+        """
         table, columns = pack_gantt(
             [GanttRow(str(i), None, "rank", row) for i, row in enumerate(rows)], seconds
         )

@@ -1,4 +1,6 @@
-"""Collectives matched by the process groups that torch writes beside NCCL's kernels (the keys of its `saveNcclMeta` and of libkineto's kernels)."""
+"""Collectives are matched by the process groups that torch writes with NCCL's kernels (keys of
+`saveNcclMeta` and of libkineto's kernels).
+"""
 
 import json
 
@@ -33,7 +35,7 @@ def kernel(ts, dur, ranks=None, name="1", seq=None):
 
 
 def report(tmp_path, *ranks):
-    """Of traces of ranks of one host."""
+    """Return the report of the traces of ranks of one host."""
     for rank, events in enumerate(ranks):
         reported = {
             "baseTimeNanoseconds": BASE,
@@ -44,7 +46,7 @@ def report(tmp_path, *ranks):
 
 
 def waited(made):
-    """Return how long each process waited for the last one."""
+    """Return for each straggler how long each process waited for it, in µs."""
     return {
         row.straggler: {each.label: round(each.seconds * 1e6) for each in row.waited}
         for row in made.skew
@@ -60,7 +62,7 @@ def test_ranks_wait_for_their_own_group_alone(tmp_path):
     for at in range(0, 10_000, 1000):
         fast.append((at, 500)), slow.append((at + 300, 200))
     groups = [[0, 1], [0, 1], [2, 3], [2, 3]]
-    # rank 1 is late in the first group; in the second no rank is
+    # rank 1 is late in the first group; no rank is late in the second
     calls = [fast, slow, fast, fast]
     with_groups = [
         [kernel(at, dur, ranks, name=str(ranks[0])) for at, dur in own]
@@ -80,19 +82,19 @@ def test_ranks_wait_for_their_own_group_alone(tmp_path):
 
 
 def test_calls_are_matched_by_their_numbers(tmp_path):
-    """One rank's capture began two calls later."""
+    """The capture of rank 1 began two calls later."""
     early = [kernel(at * 1000, 500, [0, 1], seq=at) for at in range(10)]
     late = [kernel(at * 1000 + 400, 100, [0, 1], seq=at) for at in range(2, 10)]
     made = report(tmp_path, early, late)
     (straggler,) = waited(made)
     assert "rank 1" in straggler
     assert list(waited(made)[straggler].values()) == [8 * 400]
-    # the first two of rank 0 have no partner
+    # the first two calls of rank 0 have no partner
     assert [(each.label, each.calls) for each in made.unmatched[0].spent] == [("actor rank 0", 2)]
 
 
 def test_without_numbers_the_calls_that_both_captured_are_matched_in_order(tmp_path):
-    """Rank 1 was captured from its first call on: the two calls before it are in one trace only."""
+    """The capture of rank 1 began two calls later, so the first two calls of rank 0 are in one trace only."""
     early = [kernel(at * 1000, 500, [0, 1]) for at in range(10)]
     late = [kernel(at * 1000 + 400, 100, [0, 1]) for at in range(2, 10)]
     made = report(tmp_path, early, late)
@@ -100,7 +102,7 @@ def test_without_numbers_the_calls_that_both_captured_are_matched_in_order(tmp_p
 
 
 def test_numbers_match_calls_despite_a_wrong_clock(tmp_path):
-    """The clock is 10 s off without being known to be; calls with one number are still one collective."""
+    """One clock is wrong by 10 s, which is not known. Calls with equal numbers are still one collective."""
     one = [kernel(at * 1000, 500, [0, 1], seq=at) for at in range(4)]
     other = [kernel(10_000_000 + at * 1000, 100, [0, 1], seq=at) for at in range(4)]
     made = report(tmp_path, one, other)
@@ -137,7 +139,7 @@ def test_a_truncated_list_of_ranks_keeps_its_size(tmp_path):
 
 @pytest.mark.parametrize("odd", [7, {"a": 1}, None])
 def test_arguments_that_name_no_group_match_nothing(tmp_path, odd):
-    """How many members it has is not known then: there may be more than the two."""
+    """Without a valid group its size is unknown, and it may have more than the two recorded members."""
     made = report(tmp_path, *late_by_300(odd))
     assert waited(made) == {}
     assert [(row.recorded, row.members) for row in made.unmatched] == [(None, None)]

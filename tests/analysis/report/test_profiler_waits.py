@@ -1,4 +1,4 @@
-"""The order of collectives: that of the processes that went through them, also where the clocks of hosts are wrong."""
+"""The order of collectives is that in which the processes ran them, also if the clocks of hosts are wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepprof.analysis.report.wait_attribution import settle
 
 
 def ends(*peers):
-    """When each collective ended by the first member's clock, in order; milliseconds."""
+    """Return in order when each collective ended, by the clock of its first member, in milliseconds."""
     matching = match(peers)
     settled = [settle(matched, matching) for matched in matching.matched]
     end = [time for each in settled for time in each.end[0].tolist()]
@@ -18,14 +18,14 @@ def ends(*peers):
 
 
 class TestOrder:
-    """Each process went through its collectives in the order that its own clock shows."""
+    """Each process ran its collectives in the order that its own clock shows."""
 
     def test_calls_on_one_clock_are_ordered_by_their_ends(self):
         """Calls on one clock are ordered by their ends."""
         assert ends(peer("a", 0, (20, 5), (0, 5), world=2), peer("b", 1, (20, 5), (0, 5), world=2)) == [5, 25]
 
     def test_a_clock_that_is_ahead(self):
-        """c's clock is 8 ms ahead: a and b were in the collective of all three before their own."""
+        """The clock of c is 8 ms ahead. a and b ran the collective of all three before their own."""
         found = ends(
             peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1)), error=5),
             peer("b", 1, numbered(5, 5, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1)), error=5),
@@ -34,7 +34,7 @@ class TestOrder:
         assert found == [10, 13]
 
     def test_a_thread_that_continues_late(self):
-        """c leaves the first collective when a and b have left their next one."""
+        """c leaves the first collective after a and b have left their next one."""
         found = ends(
             peer("a", 0, numbered(0, 10, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1))),
             peer("b", 1, numbered(5, 5, 1, (0, 1, 2)), numbered(11, 2, 1, (0, 1))),
@@ -43,7 +43,7 @@ class TestOrder:
         assert found == [10, 13]
 
     def test_the_order_follows_through_another_process(self):
-        """a's clock is hours behind: its own collectives come between those with b, and keep their order."""
+        """The clock of a is hours behind. Its collectives with c stay in order, between those with b."""
         found = ends(
             peer("b", 1, numbered(3_600_000, 5, 1, (0, 1)), numbered(3_600_040, 5, 2, (0, 1)), island="1"),
             peer(
@@ -68,7 +68,7 @@ class TestOrder:
         assert found == [10, 9]
 
     def test_processes_that_contradict_each_other(self):
-        """In damaged traces: each collective is there once."""
+        """Damaged traces contradict each other. The order still contains each collective once."""
         first, second = numbered(0, 5, 1, (0, 1)), numbered(10, 5, 2, (0, 1))
         swapped = numbered(10, 5, 1, (0, 1)), numbered(0, 5, 2, (0, 1))
         assert sorted(ends(peer("a", 0, first, second), peer("b", 1, *swapped))) == [5, 15]

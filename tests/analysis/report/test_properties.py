@@ -1,4 +1,4 @@
-"""Figures of a report against an implementation that looks at every millisecond."""
+"""Figures of a report, compared with an implementation that looks at every millisecond."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ CAUSES = ("unknown", "not_recorded", "rollout", "peers", "other_role")
 @settings(deadline=None)
 @given(ranks_of, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=2))
 def test_idleness(ranks, generating):
-    """Work where an operator ran; else by the first that holds: a window of its own that a capture covers, one that none covers, the rollout, other ranks of its role, another role."""
+    """A moment with an operator is work. Any other gets the first cause that holds: own captured
+    window, own uncaptured window, rollout, peers, other role.
+    """
     sources, reported = [], []
     for rank, (mine, ops) in enumerate(ranks):
         slices = [("thread", "cpu_op", "mm", start, length) for start, length in ops]
-        # the captures of its roles, of which the first has all operators
+        # the captures of its roles; the first one has all operators
         for number, role in enumerate(dict.fromkeys(role for _, _, role, _ in mine)):
             sources.append(
                 trace(rank, *(slices if not number else ()), ("thread", "overhead", "x", 0, 1), role=role)
@@ -79,7 +81,7 @@ def test_idleness(ranks, generating):
     step = range(min(at for at, _ in everything), max(at for at, _ in everything) + 1)
     engines = {"rollout"} if generating else set()
     first, last = (min(s for s, _ in generating), max(s + n for s, n in generating)) if generating else (0, 0)
-    # a batch holds until the next iteration begins
+    # a batch lasts until the next iteration begins
     engine_at_work = {at for at in range(first, last) if any(s <= at for s, _ in generating)}
     rollout = engine_at_work | {at for at, role in everything if role == "rollout"}
     by_label = {row.label: row for row in made.idle}
@@ -111,7 +113,7 @@ def test_idleness(ranks, generating):
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5))
 def test_waits_in_collectives(arrivals):
-    """Each rank comes to three collectives; each ends for all of them 5 ms after the last one has come."""
+    """Each rank enters three collectives. Each ends for all ranks 5 ms after the last one has entered."""
     ends = [100 * number + max(rank[number] for rank in arrivals) + 5 for number in range(3)]
     sources = [
         trace(

@@ -1,6 +1,8 @@
-"""Jobs of real ranks over gloo, one of which is late by a known time: the report says how long each of the others waited inside which collective and for whom, or names nobody.
+"""Jobs of real ranks over gloo, one of which is late by a known time.
 
-Each rank notes when it entered and left every call, by the clock of the one machine: that is the truth that the report is compared with.
+The report says how long each other rank waited, inside which collective and for which rank, or it
+names no rank. Each rank notes when it entered and left every call, by the machine's clock; the
+report is compared with these notes.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from stepprof.run.runs import list_runs
 pytestmark = pytest.mark.torch
 
 LATE = 0.2
-"""How late a rank comes to a call, in seconds."""
+"""Delay of the late rank before a call, in seconds."""
 CLOSE = 0.1
-"""How far the report may be from what a rank measured, besides the time in which the rank's threads waited for a processor."""
+"""Permitted difference between the report and a rank's measurement, not counting the time that its
+threads waited for a processor.
+"""
 NAMED = re.compile(r" for actor rank (\d+)")
 LAST = re.compile(r"actor rank (\d+) was the last")
 
@@ -169,20 +173,22 @@ ENVIRON = {"LATE": str(LATE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has run: its run, and of each rank when it entered and left the calls of each step, and how long it waited for a processor."""
+    """A finished job: its run, and the times at which each rank entered and left each call. It also
+    has how long each rank waited for a processor.
+    """
 
     run: Path
     truth: list[dict[str, dict[str, tuple[float, float, float]]]]
 
     @classmethod
     def of(cls, folder: Path) -> Job:
-        """Read the files of a job in a folder."""
+        """Read the files of a job from a folder."""
         (run,) = list_runs(folder / "runs")
         files = sorted(folder.glob("truth-*.json"))
         return cls(run, [json.loads(file.read_text()) for file in files])
 
     def stood(self, step: int, name: str) -> list[float]:
-        """How long each rank stood in a call."""
+        """Return how long each rank was in a call."""
         return [left - entered for entered, left, _ in (rank[str(step)][name] for rank in self.truth)]
 
     def close(self, step: int, *names: str) -> float:
@@ -192,24 +198,26 @@ class Job:
         return CLOSE + sum(rank[str(step)][name][2] for rank in self.truth for name in names)
 
     def quiet(self, step: int, name: str) -> bool:
-        """Whether the rank that was late came last: no other one waited as long for a processor."""
+        """Return whether the late rank entered last: no rank waited for a processor as long as that
+        rank was late.
+        """
         return self.close(step, name) < LATE
 
 
 def report_of(run: Path, step: int = 2):
-    """The report of a step."""
+    """Return the report of a step."""
     return analyse(find([run], output_dir=run.parent, step=step), workers=1)
 
 
 def printed(report) -> str:
-    """What the terminal prints of a report, words parted by one space."""
+    """Return what the terminal prints of a report, with single spaces between words."""
     console = Console(file=io.StringIO(), width=10_000)
     print_report(report, console)
     return " ".join(console.file.getvalue().split())
 
 
 def ranks_of(times) -> dict[int, float]:
-    """Seconds by rank."""
+    """Return the seconds by rank."""
     return {int(time.label.rpartition(" ")[2]): time.seconds for time in times}
 
 
@@ -217,7 +225,8 @@ def waits_in(report) -> dict[str, tuple[int, dict[int, float]]]:
     """Return for each region which ranks the others waited for inside its collectives, and how long."""
     rows = [row for row in report.skew if row.basis == "collectives"]
     assert all(row.region is not None for row in rows)
-    # where the machine was busy, a call of its own thread may have begun after the region that awaits it
+    # on a busy machine, an asynchronous call may begin on its own thread only in the region that
+    # awaits it
     regions = [row.region.removesuffix(": await") for row in rows]
     assert len(regions) == len(set(regions))
     waits = [(int(row.straggler.rpartition(" ")[2]), ranks_of(row.waited)) for row in rows]
@@ -232,7 +241,9 @@ def causes_of(report, rank: int) -> dict[str, float]:
 
 
 def named_in(report) -> set[int]:
-    """The ranks that any sentence says were slower, or waited for: not where a busy machine did not schedule them for a moment, nor where they first meet."""
+    """Return the ranks that a sentence calls slower or awaited. Short delays by a busy machine and
+    the first meeting do not count.
+    """
     said = [
         finding
         for finding in report.findings
@@ -244,7 +255,7 @@ def named_in(report) -> set[int]:
 
 
 def start_ranks(warm: Warm, count: int, script: str, **env: str):
-    """Start the ranks of a job that meet in a file."""
+    """Start the ranks of a job; they meet in a file store."""
     address = {
         **ENVIRON,
         "WORLD_SIZE": str(count),
@@ -259,7 +270,7 @@ def start_ranks(warm: Warm, count: int, script: str, **env: str):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory) -> Job:
-    """Every call of two ranks under torchrun: rank 0 is late in step 2, rank 1 in step 3."""
+    """Run every call on two ranks under torchrun. Rank 0 is late in step 2, rank 1 in step 3."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "job.py").write_text(JOB)
     ran = subprocess.run(
@@ -277,7 +288,9 @@ def two_ranks(tmp_path_factory) -> Job:
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory, torch_server) -> Job:
-    """The calls that have a root, of three ranks: rank 0 is late in step 2, rank 1 in step 3, rank 2 in step 4."""
+    """Run the calls with a root on three ranks. Rank 0 is late in step 2, rank 1 in step 3, rank 2
+    in step 4.
+    """
     warm = Warm(torch_server, tmp_path_factory.mktemp("three"))
     for rank in start_ranks(warm, 3, JOB, CALLS="rooted"):
         rank.wait().check()
@@ -286,7 +299,7 @@ def three_ranks(tmp_path_factory, torch_server) -> Job:
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory, torch_server) -> Job:
-    """Four ranks in groups that cross: rank 0 is late in step 2, and so on."""
+    """Run four ranks whose groups cross. Rank 0 is late in step 2, rank 1 in step 3, and so on."""
     warm = Warm(torch_server, tmp_path_factory.mktemp("four"))
     for rank in start_ranks(warm, 4, JOB, CALLS="groups"):
         rank.wait().check()
@@ -296,13 +309,16 @@ def four_ranks(tmp_path_factory, torch_server) -> Job:
 @pytest.mark.parametrize("late", [0, 1])
 class TestTwoRanks:
     def test_each_kind(self, two_ranks, late):
-        """In every collective, whichever rank is its root, the other rank waited for the one that was late, in the region of the call: as long as that slept, and not longer than it measured itself.
+        """In every collective, with any root, the other rank waited for the late one, in the region
+        of the call.
 
-        On a busy machine a rank measures more, as long as its threads are not scheduled; one that waits for a processor for long may come last itself.
+        The wait is as long as the late rank slept, and no longer than the waiting rank measured. On
+        a busy machine a rank measures more, while its threads are not scheduled. A rank that waits
+        long for a processor may enter last itself.
         """
         waits = waits_in(report_of(two_ranks.run, late + 2))
         stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
-        waits["ddp"] = waits.pop("DistributedDataParallel.forward")  # torch's own annotation is the innermost
+        waits["ddp"] = waits.pop("DistributedDataParallel.forward")  # torch's annotation is the innermost
         for name in ("send", "isend", "batch"):
             assert name not in waits
             del stood[name]
@@ -316,7 +332,9 @@ class TestTwoRanks:
             assert seconds[rank] > LATE - close / 2
 
     def test_sends_and_receives_are_not_matched(self, two_ranks, late):
-        """Sends and receives are not matched: the time of each rank in them is stated, and no rank is named."""
+        """Sends and receives are not matched: the report gives the time of each rank in them and
+        names no rank.
+        """
         report = report_of(two_ranks.run, late + 2)
         rows = {row.region: row for row in report.unmatched}
         assert set(rows) == {"send", "isend", "batch"}
@@ -326,7 +344,9 @@ class TestTwoRanks:
             assert ranks_of(row.spent) == {rank: pytest.approx(stood[rank], abs=close) for rank in (0, 1)}
 
     def test_sums_of_a_rank_are_those_of_its_calls(self, two_ranks, late):
-        """Waiting is no work: the sums of a rank are those of its calls. The one that was late hardly waited."""
+        """Waiting is not work: the sums of a rank equal the times of its calls. The late rank
+        hardly waited.
+        """
         report = report_of(two_ranks.run, late + 2)
         stood = {name: two_ranks.stood(late + 2, name) for name in two_ranks.truth[0]["2"]}
         unmatched = ("send", "isend", "batch")
@@ -341,7 +361,7 @@ class TestTwoRanks:
         assert was_late["busy"] < 0.25 * matched  # it slept
 
     def test_sentences_name_only_the_late_rank(self, two_ranks, late):
-        """The sentences name the late rank and no other one. The terminal prints the same sentences."""
+        """The sentences name the late rank and no other rank. The terminal prints the same sentences."""
         report = report_of(two_ranks.run, late + 2)
         assert named_in(report) == {late}
         text = printed(report)
@@ -352,7 +372,9 @@ class TestTwoRanks:
 @pytest.mark.parametrize("late", [0, 1, 2])
 class TestThreeRanks:
     def test_each_kind_with_each_root(self, three_ranks, late):
-        """Of a call that has a root only some ranks wait for the late one: each as long as it measured, in the region of the call. No other rank is named."""
+        """In a call with a root only some ranks wait for the late one, each as long as it measured.
+        No other rank is named.
+        """
         report = report_of(three_ranks.run, late + 2)
         waits = waits_in(report)
         for name in three_ranks.truth[0]["2"]:
@@ -366,7 +388,7 @@ class TestThreeRanks:
                 rank: pytest.approx(seconds, abs=close) for rank, seconds in enumerate(stood) if rank != late
             }
         assert named_in(report) == {late}
-        # nor is a rank called the last one where it only waited
+        # a rank that only waited is not called the last one either
         said = [finding for finding in report.findings if finding.topic == "straggler"]
         last = {rank for finding in said if finding.seconds > LATE / 4 for rank in LAST.findall(finding.text)}
         assert last <= {str(late)}
@@ -376,7 +398,7 @@ class TestThreeRanks:
 class TestGroupsThatCross:
     def test_only_ranks_that_others_waited_for_are_named(self, four_ranks, late):
         """gloo's traces do not state the group of a call. A rank may stay unnamed; if one is named,
-        the others really waited for it.
+        the other ranks really waited for it.
         """
         pair, across = late ^ 1, late ^ 2
         waited_for = {(pair, late), (across, late), (across ^ 1, pair)}
@@ -389,7 +411,7 @@ class TestGroupsThatCross:
                     assert (region, rank, straggler) in {(region, *each) for each in allowed[region]}
 
     def test_time_in_calls_is_waiting_or_unmatched(self, four_ranks, late):
-        """All of the time that a rank spent in its calls is either waiting or unmatched."""
+        """The whole time of a rank in its calls is either waiting or unmatched."""
         report = report_of(four_ranks.run, late + 2)
         for rank in range(4):
             names = four_ranks.truth[0]["2"]
@@ -464,8 +486,8 @@ os._exit(0)
 
 class TestCaptures:
     def test_a_member_that_was_not_recorded(self, warm):
-        """The time of the recorded rank in calls cannot be split into waiting and work: the total
-        and the number of recorded members are stated, and no rank is named.
+        """The time of the recorded rank in calls cannot be split into waiting and work. The report
+        gives the total and the number of recorded members, and names no rank.
         """
         for rank in start_ranks(
             warm, 2, ROUNDS, OPTIONS=json.dumps({rank: {"ranks": "0"} for rank in (0, 1)})
@@ -485,7 +507,7 @@ class TestCaptures:
         assert named_in(report) == set()
 
     def test_after_a_cap_no_calls_are_known(self, warm):
-        """After the cap no calls of the rank are known, and a sentence says so. Earlier matches stay."""
+        """After the cap the calls of the rank are unknown, and a sentence says so. Earlier matches stay."""
         options = {0: {"max_seconds": 0.75}}  # in the middle of the second call
         for rank in start_ranks(warm, 2, ROUNDS, LATE="0.5", OPTIONS=json.dumps(options)):
             rank.wait().check()
@@ -499,7 +521,7 @@ class TestCaptures:
         assert causes["not_recorded"] > 0.5
         assert "host" not in causes
         inside = causes["collective"] + causes.get("collective_unmatched", 0)
-        assert inside == pytest.approx(recorded, abs=CLOSE)  # the late one is waited for all the time
+        assert inside == pytest.approx(recorded, abs=CLOSE)  # rank 0 waits all the time
         assert causes["collective"] == pytest.approx(0.5, abs=CLOSE)
         assert waits_in(report)["sync"] == (1, {0: pytest.approx(causes["collective"], abs=0.001)})
         assert named_in(report) == {1}
@@ -507,8 +529,8 @@ class TestCaptures:
         assert any("actor rank 0" in text and "max_seconds" in text for text in said)
 
     def test_a_killed_rank_is_lost_and_not_blamed(self, warm):
-        """A rank that was killed while recording left no trace: it is reported as lost, its time as
-        not recorded, and no rank is blamed for the other one's wait.
+        """A rank that was killed while recording left no trace. It is reported as lost and its time
+        as not recorded; no rank is blamed for the other rank's wait.
         """
         first, second = start_ranks(warm, 2, ROUNDS, KILLED="1")
         assert second.wait().returncode == -9
@@ -534,8 +556,8 @@ class TestCaptures:
 
     @pytest.mark.parametrize("slow", [0, 1])
     def test_a_profiler_that_starts_later_on_one_rank(self, warm, slow):
-        """If the profiler of one rank took longer to start, the resulting wait of another rank counts as
-        `profiler`, and no rank is named.
+        """If the profiler of one rank took longer to start, the resulting wait of the other rank
+        counts as `profiler`, and no rank is named.
         """
         for rank in start_ranks(warm, 2, ROUNDS, SLOW_START=str(slow)):
             rank.wait().check()
@@ -547,7 +569,7 @@ class TestCaptures:
         assert all(seconds < CLOSE for _, waited in waits_in(report).values() for seconds in waited.values())
 
     def test_waiting_that_work_hides(self, warm):
-        """While a call that was begun early is under way, a rank computes: that is work, and no waiting."""
+        """While an asynchronous call runs, rank 0 computes. This time counts as work and not as waiting."""
         for rank in start_ranks(warm, 2, ROUNDS, HIDDEN="1"):
             rank.wait().check()
         report = report_of(Job.of(warm.folder).run)
@@ -556,8 +578,8 @@ class TestCaptures:
         assert all(seconds < CLOSE for _, waited in waits_in(report).values() for seconds in waited.values())
 
     def test_a_rank_that_begins_its_step_late(self, warm):
-        """The other one is in the first broadcast of the step meanwhile: that is waiting for it,
-        though its capture began later.
+        """Rank 1 begins its step late. Rank 0 waits for it in the first broadcast, although the
+        capture of rank 1 began later.
         """
         for rank in start_ranks(warm, 2, ROUNDS, LATE_STEP="1"):
             rank.wait().check()

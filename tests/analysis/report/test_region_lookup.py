@@ -1,4 +1,6 @@
-"""The region that contains a call: by time for threads, by the annotations of its stream for a kernel."""
+"""The region that contains a call: by time for a thread, and by the annotations of its stream for a
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
 def regions(*slices):
-    """The region of each call, by when it begins."""
+    """Return the region of each call, ordered by the begin of the calls."""
     source = trace(0, *slices)
     chosen = Chosen(source)
     names = regions_around(source, chosen)
@@ -23,7 +25,7 @@ def regions(*slices):
 
 class TestThreads:
     def test_the_innermost_region_that_holds_all_of_the_call(self):
-        """A region that ends before the call does (an asynchronous one) did not hold it."""
+        """An asynchronous call may end after its region. Such a region does not contain the call."""
         assert regions(
             ("thread", "user_annotation", "update", 0, 100),
             ("thread", "user_annotation", "sync", 10, 30),
@@ -35,14 +37,14 @@ class TestThreads:
         ) == ["sync", "update", None]
 
     def test_a_call_that_is_closed_a_little_late_is_still_in_its_region(self):
-        """The thread goes on before gloo's worker has closed the annotation."""
+        """The thread continues before gloo's worker has closed the annotation."""
         assert regions(
             ("thread", "user_annotation", "sync", 10, 30),
             (WORKER, "user_annotation", "gloo:barrier", 12, 28.5),
         ) == ["sync"]
 
     def test_regions_of_other_threads_do_not_count(self):
-        """The trace shows which thread starts collectives."""
+        """Only the thread that starts collectives counts; the trace shows which one that is."""
         assert regions(
             ("thread", "user_annotation", "update", 0, 100),
             ("thread", "cpu_op", "c10d::allreduce_", 11, 1),
@@ -53,7 +55,7 @@ class TestThreads:
 
 class TestKernels:
     def test_a_kernel_belongs_to_the_annotation_of_its_stream(self):
-        """The host is in the optimizer while the kernels of backward run."""
+        """The host is already in the optimizer while the kernels of backward run."""
         assert regions(
             ("thread", "user_annotation", "backward", 0, 10),
             ("thread", "user_annotation", "optimizer", 10, 100),
@@ -65,7 +67,7 @@ class TestKernels:
         ) == ["backward", "update"]
 
     def test_without_annotations_the_region_is_unknown(self):
-        """No region is better than a wrong one."""
+        """Without annotations on the stream, the region is unknown rather than guessed from the host."""
         assert regions(
             ("thread", "user_annotation", "optimizer", 10, 100), (STREAM, "kernel", KERNEL, 30, 20)
         ) == [None]

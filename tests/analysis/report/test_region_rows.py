@@ -1,4 +1,4 @@
-"""The region tree over all processes, and the tree of a real trace compared with torch's own averages of it."""
+"""The region tree over all processes, and the tree of a real trace compared with torch's own averages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def by_path(rows):
 
 class TestRanks:
     def test_median_and_extremes(self):
-        """A row has the median, the least and the most of the processes, and calls of all; its share is of the step."""
+        """A row has the median, least and most seconds of the processes, and the calls of all. Its
+        share is of the step.
+        """
         rows = by_path(
             tree(*(spans(rank, ("window", "step", 0, 100, None), ("region", "update", 10, length, None)) for rank, length in enumerate((20, 30, 60))))
         )  # fmt: skip
@@ -42,7 +44,7 @@ class TestRanks:
         assert rows[f"{OUTSIDE} in step"].seconds == pytest.approx(0.07)
 
     def test_a_region_of_some(self):
-        """The median is over the processes that have the region."""
+        """The median is taken over the processes that have the region."""
         rows = by_path(
             tree(
                 spans(0, ("window", "step", 0, 100, None), ("region", "save", 10, 20, None)),
@@ -74,7 +76,7 @@ class TestSources:
         ]
 
     def test_a_trace_without_regions(self):
-        """It does not show which of the spans' regions called its operators."""
+        """The trace has no regions, so the region that called its operators is unknown."""
         rows = tree(
             spans(0, ("window", "step", 0, 100, None), ("region", "update", 10, 50, None)),
             trace(0, WINDOW, ("thread", "cpu_op", "aten::add", 21, 3), role=None),
@@ -88,7 +90,7 @@ class TestSources:
 
 class TestLimits:
     def test_shorter_regions_are_summed_up(self, monkeypatch):
-        """Omitted regions are in a separate row, so that the sum is still that of the step."""
+        """Omitted regions are in a row of their own, so that the sum is still the step."""
         monkeypatch.setattr(region_rows, "MOST_REGIONS", 5)
         many = [("region", f"r{n}", 10 * n, n + 1, None) for n in range(8)]
         rows = tree(spans(0, ("window", "step", 0, 100, None), *many))
@@ -102,7 +104,7 @@ class TestLimits:
         ]
 
     def test_the_costliest_operators_are_named(self):
-        """The costliest operators of a row are named, the others are one row."""
+        """The costliest operators of a region are named, and the others share one row."""
         ops = [("thread", "cpu_op", f"op{n}", 2 * n, (n + 1) / 20) for n in range(20)]
         rows = tree(trace(0, WINDOW, ("thread", "user_annotation", "all", 0, 90), *ops, role=None))
         called = [row for row in rows if row.kind == "op"]
@@ -110,7 +112,7 @@ class TestLimits:
         assert sum(row.calls for row in called) == 20
 
     def test_a_short_table_includes_the_rows_around(self):
-        """The rows for a short table include the rows around them."""
+        """A short table of the costliest rows includes the rows around them."""
         rows = tree(
             spans(0, ("window", "step", 0, 100, None), ("region", "a", 0, 60, None), ("region", "b", 5, 40, None), ("region", "c", 70, 1, None))
         )  # fmt: skip
@@ -166,7 +168,7 @@ print(json.dumps({
 """
 
 HIDDEN = ("profiler::_record_function_enter_new", "profiler::_record_function_exit", "aten::is_leaf", "aten::_version", "aten::output_nr")  # fmt: skip
-"""Operators in the trace that torch's averages leave out."""
+"""Operators that the trace has and torch's averages omit."""
 
 
 @pytest.mark.torch
@@ -241,8 +243,8 @@ stepprof.shutdown()
 @pytest.mark.torch
 @pytest.mark.parametrize("spans", ["spans", "trace alone"])
 def test_regions_with_attributes(run_script, tmp_path, spans):
-    """Operators are listed under the region, because a trace holds its attributes next to the range of the
-    thread. The attributes of coroutines are not known.
+    """The trace has the attributes of a region next to the range of its thread, so operators are
+    listed under it. Attributes of coroutines are unknown.
     """
     ran = run_script(WITH_ATTRIBUTES, spans)
     assert ran.returncode == 0, ran.stderr

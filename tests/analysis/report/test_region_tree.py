@@ -18,7 +18,9 @@ WINDOW = {"kind": "window", "step": 2}
 
 
 def paths(tree):
-    """Each node by its path: calls, total and self time, and the operators and kernels with calls and self time."""
+    """Return each node by its path: calls, total and self time, and its operators and kernels with
+    calls and self time.
+    """
     found, names = {}, []
     for number, node in enumerate(tree.nodes):
         names.append((*(names[node.parent] if number > 2 else ()), node.name))
@@ -34,7 +36,7 @@ def of_spans(*slices):
 
 class TestSelfTime:
     def test_total_minus_children(self):
-        """The self time excludes the regions inside; what no region covers is the step's own."""
+        """The self time excludes the regions inside. Time that no region covers belongs to the step."""
         assert of_spans(
             ("window", "step", 0, 100, None),
             ("region", "update", 10, 60, None),
@@ -59,7 +61,7 @@ class TestSelfTime:
         }
 
     def test_recursion(self):
-        """A region inside itself is a node inside itself: no time counts twice."""
+        """A region inside itself is a nested node, so no time counts twice."""
         assert of_spans(
             ("window", "step", 0, 100, None),
             ("region", "walk", 0, 50, None),
@@ -78,11 +80,11 @@ class TestSelfTime:
         assert found == {"step": (1, 50, 40, {}), "step/load": (1, 10, 10, {})}
 
     def test_no_window(self):
-        """Regions of a window whose end is not known are in no window."""
+        """Regions without a window that has a known end are in no window."""
         assert not digest(spans(0, ("region", "load", 0, 20, None))).tree.windows
 
     def test_regions_of_other_threads_do_not_reduce_self_time(self):
-        """Regions of another thread stand apart, and take nothing from the step."""
+        """Regions of another thread are listed apart and do not reduce the self time of the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -100,7 +102,7 @@ class TestSelfTime:
         }
 
     def test_coroutines(self):
-        """Of coroutines that are open at the same time, the last to open has the self time; their totals overlap."""
+        """Of concurrent coroutines, the one opened last has the self time. Their totals overlap."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -117,7 +119,7 @@ class TestSelfTime:
         }
 
     def test_samples_of_different_lengths(self):
-        """A sample that ends while a longer one is open is not inside it, and neither are its calls."""
+        """A sample that ends while a longer sample is open is not inside it, and neither are its calls."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -139,7 +141,9 @@ class TestSelfTime:
         assert paths(digest(made).tree)["step/rollout/sample"][:2] == (2, 80)
 
     def test_coroutines_that_another_one_started(self):
-        """The outermost region of a coroutine is inside a region of another one if all of its name are."""
+        """The outermost region of a coroutine is inside another coroutine's region only if every
+        region of its name is.
+        """
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -153,7 +157,7 @@ class TestSelfTime:
         assert [*paths(digest(made).tree)] == ["step", "step/sample", "step/sample/tool", "step/verify"]
 
     def test_work_before_the_window_is_left_out(self):
-        """What another thread did before the step is no time of the step."""
+        """Work of another thread before the step is not time of the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -163,7 +167,7 @@ class TestSelfTime:
         assert paths(digest(made).tree)["other threads/read"][:3] == (1, 30, 30)
 
     def test_coroutines_of_another_thread(self):
-        """An event loop of another thread takes nothing from the step."""
+        """An event loop on another thread does not reduce the self time of the step."""
         origin = Origin("spans", "s", None, 0, None, "h", 100)
         made = source(
             origin,
@@ -182,7 +186,9 @@ class TestSelfTime:
 
 class TestLimits:
     def test_regions_below_the_depth_limit_are_counted(self, monkeypatch):
-        """A region below the limit counts as part of the one around it, and the number of these is stated."""
+        """A region below the depth limit counts as part of the region around it, and a finding
+        gives their number.
+        """
         monkeypatch.setattr(region_tree, "MOST_DEPTH", 2)
         made = digest(spans(0, ("window", "step", 0, 100, None), *(("region", f"r{n}", n, 50 - 2 * n, None) for n in range(5))))  # fmt: skip
         assert paths(made.tree) == {
@@ -194,7 +200,7 @@ class TestLimits:
         assert any("3 short or deeply nested regions" in finding for finding in made.findings)
 
     def test_names(self):
-        """A tree has a limited number of nodes, and names of limited length."""
+        """A tree has a limited number of nodes, and their names have a limited length."""
         many = [("region", f"{n} {'x' * 10_000}", n / 10, 0.05, None) for n in range(1500)]
         tree = digest(spans(0, ("window", "step", 0, 200, None), *many)).tree
         assert len(tree.nodes) == region_tree.MOST_NODES
@@ -202,7 +208,7 @@ class TestLimits:
         assert sum(node.own for node in tree.nodes) == 200 * MS
 
     def test_slices_beyond_the_limit_are_counted(self, monkeypatch):
-        """The shortest slices beyond the limit are left out, and their number is stated."""
+        """The shortest slices beyond the limit are omitted, and the tree counts them."""
         monkeypatch.setattr(region_tree, "MOST_SLICES", 3)
         many = [("region", f"r{n}", 10 * n, n + 1, None) for n in range(5)]
         tree = digest(spans(0, ("window", "step", 0, 100, None), *many)).tree
@@ -233,7 +239,7 @@ class TestOperators:
         }
 
     def test_region_inside_an_operator(self):
-        """The self time of an operator excludes a region inside it, as of activation checkpointing."""
+        """The self time of an operator excludes a region inside it, as with activation checkpointing."""
         made = trace(
             0,
             ("async", "stepprof", "step", 0, 100, WINDOW),
@@ -249,7 +255,7 @@ class TestOperators:
         }
 
     def test_operators_are_not_given_to_coroutines(self):
-        """The trace does not show which coroutine called an operator: none is named."""
+        """The trace does not show which coroutine called an operator, so the region is not known."""
         made = trace(
             0,
             ("async", "stepprof", "step", 0, 100, WINDOW),
@@ -263,7 +269,7 @@ class TestOperators:
         assert found["step/rewards"][3] == {"aten::mm": (1, 1)}
 
     def test_no_regions(self):
-        """Operators of the busiest thread of a trace without regions are outside of any."""
+        """In a trace without regions, operators of the busiest thread belong to the step."""
         made = trace(
             0,
             ("async", "stepprof", "step", 0, 100, WINDOW),
@@ -276,7 +282,7 @@ class TestOperators:
         }
 
     def test_operators_of_autograd_belong_to_the_waiting_thread(self):
-        """A thread of autograd works for the thread that waits for it."""
+        """Operators on a thread of autograd belong to the region of the thread that waits for it."""
         made = trace(
             0,
             ("async", "stepprof", "step", 0, 100, WINDOW),
@@ -291,7 +297,7 @@ class TestOperators:
         }
 
     def test_less_costly_operators_are_summed_up(self):
-        """The costliest operators of a region are named, the others are summed up."""
+        """The costliest operators of a region are named, and the others are summed up."""
         ops = [("thread", "cpu_op", f"op{n}", 2 * n, (n + 1) / 20) for n in range(20)]
         made = trace(0, ("async", "stepprof", "step", 0, 100, WINDOW), ("thread", "user_annotation", "all", 0, 90), *ops)  # fmt: skip
         called = paths(digest(made).tree)["step/all"][3]
@@ -301,7 +307,9 @@ class TestOperators:
 
 class TestKernels:
     def test_under_the_region_that_launched_them(self):
-        """A kernel belongs to the region of its launch, also if it runs after that; without an arrow it is not known."""
+        """A kernel belongs to the region that launched it, also if it runs later. Without a flow
+        from its launch, the region is unknown.
+        """
         made = trace(
             0,
             ("async", "stepprof", "step", 0, 100, WINDOW),
@@ -336,7 +344,7 @@ class TestKernels:
     ),
 )
 def test_the_sum_is_the_step(windows, regions):
-    """Whatever the regions are, also if they cross: their self times and the step's own add up to its windows."""
+    """The self times of regions and step add up to the windows, for any regions, also if they cross."""
     origin = Origin("spans", "s", None, 0, None, "h", 100)
     rows = [("thread", "window", f"w{at}", start, length, f"w{at}") for at, (start, length) in enumerate(windows)]  # fmt: skip
     rows += [

@@ -1,4 +1,4 @@
-"""Replays of steps that were made by hand: when the step would end without a cause."""
+"""Replays of hand-made steps: when the step would end without a cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ENGINES = frozenset({"rollout"})
 
 
 def process(label, *stretches, waits=(), generating=(), held=(), role=None):
-    """A process: stretches (start, end, role), waits (start, end, label), generation (start, end); microseconds.
+    """Return a process with stretches (start, end, role), waits (start, end, label) and generation
+    (start, end), in microseconds.
 
     Its rank is the digit at the end of its label.
     """
@@ -44,7 +45,7 @@ def graph(*known):
 
 
 def gain(made, **without):
-    """The gain in microseconds; rank_1=[(start, end)] is taken out of rank_1."""
+    """Return the gain in microseconds; `rank_1=[(start, end)]` removes that time from `rank_1`."""
     found = made.gain(
         {
             label: Intervals.union([a * US for a, _ in when], [b * US for _, b in when])
@@ -55,7 +56,7 @@ def gain(made, **without):
 
 
 def late_rank():
-    """Rank 1 comes 40 µs after rank 0 and 10 µs after rank 2 to a collective."""
+    """Return a graph in which rank 1 enters a collective 40 µs after rank 0 and 10 µs after rank 2."""
     return graph(
         process("rank_0", (0, 100, "actor"), waits=[(50, 90, "rank_1")]),
         process("rank_1", (0, 100, "actor")),
@@ -86,7 +87,7 @@ def test_time_in_which_a_process_waits_cannot_be_taken_out():
 
 
 def test_a_rank_that_is_earlier_in_one_collective_is_bounded_in_each():
-    """Rank 1 is 20 µs late twice. Without 40 µs of the second part, rank 0 is the later one there."""
+    """Rank 1 is 20 µs late twice. Without 40 µs of its second part, rank 0 would be the later one there."""
     made = graph(
         process("rank_0", (0, 100, "actor"), waits=[(30, 50, "rank_1"), (80, 100, "rank_1")]),
         process("rank_1", (0, 100, "actor")),
@@ -102,7 +103,9 @@ def test_a_process_of_which_no_wait_is_known_leaves_the_gain_open():
 
 
 def test_a_rank_that_the_profiler_held_up_would_not_have_been_late():
-    """Rank 0 begins after 40 µs and is the last to come; without the profiler rank 1 is the last."""
+    """The profiler delays rank 0 by 40 µs, so that it enters last. Without the profiler, rank 1
+    would enter last.
+    """
     made = graph(
         process("rank_0", (40, 100, "actor"), held=[(0, 40)]),
         process("rank_1", (0, 100, "actor"), waits=[(80, 90, "rank_0")]),
@@ -111,7 +114,9 @@ def test_a_rank_that_the_profiler_held_up_would_not_have_been_late():
 
 
 def rollout():
-    """A driver prepares for 20 µs; engine 8 generates until 60, engine 9 until 70; the driver looks at 80."""
+    """Return a graph of a driver and two engines. The driver prepares for 20 µs; the engines
+    generate until 60 and 70; the driver checks them at 80.
+    """
     return graph(
         process("driver", (0, 20, None), (20, 80, "rollout"), (80, 100, None)),
         process("engine_8", generating=[(22, 60)], role="rollout"),
@@ -121,7 +126,7 @@ def rollout():
 
 def test_a_driver_waits_for_its_engines():
     assert gain(rollout(), driver=[(70, 80)]) == 10
-    assert gain(rollout(), engine_9=[(50, 70)]) == 10  # then engine 8 is the last
+    assert gain(rollout(), engine_9=[(50, 70)]) == 10  # then engine 8 ends last
     assert gain(rollout(), engine_8=[(50, 60)], engine_9=[(50, 70)]) == 20
 
 
@@ -130,7 +135,7 @@ def test_an_engine_begins_when_its_driver_has_sent_it_work():
 
 
 def test_a_driver_waits_for_its_ranks():
-    """Rank 0 is in the actor's window until 50, rank 1 until 70; both begin when the driver does."""
+    """Rank 0 is in the actor's window until 50 µs, rank 1 until 70 µs. Both begin when the driver does."""
     made = graph(
         process("driver", (0, 10, None), (10, 75, "actor"), (75, 100, None)),
         process("rank_0", (12, 50, "actor")),
@@ -142,7 +147,7 @@ def test_a_driver_waits_for_its_ranks():
 
 
 def test_a_window_begins_after_another_one():
-    """A process trains after another one has generated."""
+    """One process trains after another one has generated."""
     made = graph(process("rank_0", (0, 40, "rollout")), process("rank_1", (45, 100, "actor")))
     assert gain(made, rank_0=[(10, 30)]) == 20
 
@@ -173,7 +178,7 @@ def spare(known):
 
 
 def test_how_much_longer_a_rank_could_take():
-    """Rank 0 waits 40 µs, then 5 µs; rank 1 waits 10 µs in between."""
+    """Rank 0 waits 40 µs and 5 µs for rank 1, so it could take 45 µs longer."""
     known = [
         process("rank_0", (0, 100, "actor"), waits=[(50, 90, "rank_1"), (95, 100, "rank_1")]),
         process("rank_1", (0, 100, "actor")),

@@ -13,7 +13,7 @@ START = 1_700_000_000 * SECOND
 
 
 def spans(run, rank, seconds, *, first=0):
-    """A window of `actor` in each step, with a region in its first half, each after a second of nothing."""
+    """Write spans: in each step a window of `actor` with a region in its first half, then a pause of 1 s."""
     lines = [{"kind": "spans", "rank": rank, "host": "h", "pid": 7 + rank, "run_id": "r", "world_size": 2}]
     at = START
     for step, each in enumerate(seconds, first):
@@ -44,7 +44,7 @@ def test_the_first_step_and_recorded_ones_are_left_out(tmp_path):
 
 
 def test_processes_together_are_one_step(tmp_path):
-    """The length of a step is the time in which any of the processes is in it, as in a report."""
+    """A step lasts as long as any process is in it, as in a report."""
     run = runs.make_run(tmp_path)
     spans(run, 0, [1.0, 3.0, 3.0, 3.0])
     spans(run, 1, [1.0, 3.0, 3.0, 5.0])
@@ -68,7 +68,7 @@ def test_damaged_lines_are_skipped(tmp_path):
 
 
 def test_a_comparison_of_two_steps_states_it(tmp_path, capsys):
-    """In the terminal, in the JSON and on the page."""
+    """The terminal, the JSON and the page state the noise between steps."""
     run = runs.make_run(tmp_path)
     spans(run, 0, [9.0, 3.0, 4.0, 5.0, 2.0, 3.5])
     for step, seconds in ((4, 2.0), (5, 3.5)):

@@ -1,4 +1,4 @@
-"""The cost of an engine's stop, and an estimate for other bounds. There is no estimate without data."""
+"""The cost of an engine's stop, and estimates of it for other limits. There is no estimate without data."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class TestEstimate:
         ]
 
     def test_no_estimate_for_the_actual_limit(self):
-        """There is no estimate for the actual bound, because its cost was measured."""
+        """There is no estimate for the actual limit, because its cost was measured."""
         (cost,) = stop_costs(processes(32), [engine_entry(write_seconds=2.0, capped_by="engine")])
         assert [bound for bound, _ in cost.estimates] == [128, 512]
 
     def test_the_stop_is_used_if_the_write_time_is_unknown(self):
-        """Less the time for which the engine recorded on."""
+        """The cost is the time of the stop, less the time for which the engine kept recording."""
         (cost,) = stop_costs(processes(20), [engine_entry(stop_seconds=12.0, overrun_seconds=10.0)])
         assert (cost.seconds, cost.basis) == (2.0, "stop")
 
@@ -55,11 +55,13 @@ class TestEstimate:
         ],
     )
     def test_no_estimate_without_data(self, entry):
-        """The stop of a capture that had ended before says nothing of its writing; a trace without forward steps has no rate."""
+        """There is no estimate if the engine's capture ended before the stop, or if the trace has
+        no forward steps.
+        """
         assert stop_costs(processes(20), [engine_entry(**entry)]) == []
 
     def test_forward_steps_of_each_engine(self):
-        """The engine has the name that the manifest gives it."""
+        """The key is the engine's name from the manifest."""
         assert recorded_steps([*processes(3, 5), *processes(7, replica=1)]) == {
             "rollout/0": 5,
             "rollout/1": 7,

@@ -1,4 +1,4 @@
-"""The report as text, and as JSON on disk."""
+"""The report as text in a terminal, and as JSON in a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_of(content, *, encoding="utf-8", width=120, **options):
 
 
 def section(text, title):
-    """The lines under a title up to the next empty one."""
+    """Return the lines under a title, up to the next empty line."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 1
     end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
@@ -50,7 +50,7 @@ def section(text, title):
 
 
 def rows(text, title):
-    """The rows of a table, without its headings, which may take several lines."""
+    """Return the rows of a table, without its headings, which may take several lines."""
     lines = section(text, title)
     return lines[next(i for i, line in enumerate(lines) if "───" in line) + 1 :]
 
@@ -100,7 +100,9 @@ class TestReport:
         assert section(text_of(waits), "stragglers")[-1].rstrip().endswith("in collectives")
 
     def test_collectives_that_were_not_recorded_on_all_ranks(self):
-        """The time of each process in them, and the number of members: the awaited rank is unknown."""
+        """The table gives the time of each process in them and the number of members. The awaited
+        rank is unknown.
+        """
         heading = "collectives that were not recorded on all ranks, or could not be matched"
         (some, other) = rows(text_of(make_report(3, 1)), heading)
         assert some.split() == [
@@ -121,7 +123,9 @@ class TestReport:
         assert other.split() == ["actor", "-", "2", "100", "ms", "100", "ms", "actor", "rank", "0", "-"]
 
     def test_the_cost_of_recording_excludes_the_export(self):
-        """Armed 100 ms, started 20 ms, waited 30 ms and stalled 50 ms; the export next to training costs none of that."""
+        """Recording delayed rank 0 by 200 ms: 100 ms arm, 20 ms start, 30 ms wait, 50 ms stall. The
+        export runs next to training and does not count.
+        """
         costly = Overhead("rank 0", arm=0.1, start=0.02, wait=0.03, stall=0.05, export=9.0)
         report = Report("r", 1, 0, 4.0, "", None, overhead=[costly, Overhead("rank 1", stall=0.1), Overhead("rollout/0", start=0.1, stop=3.0)])  # fmt: skip
         assert section(text_of(report), "memory and recording overhead") == [
@@ -130,7 +134,7 @@ class TestReport:
         ]
 
     def test_estimates_for_other_limits_are_marked(self):
-        """The figures of each engine are marked as an estimate."""
+        """Each estimate of the cost for another limit is marked with a tilde."""
         costs = [StopCost("rollout/0", 32, 1.5, "write", [(128, 6.0)]), StopCost("rollout/1", 8, 1.0, "stop", [(32, 4.0), (128, 16.0)])]  # fmt: skip
         lines = section(
             text_of(Report("r", 1, 0, 4.0, "", None, stops=costs)),
@@ -153,8 +157,8 @@ class TestReport:
 
     @pytest.mark.parametrize("width", [20, 50, 80])
     def test_a_narrow_terminal_shows_every_figure_whole(self, width):
-        """Names and headings are wrapped. On an even narrower terminal the lines are wrapped by the
-        terminal, and only the spread of the region tree is omitted.
+        """Names and headings are wrapped. On an even narrower terminal, only the spread in the
+        region tree is omitted.
         """
         report = make_report(3, 1, straggler=1)
         alike = [msgspec.structs.replace(row, processes=1) for row in report.tree]
@@ -173,7 +177,9 @@ class TestReport:
 
     @pytest.mark.parametrize("width", [80, 100, 120])
     def test_the_region_tree_has_a_line_for_each_row(self, width):
-        """Its headings are one line, the rule is as long as the table; a name keeps its begin and its end."""
+        """The headings take one line, and the rule is as long as the table. A shortened name keeps
+        its begin and its end.
+        """
         long = "aten::_scaled_dot_product_flash_attention_for_cpu"
         report = make_report(3, 1, straggler=1)
         called = next(at for at, row in enumerate(report.tree) if row.kind == "op" and row.name != "others")
@@ -302,7 +308,7 @@ class TestStore:
             read(tmp_path / "x.json", Report)
 
     def test_a_file_that_cannot_be_written_leaves_the_old_one(self, tmp_path):
-        """The folder's place is taken by a file."""
+        """A file exists where the folder would be."""
         (tmp_path / "taken").write_text("old")
         with pytest.raises(ConfigError, match="--html or --json"):
             write(tmp_path / "taken" / "report.json", b"{}")

@@ -18,16 +18,17 @@ DEVICE = "ncclDevKernel_Broadcast_RING_LL"
 
 
 def held(*stretches):
-    """When the profiler held a process up: (from, to)."""
+    """Return the times (from, to) at which the profiler delayed a process."""
     return Intervals.union(
         [T0 + start * MS for start, _ in stretches], [T0 + end * MS for _, end in stretches]
     )
 
 
 def waits(*peers, profiler=None, phases=None, computing=None):
-    """Return the waits of the ranks of one job. `profiler`: by label the times at which the profiler
-    delayed the process; `phases`: by label the phase of each call; `computing`: by label the times of
-    computation.
+    """Return the waits of the ranks of one job.
+
+    By label, `profiler` has the times at which the profiler delayed the process, and `phases` the
+    phase of each call. `computing` has the times of computation.
     """
     labels = [each.label for each in peers]
     of = phases or {}
@@ -41,7 +42,7 @@ def waits(*peers, profiler=None, phases=None, computing=None):
 
 
 def in_ms(times):
-    """By label, without those that are none."""
+    """Return milliseconds by label, without zeros."""
     return {label: nanoseconds / MS for label, nanoseconds in times.items() if nanoseconds}
 
 
@@ -54,10 +55,10 @@ def when(intervals):
 
 
 class TestSynchronising:
-    """No rank leaves before the last one has entered: each waits until then."""
+    """In these collectives no rank leaves before the last one has entered, so each rank waits until then."""
 
     def test_the_last_to_arrive_waits_least(self):
-        """b is the last one of the first call, c that of the second."""
+        """b enters the first call last, and c the second."""
         found = waits(
             peer("a", 0, (0, 12), (20, 11), world=3),
             peer("b", 1, (10, 2), (20, 11), world=3),
@@ -71,14 +72,14 @@ class TestSynchronising:
         assert when(found.by_process["a"].when) == [(0, 10), (20, 30)]
 
     def test_a_call_that_ends_late_has_not_waited_all_that_time(self):
-        """Its thread was not scheduled when the collective was over."""
+        """The thread of a was not scheduled when the collective had ended. It waited only until b entered."""
         assert waited(waits(peer("a", 0, (0, 30), world=2), peer("b", 1, (10, 2), world=2))) == {"a": 10}
 
     def test_the_last_to_arrive_may_be_the_last_to_leave(self):
         assert waited(waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 30), world=2))) == {"a": 10}
 
     def test_time_hidden_by_computation_is_not_a_wait(self):
-        """A call was begun early, and the process computed meanwhile: it waited 3 of 10 ms. It also computed elsewhere."""
+        """The call ran asynchronously while the process computed. It waited for 3 of the 10 ms."""
         computing = {"a": held((-5, -1), (2, 9), (15, 20))}
         found = waits(peer("a", 0, (0, 12), world=2), peer("b", 1, (10, 2), world=2), computing=computing)
         assert waited(found) == {"a": 3}
@@ -87,18 +88,23 @@ class TestSynchronising:
         assert in_ms(alone.unmatched[ACTOR].spent) == {"a": 5}
 
     def test_durations_of_kernels_bound_a_wait(self):
-        """The kernels leave together: one that took only 3 ms longer than the other has not waited for 8 ms."""
+        """The kernels end together. A kernel that took only 3 ms longer than the other cannot have
+        waited for 8 ms.
+        """
         assert waited(waits(peer("a", 0, numbered(0, 5, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 3}
         assert waited(waits(peer("a", 0, numbered(0, 10, 1)), peer("b", 1, numbered(8, 2, 1)))) == {"a": 8}
 
     def test_on_clocks_that_may_be_wrong_the_durations_bound_a_wait(self):
-        """Each of two hosts may be 3 ms off: by the entries the wait is 8 ms, give or take 6 ms, by the durations 9 ms."""
+        """The clocks of two hosts may be wrong by 3 ms each. By the entries the wait is 8 ± 6 ms;
+        by the durations it is 9 ms.
+        """
         hosts = [
             peer("a", 0, (0, 11), world=2, error=3, host="h"),
             peer("b", 1, (8, 2), world=2, error=3, host="g"),
         ]
         assert waited(waits(*hosts)) == {"a": 9}
-        # by the clocks b is the first one, within the error: it took least, so it came last, 6 ms after a at most
+        # by the clocks b is the first, within the error; its call is the shortest, so it entered
+        # last, at most 6 ms after a
         hosts = [
             peer("a", 0, (0, 11), world=2, error=3, host="h"),
             peer("b", 1, (-1, 2), world=2, error=3, host="g"),
@@ -107,7 +113,9 @@ class TestSynchronising:
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({"a": 6}, "b")
 
     def test_exact_clocks_name_the_last_to_arrive(self):
-        """c came 5 ms after b, by clocks that may be 0.4 ms off; its thread went on 10 ms late, so that b's call was the shortest."""
+        """c entered 5 ms after b, by clocks with an error of 0.4 ms. b's call was the shortest only
+        because c's thread continued 10 ms late.
+        """
         found = waits(
             peer("a", 0, (0, 97), world=3, error=0.2, host="f"),
             peer("b", 1, (90, 7), world=3, error=0.2, host="g"),
@@ -134,7 +142,7 @@ class TestSynchronising:
         assert when(found.by_process["a"].unmatched) == [(0, 10), (20, 25)]
 
     def test_calls_at_the_same_time_count_once(self):
-        """Two all-reduces are started on two threads, the second one without waiting for the first."""
+        """An all-reduce and an all-gather run at the same time. A wait during both counts once."""
         gather = "gloo:all_gather"
         found = waits(
             peer("a", 0, (0, 10), (gather, 1, 9), world=2), peer("b", 1, (8, 2), (gather, 8, 2), world=2)
@@ -145,7 +153,7 @@ class TestSynchronising:
     @settings(deadline=None)
     @given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5))
     def test_each_waits_for_the_last_one(self, arrivals):
-        """Three collectives; each ends for all ranks 5 ms after the last one has come."""
+        """Each of three collectives ends for all ranks 5 ms after the last rank has entered."""
         last = [max(rank[number] for rank in arrivals) for number in range(3)]
         found = waits(
             *(
@@ -167,7 +175,9 @@ class TestSynchronising:
 
 
 class TestRooted:
-    """Broadcast, reduce, gather, scatter: a rank leaves when the root, or those that it serves, have what they need."""
+    """Broadcast, reduce, gather and scatter: a rank leaves when it has sent or received its data,
+    possibly before others enter.
+    """
 
     def calls(self, *calls, name="gloo:broadcast", **more):
         return waits(
@@ -178,13 +188,15 @@ class TestRooted:
         )
 
     def test_a_late_source_is_waited_for(self):
-        """Rank 0 broadcasts at 200 ms."""
+        """Rank 0, the source, enters the broadcast at 200 ms. The others wait for it."""
         found = self.calls((200, 2), (0, 202), (5, 197))
         phase = found.by_phase[ACTOR]
         assert (in_ms(phase.waited), phase.straggler) == ({"1": 200, "2": 195}, "0")
 
     def test_a_late_receiver_delays_only_the_source(self):
-        """The source meets it at 280 ms; rank 2 had its data after 1 ms and left: it waited for no rank."""
+        """The source waits until 280 ms for rank 1. Rank 2 had its data after 1 ms, left, and
+        waited for no rank.
+        """
         found = self.calls((0, 282), (280, 2), (0, 1))
         phase = found.by_phase[ACTOR]
         assert (in_ms(phase.waited), phase.straggler) == ({"0": 280}, "1")
@@ -194,19 +206,23 @@ class TestRooted:
         assert (waited(found), found.by_phase[ACTOR].straggler) == ({}, None)
 
     def test_a_transfer_is_not_a_wait(self):
-        """All calls take 30 ms: the source sends to the others one after the other."""
+        """The calls end together, 30 ms after the first began. Most of this time is the transfer,
+        since the source sends to one rank after another.
+        """
         assert waited(self.calls((0, 30), (1, 29), (2, 28))) == pytest.approx({"0": 2, "1": 1})
 
     def test_of_two_that_arrived_together_neither_is_named(self):
-        """Rank 0 left 2 ms after the last one came: it may have needed the one before, whose transfer took as long."""
+        """Rank 0 left 2 ms after rank 2 entered. It may have waited for rank 1 instead, whose
+        transfer took as long.
+        """
         found = self.calls((0, 12), (9, 3), (10, 2), name=DEVICE)
         assert found.by_phase[ACTOR].straggler is None
         assert waited(found)["0"] == 10
 
     @pytest.mark.parametrize(("name", "straggler"), [("gloo:broadcast", None), (DEVICE, "2")])
     def test_a_thread_may_leave_late(self, name, straggler):
-        """Rank 2 entered 20 ms after rank 1 and just before rank 0 left. On a busy machine a thread may
-        resume that late with the data of rank 1. A kernel does not.
+        """Rank 2 entered 20 ms after rank 1, shortly before rank 0 left. On a busy machine, a
+        thread may resume that late with the data of rank 1; a kernel does not.
         """
         found = self.calls((0, 222), (200, 1), (220, 2), name=name)
         assert found.by_phase[ACTOR].straggler == straggler
@@ -218,9 +234,11 @@ class TestRooted:
 
     @pytest.mark.parametrize(("late", "straggler"), [(5, None), (12, None), (20, "b")])
     def test_no_rank_is_named_within_the_clock_error(self, late, straggler):
-        """Two hosts of which each may be 3 ms off: it waited for as long as it took longer, and who was the last to enter is only certain where that exceeds 6 ms twice and a transfer.
+        """The clocks of the two hosts may be wrong by 3 ms each. The wait is the difference of the
+        durations.
 
-        By 6 ms its own end may be wrong beside the entry that it needed, and by 6 ms the entry of another one beside that end.
+        The last rank to enter is certain only if the difference exceeds 6 ms twice and a transfer.
+        The waiting rank's end may be wrong by 6 ms, and another rank's entry by 6 ms more.
         """
         hosts = [
             peer("a", 0, (DEVICE, 0, late + 1), world=2, error=3, host="h"),
@@ -231,12 +249,14 @@ class TestRooted:
 
 
 class TestProfiler:
-    """If the profiler delayed a rank for longer than the others, this part of the wait is caused by the
-    recording.
+    """If the profiler delayed one rank longer than the others, that part of the wait is caused by
+    the recording.
     """
 
     def test_a_start_that_took_longer(self):
-        """b's profiler started for 40 ms and a's for 10 ms: of the 40 ms that a waits, b is 10 ms late by itself."""
+        """The profiler of b starts for 40 ms and that of a for 10 ms. Of the 40 ms that a waits, b
+        itself causes 10 ms.
+        """
         found = waits(
             peer("a", 0, (10, 45), world=2),
             peer("b", 1, (50, 5), world=2),
@@ -247,7 +267,7 @@ class TestProfiler:
         assert (process.when.total / MS, process.for_profiler.total / MS) == (10, 30)
 
     def test_the_whole_wait_may_be_the_profilers(self):
-        """Without the profiler, b would have been the first one, and a would have been waited for."""
+        """Without the profiler, b would have entered first, and b would have waited for a."""
         found = waits(
             peer("a", 0, (10, 35), world=2),
             peer("b", 1, (40, 5), world=2),
@@ -264,7 +284,7 @@ class TestProfiler:
         assert (waited(found), found.by_process["a"].for_profiler.total) == ({"a": 30}, 0)
 
     def test_a_profiler_delay_is_subtracted_once(self):
-        """After the first collective both go on together: that b is late again is its own."""
+        """After the first collective both continue together, so the second delay of b is its own."""
         found = waits(
             peer("a", 0, (10, 35), (100, 20), world=2),
             peer("b", 1, (40, 5), (115, 5), world=2),
@@ -273,7 +293,7 @@ class TestProfiler:
         assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 15}, 30)
 
     def test_a_stop_between_two_calls(self):
-        """Between the collectives b's profiler writes for 20 ms."""
+        """The profiler of b writes for 20 ms between the collectives."""
         found = waits(
             peer("a", 0, (0, 10), (60, 30), world=2),
             peer("b", 1, (0, 10), (85, 5), world=2),
@@ -282,7 +302,9 @@ class TestProfiler:
         assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
 
     def test_the_ranks_that_waited_are_late_for_their_next_group(self):
-        """b's profiler delays a by 30 ms in their group, and so a is late for c: that is the profiler's doing as well."""
+        """The profiler of b delays a by 30 ms in their group, so a is late for c. Both waits are
+        due to the profiler.
+        """
         found = waits(
             peer("a", 0, numbered(0, 35, 1, (0, 1)), numbered(40, 5, 1, (0, 2))),
             peer("b", 1, numbered(30, 5, 1, (0, 1))),
@@ -297,7 +319,7 @@ class TestProfiler:
         }
 
     def test_a_source_that_was_held_up(self):
-        """The source of a broadcast."""
+        """The profiler delays the source of a broadcast."""
         found = waits(
             peer("a", 0, (DEVICE, 40, 5), world=2),
             peer("b", 1, (DEVICE, 0, 45), world=2),
@@ -306,8 +328,8 @@ class TestProfiler:
         assert (waited(found), found.by_process["b"].for_profiler.total / MS) == ({"b": 10}, 30)
 
     def test_a_meeting_in_between_that_could_not_be_matched(self):
-        """There a may have waited for b's profiler already, and b be late by itself later: no rank
-        is named. After the next collective this is over.
+        """In the unmatched collective, a may already have waited for b's profiler, so no rank is
+        named. The next collective ends this doubt.
         """
         between = numbered(20, 15, 1, (0, 9))  # rank 9 was not recorded
         found = waits(
@@ -320,7 +342,7 @@ class TestProfiler:
         assert in_ms(found.by_phase[ACTOR].caused) == {"b": 15}
 
     def test_a_meeting_before_the_profiler_held_anything(self):
-        """It does not affect later ones."""
+        """An unmatched collective before the profiler's delay does not affect later collectives."""
         found = waits(
             peer("a", 0, numbered(0, 5, 1, (0, 9)), numbered(40, 30, 1, (0, 1))),
             peer("b", 1, numbered(65, 5, 1, (0, 1))),
@@ -329,7 +351,9 @@ class TestProfiler:
         assert (waited(found), found.by_process["a"].for_profiler.total / MS) == ({"a": 5}, 20)
 
     def test_a_clock_that_is_ahead(self):
-        """c's clock is 8 ms ahead, so the first collective seems to end after the next one of a and b: the profiler held b and c up for as long."""
+        """The clock of c is 8 ms ahead, so the first collective seems to end after the next one of
+        a and b. The profiler delayed b and c equally.
+        """
         found = waits(
             peer("a", 0, numbered(0, 40, 1, (0, 1, 2)), numbered(41, 2, 1, (0, 1)), error=5),
             peer("b", 1, numbered(20, 20, 1, (0, 1, 2)), numbered(41, 2, 1, (0, 1)), error=5),
@@ -340,7 +364,9 @@ class TestProfiler:
         assert in_ms({label: found.by_process[label].for_profiler.total for label in "abc"}) == {"a": 20}
 
     def test_a_meeting_that_seems_to_be_over(self):
-        """b's clock may be 5 ms ahead: a was in a call that could not be matched when the profiler held b up."""
+        """The clock of b may be 5 ms ahead. Then a was still in an unmatched call when the profiler
+        delayed b.
+        """
         found = waits(
             peer("a", 0, numbered(0, 9, 1, (0, 9)), numbered(40, 30, 1, (0, 1)), error=5),
             peer("b", 1, numbered(65, 5, 1, (0, 1)), host="other"),
@@ -351,12 +377,12 @@ class TestProfiler:
 
 
 class TestPhases:
-    """A wait is booked on the phase of the waiting rank's own call."""
+    """A wait belongs to the phase of the waiting rank's own call."""
 
     FORWARD, BACKWARD = ("actor", "forward"), ("actor", "backward")
 
     def test_each_phase_has_its_own_straggler(self):
-        """b is late in the forward pass, a in the backward pass."""
+        """b is late in the forward pass, and a in the backward pass."""
         phases = {label: [self.FORWARD, self.BACKWARD] for label in ("a", "b")}
         found = waits(
             peer("a", 0, (0, 10), (50, 5), world=2),
@@ -369,14 +395,16 @@ class TestPhases:
         }
 
     def test_the_straggler_is_the_rank_that_cost_most(self):
-        """In one phase b comes 8 ms late and then a 20 ms: what b waits for a is what counts, and not what a waits for b."""
+        """In one phase, b is 8 ms late first and a is 20 ms late afterwards. a is the straggler,
+        because waiting for it took longer.
+        """
         found = waits(peer("a", 0, (0, 10), (50, 5), world=2), peer("b", 1, (8, 2), (30, 25), world=2))
         phase = found.by_phase[ACTOR]
         assert (phase.straggler, in_ms(phase.for_straggler)) == ("a", {"b": 20})
         assert in_ms(phase.waited) == {"a": 8, "b": 20}
 
     def test_ranks_may_be_in_different_phases_of_one_call(self):
-        """Rank a stood in it in its backward pass; what b was in at the time is b's."""
+        """a waited in its backward pass. The phase of b at that time does not count."""
         found = waits(
             peer("a", 0, (0, 10), world=2),
             peer("b", 1, (8, 2), world=2),
@@ -395,7 +423,7 @@ class TestPhases:
 
 
 def test_a_call_that_had_not_ended_is_unmatched_time():
-    """Its duration is the recorded part."""
+    """The call counts as unmatched for as long as it was recorded."""
     found = waits(peer("a", 0, (20, 8, {"finished": False}), world=2), peer("b", 1, (25, 5), world=2))
     assert in_ms(found.unmatched[ACTOR].spent) == {"a": 8, "b": 5}
 

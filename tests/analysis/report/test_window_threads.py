@@ -1,4 +1,4 @@
-"""Threads that open windows concurrently: their roles and regions are not inside each other."""
+"""Threads that open windows concurrently: their roles and regions are not nested in each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAIN, OTHER = ("thread", "7"), ("thread", "8")
 
 
 def rows(*slices):
-    """The region tree and the path, in milliseconds."""
+    """Return the region tree and the path, in milliseconds."""
     made = combine([digest(source(ORIGIN, *slices))], step=2, run_id="r")
     tree = {}
     names = []
@@ -27,7 +27,9 @@ def rows(*slices):
 
 
 def test_a_role_next_to_another_one():
-    """The reference model answers in a thread, while the main thread scores: each role has its own region only."""
+    """The reference model runs on a thread while the main thread scores. Each role has only its own
+    region.
+    """
     tree, path = rows(
         (MAIN, "window", "step", 0, 200, None),
         (OTHER, "window", "ref", 5, 120, "ref"),
@@ -43,7 +45,9 @@ def test_a_role_next_to_another_one():
 
 
 def test_a_role_that_the_main_thread_waits_for():
-    """A window in a worker thread is inside the step that its driver opened and then waited."""
+    """A window on a worker thread belongs to the step that its driver opened, because the driver
+    waits for it.
+    """
     tree, path = rows(
         (MAIN, "window", "step", 0, 200, None),
         (OTHER, "window", "rollout", 10, 100, "rollout"),
@@ -57,7 +61,9 @@ def test_a_role_that_the_main_thread_waits_for():
 
 @pytest.mark.parametrize("sleeper", [7, 8])
 def test_the_stacks_are_of_the_thread_that_is_followed(sleeper):
-    """A sleep in the shorter role is no sleep in the longer one, whichever thread opened the capture."""
+    """A thread's sleep is a finding only for the role on that thread, regardless of which thread
+    opened the capture.
+    """
     at = (2, None, T0, T0 + 200 * MS)
     made = combine(
         [
@@ -102,7 +108,9 @@ def test_the_stacks_are_of_the_thread_that_is_followed(sleeper):
 
 
 def test_coroutines_that_go_on_after_the_window():
-    """The step does not wait for the rollout of the next one, which ends after it: neither its length nor its path has it."""
+    """A coroutine of the next rollout ends after the step, which does not wait for it. Neither the
+    step's length nor its path includes it.
+    """
     tasks = ("async", "tasks")
     made = source(
         ORIGIN,

@@ -1,4 +1,6 @@
-"""A timeline in JSON, read again: the sources that it was made of, each with its own tracks, place and doubts."""
+"""A JSON timeline is read again as the sources that it was merged from, each with its own tracks,
+place and clock error.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def complete(
 
 
 def rank_trace(rank: int) -> bytes:
-    """Operators with launches and kernels on a stream of the same numbers, collectives, a thread on which slices cross, an asynchronous region, memory and a mark."""
+    """Return a trace with operators, launches and kernels on tracks of equal numbers. It also has
+    collectives, crossing slices, an asynchronous region, memory and a mark.
+    """
     at = 1000.0 * rank
     place = {"pid": 7, "tid": 7}
     events = [
@@ -51,7 +55,9 @@ def rank_trace(rank: int) -> bytes:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two ranks with traces and spans, of which one breaks off, and an engine with steps; on another host, whose clock is ahead."""
+    """Return a run of two ranks with traces and spans and an engine with forward steps. One trace
+    is truncated; the engine's clock is ahead.
+    """
     made = make_run(tmp_path / "runs")
     for rank in (0, 1):
         data = rank_trace(rank)
@@ -72,7 +78,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def columns(source: Source) -> list[list[tuple[Any, ...]]]:
-    """All of a source by names, in an order of its own."""
+    """Return the whole content of a source by names, sorted."""
     tracks = [(track.kind, track.name) for track in source.tracks]
     args = lambda each, at: json.loads((each.args or [])[at] or b"{}")  # noqa: E731
     slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows
@@ -94,7 +100,7 @@ def merged(run: Path, *options: str) -> Path:
 
 
 def compressed_anew(timeline: Path) -> Path:
-    """One member, as gzip makes of what gunzip gave."""
+    """Return a copy of the timeline with a single gzip member, as after gunzip and gzip."""
     anew = timeline.with_name("anew.json.gz")
     anew.write_bytes(gzip.compress(gzip.decompress(timeline.read_bytes())))
     return anew
@@ -102,7 +108,9 @@ def compressed_anew(timeline: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["as written", "compressed anew", "not compressed"])
 def test_a_json_timeline_has_its_sources(run: Path, form: str) -> None:
-    """Each source is what it was: tracks, slices, arguments, marks, values, arrows, findings, place and error; however the file is compressed."""
+    """Each source has its tracks, slices, arguments, marks, counters, flows, findings, place and
+    error, however the file is compressed.
+    """
     timeline = merged(run)
     if form != "as written":
         timeline = compressed_anew(timeline)
@@ -134,7 +142,9 @@ class TestReport:
     def test_a_report_of_a_timeline_has_the_figures_of_the_run(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A report of the timeline has the figures of a report of the run; only the sizes and the order of files are others, and the job is unknown."""
+        """The report of a timeline has the figures of the report of the run. Only the sizes and
+        order of files differ, and the job is unknown.
+        """
         of_run = report(capsys, str(run))
         of_timeline = report(capsys, str(merged(run)))
         for content in (of_run, of_timeline):
@@ -148,7 +158,9 @@ class TestReport:
     def test_report_refuses_a_filtered_timeline(
         self, run: Path, options: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Of a timeline without all slices every figure would be wrong: it is refused, with the reason."""
+        """A filtered timeline lacks slices, so every figure would be wrong. `report` refuses it and
+        names the filter; `merge` reads it.
+        """
         timeline = merged(run, *options)
         capsys.readouterr()
         assert main(["report", str(timeline)]) == 2
@@ -157,7 +169,7 @@ class TestReport:
         assert main(["merge", str(timeline), "--output", str(timeline.with_name("t.pftrace"))]) == 0
 
     def test_renamed_among_other_traces(self, run: Path, tmp_path: Path) -> None:
-        """A timeline that has another name is its sources, also in a folder."""
+        """A renamed timeline in a folder is still read as its sources."""
         folder = tmp_path / "traces"
         folder.mkdir()
         merged(run).rename(folder / "w.json.gz")
@@ -167,7 +179,9 @@ class TestReport:
         assert sum(each.piece is not None for each in found.inputs) == 5
 
     def test_large_manifests(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Manifests of thousands of ranks would make a huge header: they are omitted, and a finding says so."""
+        """Manifests of thousands of ranks would make a huge header, so they are omitted and a
+        finding says so.
+        """
         monkeypatch.setattr("stepprof.analysis.timeline.own_timeline._LARGEST_MANIFESTS", 100)
         found = find([merged(run)], output_dir=run.parent)
         assert found.manifests == []
@@ -177,13 +191,13 @@ class TestReport:
     def test_a_timeline_of_some_ranks_misses_no_other(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Of a timeline of some ranks there is a report of those, which misses no other."""
+        """A timeline of some ranks gives a report of these ranks, in which no other rank is missing."""
         of_one = report(capsys, str(merged(run, "--ranks", "0", "--roles", "actor")))
         assert {source["rank"] for source in of_one["sources"]} == {0}
         assert of_one["step"] == 2
 
     def test_an_older_timeline_is_refused(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A timeline that does not say what its times are relative to is refused by name."""
+        """A timeline without `baseTimeNanoseconds` is refused."""
         timeline = merged(run)
         content = json.loads(gzip.decompress(timeline.read_bytes()))
         del content["baseTimeNanoseconds"], content["stepprof"]
@@ -194,7 +208,9 @@ class TestReport:
 
 
 def test_viewers_pass_over_it(run: Path) -> None:
-    """What is stated for who reads it again is JSON, at the head and in events of metadata."""
+    """The data for reading the timeline again is JSON in the head and in metadata events, which
+    viewers skip.
+    """
     content = json.loads(gzip.decompress(merged(run).read_bytes()))
     assert content["baseTimeNanoseconds"] % (86_400 * 10**9) == 0
     assert [each["piece"]["pid"] for each in content["stepprof"]["timeline"]] == [1, 2, 3, 4, 5]

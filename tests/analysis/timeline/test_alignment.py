@@ -1,4 +1,6 @@
-"""Clocks that differ: two processes record while they exchange messages, each in a session of its own, and no message arrives before it was sent."""
+"""Two processes on different clocks record while they exchange messages. On the merged timeline no
+message arrives before it was sent.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ if __name__ == "__main__":
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Write the program of both processes, and return their environment."""
+    """Write the program of both processes and return their environment."""
     (folder / "peer.py").write_text(PEER)
     info = folder / "peer-1.0.dist-info"
     info.mkdir()
@@ -151,7 +153,9 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def record_traces(folder: Path, server: Server) -> None:
-    """Have both processes record step 2 with torch, each into a folder of its own, as on nodes that share no disk."""
+    """Let both processes record step 2 with torch, each into its own folder, as on nodes without a
+    shared disk.
+    """
     environment = install(folder)
 
     def start(rank: int, port: str) -> Running:
@@ -169,7 +173,7 @@ def record_traces(folder: Path, server: Server) -> None:
 
 
 def record(folder: Path, ahead_ns: int = 0, other: dict[str, str] | None = None) -> None:
-    """Have both processes record step 2 without traces; `other` is what the environment of node-1 has beside that of node-0."""
+    """Let both processes record step 2 without traces. `other` is added to the environment of node-1."""
     environment = install(folder)
     processes = []
     port = 0
@@ -189,7 +193,7 @@ def record(folder: Path, ahead_ns: int = 0, other: dict[str, str] | None = None)
 
 
 def shift_host(folder: Path, ahead_ns: int) -> None:
-    """Make of what node-1 wrote what it would have written with a clock that is so far ahead, and of what was measured of it."""
+    """Change the files of node-1, and its measured offset, as if its clock were `ahead_ns` ahead."""
     run = folder / "node-1" / "runs" / "r"
     for file in run.glob("step-*/*/*.trace.json.gz"):
         text = re.sub(
@@ -215,14 +219,14 @@ def shift_host(folder: Path, ahead_ns: int) -> None:
 
 
 def loaded(folder):
-    """What was found, and the sources by label."""
+    """Return the found files and the sources by (kind, rank)."""
     found = find([folder / "node-0" / "runs" / "r", folder / "node-1" / "runs" / "r"], output_dir=folder)
     sources = [load(each, args=True) for each in found.inputs]
     return found, {(source.origin.kind, source.origin.rank): source for source in sources}
 
 
 def moments(source, name, category, edge):
-    """When each message's slice of that name began or ended."""
+    """Return the times at which the slices of that name, one for each message, began or ended."""
     slices = source.slices
     which = [
         number
@@ -236,7 +240,7 @@ def moments(source, name, category, edge):
 
 
 def check(sender, receiver, sent, received, category, error_ns):
-    """Each message arrives after it was sent, within what the clocks may be wrong by."""
+    """Check that each message arrives after it was sent, within the error of the clocks."""
     begins = moments(sender, sent, category, "start")
     ends = moments(receiver, received, category, "end")
     assert len(begins) == len(ends) == MESSAGES
@@ -252,7 +256,9 @@ def check_both_ways(sources, kind, category, error_ns):
 
 @pytest.mark.parametrize("ahead_ns", [0, 3_700_000_000, -5_200_000_000])
 def test_spans(tmp_path, ahead_ns):
-    """The clock of one host is seconds off while both record; stepprof compares the two, and the sources are on one."""
+    """The clock of one host is seconds off while both processes record. stepprof compares the
+    clocks and places all sources on one.
+    """
     record(tmp_path, ahead_ns)
     found, sources = loaded(tmp_path)
     assert found.findings == []
@@ -262,7 +268,7 @@ def test_spans(tmp_path, ahead_ns):
     assert abs(alignment.offset_ns - ahead_ns) <= alignment.error_ns
     assert worst_error(each.alignment for each in found.inputs) == alignment.error_ns
     check_both_ways(sources, "spans", {"region"}, alignment.error_ns)
-    # what lies on the other host's clock alone is put among what the messages say
+    # the engine's trace, which has only the other host's clock, is placed between the messages
     engine = sources["engine", 0]
     assert engine.alignment == alignment
     begin, end = int(engine.slices.start[0]), int(engine.slices.start[0] + engine.slices.duration[0])
@@ -273,7 +279,7 @@ def test_spans(tmp_path, ahead_ns):
 
 
 def test_without_a_comparison_times_stay_and_a_finding_says_so(tmp_path):
-    """Without a comparison of clocks nothing is invented: the other host's times are its own, and a finding says so."""
+    """If the clocks were not compared, the times of the other host stay unchanged, and a finding says so."""
     record(tmp_path, 3_700_000_000)
     for file in (tmp_path / "node-0" / "runs" / "r").glob("step-*/manifest/*.json"):
         content = json.loads(file.read_text())
@@ -292,7 +298,7 @@ def test_without_a_comparison_times_stay_and_a_finding_says_so(tmp_path):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory, torch_server):
-    """What both recorded with torch's profiler, on one clock."""
+    """Return the folder of a recording of both processes with torch's profiler, on one clock."""
     folder = tmp_path_factory.mktemp("recorded")
     record_traces(folder, torch_server)
     return folder
@@ -301,7 +307,7 @@ def recorded(tmp_path_factory, torch_server):
 @pytest.mark.torch
 @pytest.mark.parametrize("ahead_ns", [0, 3_700_000_000, -5_200_000_000])
 def test_traces(recorded, tmp_path, ahead_ns):
-    """The traces of both, on Kineto's clock, and their spans: one timeline."""
+    """The traces of both processes, on Kineto's clock, and their spans are on one timeline."""
     folder = tmp_path / "copy"
     shutil.copytree(recorded, folder)
     shift_host(folder, ahead_ns)

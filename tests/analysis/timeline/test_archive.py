@@ -1,4 +1,6 @@
-"""An archive of a step, by a reader that does what https://perfetto.dev/docs/reference/perfetto-manifest documents."""
+"""An archive of a step, checked by a reader that follows
+https://perfetto.dev/docs/reference/perfetto-manifest.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ CLOCKS = {"REALTIME", "REALTIME_COARSE", "MONOTONIC", "MONOTONIC_COARSE", "MONOT
 
 
 class Archive:
-    """What Perfetto documents of an archive: its members, and the slices on the merged timeline."""
+    """A reader of archives as Perfetto documents them: the members, and the slices on the merged timeline."""
 
     def __init__(self, path):
         with zipfile.ZipFile(path) as archive:
@@ -45,13 +47,13 @@ class Archive:
         self._check()
 
     def _check(self):
-        """The conditions of the reference under which an import fails or a file is not configured."""
+        """Check the conditions under which Perfetto refuses an import or ignores a file."""
         assert set(self.manifest) <= {"version", "trace_time", "files", "attributes"}
         assert self.manifest["version"] == 1
         paths = [file["path"] for file in self.manifest["files"]]
         assert sorted(paths) == sorted(self.members)
         assert len(set(paths)) == len(paths)
-        # files of one machine share its processes and threads
+        # files of one machine would share its processes and threads
         machines = [file["machine"]["name"] for file in self.manifest["files"]]
         assert len(set(machines)) == len(machines)
         assert set(self.manifest["trace_time"]) == {"clock", "file"}
@@ -68,9 +70,9 @@ class Archive:
             assert abs(file["clocks"]["offset_ns"]) < 1 << 63
             assert file["clocks"]["sync_to"]["file"] in paths
             assert file["clocks"]["sync_to"]["clock"] in CLOCKS
-            # an override is refused for a member that is an archive itself
+            # Perfetto refuses an override for a member that is an archive itself
             assert self.members[file["path"]][:2] not in (b"\x1f\x8b", b"PK")
-            # anything else is of another format for Perfetto, or fails the import
+            # Perfetto takes any other beginning for another format, or fails the import
             begins = b"".join(self.members[file["path"]][:128].split())
             assert begins.startswith((b'{"', b'[{"'))
             assert not begins.startswith((b'{"meta"', b'{"libs"', b'{"perfetto_manifest"'))
@@ -79,7 +81,7 @@ class Archive:
             assert isinstance(value, str | int)
 
     def slices(self):
-        """(machine, name, start, duration) of each slice, with times of the clock of the timeline."""
+        """Return (machine, name, start, duration) of each slice, on the clock of the timeline."""
         wanted = self.manifest["trace_time"]
         found = []
         for file in self.manifest["files"]:
@@ -100,7 +102,7 @@ def archived(found, path, **how):
 
 
 def test_traces_are_as_they_were_recorded(tmp_path):
-    """Byte by byte, and each at its own time: two files of different bases."""
+    """The archive has two traces with different bases, unchanged byte for byte, each at its own time."""
     made = make_run(tmp_path, "r")
     data = [kineto("a", "b"), kineto("c", base=BASE + 500_000_000)]
     for rank, content in enumerate(data):
@@ -119,7 +121,7 @@ def test_traces_are_as_they_were_recorded(tmp_path):
 
 
 def test_attributes(tmp_path):
-    """Which step it is, and how exact its clock is."""
+    """The attributes have the run, the step, and the error of the clock."""
     made = make_run(tmp_path, "r")
     record(made, data=kineto("a"))
     found = find([made.path], output_dir=tmp_path)
@@ -133,7 +135,7 @@ def test_attributes(tmp_path):
 
 
 def test_spans_are_converted(tmp_path):
-    """Perfetto does not know their files."""
+    """Perfetto cannot read span files, so the archive has them converted."""
     made = make_run(tmp_path, "r")
     record(made, data=kineto("a"))
     spans(made, 0, ("update", 1_000_001, 2_000_003))
@@ -143,7 +145,7 @@ def test_spans_are_converted(tmp_path):
 
 
 def test_converted_spans_are_named_as_in_other_formats(tmp_path):
-    """Next to the trace of the same rank."""
+    """The spans of a rank are named differently from its trace."""
     made = make_run(tmp_path, "r")
     record(made, role=None, data=kineto("a"))
     spans(made, 0, ("update", 1_000, 2_000))
@@ -155,7 +157,7 @@ def test_converted_spans_are_named_as_in_other_formats(tmp_path):
 
 
 def test_a_damaged_trace_is_converted(tmp_path):
-    """It would fail the import of the whole archive."""
+    """A damaged trace would fail the import of the whole archive, so it is converted."""
     made = make_run(tmp_path, "r")
     record(made, data=kineto("a"))
     whole = gzip.decompress(kineto("b", "c"))
@@ -174,7 +176,9 @@ def test_a_damaged_trace_is_converted(tmp_path):
     [b"\xef\xbb\xbf{", b" " * 200 + b"{", b'{"meta": {}, ', b'{"perfetto_manifest": {}, ', b'{"libs": [],'],
 )
 def test_a_beginning_that_perfetto_does_not_recognise(tmp_path, begins):
-    """It would fail the import of the whole archive, or bring no slice; such a trace is converted."""
+    """Such a beginning would fail the import of the whole archive or show no slices, so the trace
+    is converted.
+    """
     file = tmp_path / "a.json"
     file.write_bytes(begins + gzip.decompress(kineto("a"))[1:])
     merged, archive = archived(find([file], output_dir=tmp_path), tmp_path / "a.zip")
@@ -183,7 +187,7 @@ def test_a_beginning_that_perfetto_does_not_recognise(tmp_path, begins):
 
 
 def test_a_time_that_is_no_number(tmp_path):
-    """Perfetto reads no event of such a trace, and refuses the archive."""
+    """Perfetto reads no event of such a trace and refuses the archive, so the trace is converted."""
     file = tmp_path / "a.json"
     file.write_bytes(gzip.decompress(kineto("a", "b")).replace(b'"dur": 5', b'"dur": "x"', 1))
     merged, archive = archived(find([file], output_dir=tmp_path), tmp_path / "a.zip")
@@ -192,7 +196,7 @@ def test_a_time_that_is_no_number(tmp_path):
 
 
 def test_a_capture_of_two_steps(tmp_path):
-    """The capture is included as a whole, and a note says so."""
+    """A capture of two steps is included as a whole, and a note says so."""
     made = make_run(tmp_path, "r")
     capture = {"step": 2, "stem": "actor/rank-0"}
     second = 10**9
@@ -216,7 +220,7 @@ def test_a_capture_of_two_steps(tmp_path):
 
 
 def test_a_trace_without_a_start_time(tmp_path):
-    """It is refused by name; an assumed offset places it."""
+    """A trace without a start time is refused by name. An assumed offset places it."""
     made = make_run(tmp_path, "r")
     record(made, data=kineto("a"))
     record(made, rank=1, data=b'{"traceEvents":[{"ph":"X","name":"b","pid":1,"tid":1,"ts":1,"dur":2}]}')
@@ -229,7 +233,9 @@ def test_a_trace_without_a_start_time(tmp_path):
 
 
 def test_names_of_members(tmp_path):
-    """A name that Perfetto would skip, that its page cannot hold, or that two files have."""
+    """Names are changed if Perfetto would skip them, if its page cannot hold them, or if two files
+    have them.
+    """
     inputs = []
     for number, shown in enumerate(
         (".hidden.json", "x" * 200 + ".json", "a.json", "./a.json", "é\ud800.json")
@@ -244,7 +250,7 @@ def test_names_of_members(tmp_path):
 
 
 def test_traces_of_one_rank_of_two_runs(tmp_path):
-    """Each names its rank in its head; their folders distinguish them."""
+    """Both traces name the same rank in their heads. Their folders distinguish them."""
     files = []
     for run in ("before", "after"):
         file = tmp_path / run / "rank-0.trace.json"
@@ -263,7 +269,7 @@ def test_traces_of_one_rank_of_two_runs(tmp_path):
 
 
 def test_with_nothing_to_write_an_existing_archive_stays(tmp_path):
-    """An archive that is there stays."""
+    """If there is nothing to write, an existing file stays."""
     (tmp_path / "a.zip").write_text("old")
     file = tmp_path / "a.json"
     file.write_text("{}")
@@ -276,7 +282,9 @@ def test_with_nothing_to_write_an_existing_archive_stays(tmp_path):
 
 
 def test_a_table_of_contents_of_200_gigabytes(tmp_path):
-    """A file that seems to be an archive is not read as a whole, and no pipe is waited for."""
+    """A sparse file of 200 GiB that looks like an archive is not read as a whole. A pipe is not
+    opened for reading.
+    """
     path, size = tmp_path / "timeline.pftrace", 200 << 30
     with path.open("wb") as file:
         file.write(b"PK\x03\x04")
@@ -313,7 +321,7 @@ SOURCES = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(SOURCES)
 def test_times_are_those_of_the_timeline(tmp_path_factory, sources):
-    """To the nanosecond, whatever the bases of the files and the offsets of their hosts."""
+    """Times are exact to the nanosecond for any bases of files and offsets of hosts."""
     folder = tmp_path_factory.mktemp("archive")
     inputs = []
     for number, (base, offset, times) in enumerate(sources):
@@ -336,7 +344,7 @@ def test_times_are_those_of_the_timeline(tmp_path_factory, sources):
 
 
 def test_the_example_of_the_reference():
-    """The manifest has the form of the documented one: keys, nesting and types."""
+    """The manifest has the keys, nesting and types of the documented example."""
     text = manifest([{"path": "a.json", "machine": {"name": "a"}, "offset_ns": 250_000_000}], {"x": None})
     assert json.loads(text) == {
         "perfetto_manifest": {

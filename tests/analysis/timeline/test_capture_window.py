@@ -1,4 +1,6 @@
-"""An engine's capture is cut to its window: forward steps that began in it, whole, and nothing of the steps that follow."""
+"""An engine's capture is cut to its window: it keeps the forward steps that began in the window,
+whole, and nothing of later steps.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.model import Alignment, Origin
 
 STEPS = [(at * 10, 8, 4) for at in range(20)]
-"""Every 10 ms a forward step of 8 ms, for 200 ms."""
+"""A forward step of 8 ms every 10 ms, for 200 ms."""
 ENGINE = Origin("engine", "step-000002/rollout/replica-0/rank-0.trace.json.gz", "rollout", 0, 0, "h")
 
 
 def window(start, end, *, sent=None, answered=None, unsure=0):
-    """A window in milliseconds since T0; the capture may go from its start to whenever."""
+    """Return a window in milliseconds since T0, with the times at which the start was sent and the
+    stop answered.
+    """
     return CaptureWindow(
         T0 + round(start * MS),
         T0 + round(end * MS),
@@ -28,7 +32,7 @@ def window(start, end, *, sent=None, answered=None, unsure=0):
 
 
 def kept(made, kind="iterations"):
-    """The slices of one kind of track: begin and duration in milliseconds."""
+    """Return the slices on one kind of track as (begin, duration) in milliseconds."""
     found = made.source
     return [
         ((int(start) - T0) / MS, int(duration) / MS)
@@ -40,7 +44,7 @@ def kept(made, kind="iterations"):
 
 
 def batches(made):
-    """The batch size over time."""
+    """Return the batch sizes as (time in milliseconds, value)."""
     counters = made.source.counters
     return [
         ((int(at) - T0) / MS, float(value)) for at, value in zip(counters.time, counters.value, strict=True)
@@ -48,7 +52,7 @@ def batches(made):
 
 
 def by_track(made):
-    """The batch sizes of each scheduler."""
+    """Return the batch sizes of each scheduler."""
     counters, found = made.source.counters, {}
     for (at, value), track in zip(batches(made), counters.track, strict=True):
         found.setdefault(made.source.tracks[track].name, []).append((at, value))
@@ -57,54 +61,58 @@ def by_track(made):
 
 class TestForwardSteps:
     def test_only_forward_steps_that_began_in_the_window_are_kept(self):
-        """A stop that was carried out 100 ms late brought ten steps too many."""
+        """The stop took effect 100 ms late, so the engine recorded ten forward steps too many. They
+        are cut.
+        """
         made = cut(engine(0, *STEPS), window(0, 100))
         assert [start for start, _ in kept(made)] == [at * 10.0 for at in range(10)]
         assert (made.recorded, made.least, made.most, made.is_known) == (20, 10, 10, True)
         assert "10 of its 20 forward steps started outside the window" in made.source.findings[-1]
 
     def test_a_step_across_the_end_is_kept_whole(self):
-        """It began in the window."""
+        """A forward step that began in the window is kept, although it ends after it."""
         made = cut(engine(0, *STEPS), window(0, 95))
         assert kept(made)[-1] == (90.0, 8.0)
         assert batches(made)[-1] == (98.0, 0.0)
 
     def test_a_step_across_the_begin_is_left_out(self):
-        """It belongs to the window before: two windows that meet share no step, and lose none."""
+        """A forward step across the begin belongs to the window before. Two adjacent windows share
+        no step and lose none.
+        """
         before, after = (cut(engine(0, *STEPS), window(*edges)) for edges in ((0, 95), (95, 195)))
         assert kept(before) + kept(after) == [(start, length) for start, length, _ in STEPS]
 
     def test_the_batch_size_ends_with_the_last_one(self):
-        """Nothing of it is drawn beyond, and no value is kept that belongs to a later step."""
+        """The batch size drops to zero at the end of the last step, and values of later steps are cut."""
         made = cut(engine(0, *STEPS), window(0, 100))
         assert batches(made) == [*((at * 10.0, 4.0) for at in range(10)), (98.0, 0.0)]
 
     def test_before_a_pause_it_ends_with_the_step(self):
-        """What lies in the pause is of no step."""
+        """The batch size drops to zero before the pause, which belongs to no step."""
         late = [*STEPS[:10], (500, 8, 4), (510, 8, 4)]
         made = cut(engine(0, *late), window(0, 95))
         assert batches(made)[-1] == (98.0, 0.0)
         assert len(kept(made)) == 10
 
     def test_a_capture_within_the_window_is_kept(self):
-        """A capture that ends with its window is as it was."""
+        """A capture that lies within its window is unchanged."""
         whole = engine(0, *STEPS)
         made = cut(whole, window(-1, 300))
         assert kept(made) == [(start, length) for start, length, _ in STEPS]
         assert made.source.findings == []
 
     def test_a_window_without_forward_steps(self):
-        """The engine paused while the window was open."""
+        """The engine paused while the window was open, so no forward step is kept."""
         made = cut(engine(0, *STEPS), window(300, 400, sent=-1))
         assert (kept(made), made.recorded, made.most) == ([], 20, 0)
 
     def test_steps_without_a_request_are_kept_and_not_counted(self):
-        """vLLM has such."""
+        """vLLM runs forward steps without requests. They are kept but not counted."""
         made = cut(engine(0, (0, 8, 4), (10, 8, 0), (20, 8, 4)), window(0, 15))
         assert (len(kept(made)), made.recorded, made.most) == (2, 2, 1)
 
     def test_each_scheduler_is_cut_separately(self):
-        """Two data-parallel engines in one trace go steps of their own."""
+        """Two data-parallel schedulers in one trace have separate forward steps."""
         steps = [
             ((kind, name), "iteration", "step[DECODE bs=4]", at + shift, 8)
             for kind, name, shift in (("iterations", "a", 0), ("iterations", "b", 5))
@@ -128,7 +136,7 @@ class TestForwardSteps:
         assert made.most == 11 + 10
 
     def test_a_cut_capture_can_be_cut_again(self):
-        """A timeline in JSON was cut when it was merged, and is read as any other source."""
+        """A JSON timeline was cut when it was merged. Cutting it again changes nothing."""
         once = cut(engine(0, *STEPS), window(0, 95))
         again = cut(once.source, window(0, 95))
         assert (kept(again), batches(again)) == (kept(once), batches(once))
@@ -141,7 +149,7 @@ class TestEvents:
         return source(ENGINE, *steps, *more)
 
     def test_work_of_the_last_step_is_kept(self):
-        """Also after the window's end; what goes on for longer is cut there."""
+        """Work of the last forward step is kept also after the window's end. Longer slices are cut there."""
         made = cut(
             self.traced(
                 (("thread", "main"), "cpu_op", "before", 20, 2),
@@ -154,13 +162,17 @@ class TestEvents:
         assert kept(made, "thread") == [(20.0, 2.0), (97.0, 1.0), (0.0, 100.0)]
 
     def test_polling_after_the_window_is_left_out(self):
-        """An idle scheduler whose stop comes late records its loop."""
+        """An idle scheduler that is stopped late records its polling loop. The part after the
+        window is cut.
+        """
         idle = [(("thread", "main"), "cpu_op", "poll", 200 + at, 0.5) for at in range(50)]
         made = cut(self.traced(*idle), window(0, 230))
         assert kept(made, "thread") == [(200.0 + at, 0.5) for at in range(30)]
 
     def test_kernels_follow_the_step_that_launched_them(self):
-        """A device is behind its host: by the copies of the annotations it is known which step a kernel is of."""
+        """A device runs behind its host. The annotations on the device show which step a kernel
+        belongs to.
+        """
         behind = 7
         notes = [
             (("async", "annotations"), "gpu_user_annotation", "step[DECODE bs=4]", at + behind, length)
@@ -171,13 +183,15 @@ class TestEvents:
         assert kept(made, "stream") == [(at * 10.0 + behind, 9.0) for at in range(5, 10)]
 
     def test_kernels_without_copies_of_the_annotations(self):
-        """The steps' start on the host counts then."""
+        """Without annotations on the device, a kernel belongs to the step that runs on the host
+        when it begins.
+        """
         kernels = [(("stream", "7"), "kernel", "k", at + 1, 12) for at, _, _ in STEPS]
         made = cut(self.traced(*kernels), window(45, 95))
         assert kept(made, "stream") == [(at * 10.0 + 1, 12.0) for at in range(5, 10)]
 
     def test_without_forward_steps_events_are_cut_by_time(self):
-        """An old engine names none."""
+        """An old engine has no forward steps, so events are cut by time alone."""
         ops = [(("thread", "main"), "cpu_op", "op", at * 10, 8) for at in range(20)]
         made = cut(source(ENGINE, *ops), window(0, 95))
         assert kept(made, "thread") == [*((at * 10.0, 8.0) for at in range(9)), (90.0, 5.0)]
@@ -186,7 +200,7 @@ class TestEvents:
 
 class TestClocks:
     def test_a_clock_that_may_be_wrong_by_more_than_the_window_lasts(self):
-        """Nothing is cut, and a finding says what is not known."""
+        """The clock may be wrong by more than the window's length. Nothing is cut, and a finding says so."""
         made = cut(engine(0, *STEPS), window(0, 146, sent=-5, answered=1500, unsure=1000))
         assert (made.is_known, len(kept(made))) == (False, 20)
         assert (made.least, made.most) == (0, 15)
@@ -194,7 +208,9 @@ class TestClocks:
         assert "known within 1 s only: 0 to 15 of its 20 forward steps" in finding
 
     def test_steps_that_are_certainly_outside_are_left_out_only_if_it_is_known_which(self):
-        """One that may be on either side makes the count unknown."""
+        """If a forward step may be on either side of the window's edge, nothing is certain and the
+        count is a range.
+        """
         unclear = cut(engine(0, *STEPS), window(0, 98, sent=-50, answered=500, unsure=9))
         assert (unclear.is_known, unclear.least, unclear.most) == (False, 9, 10)
         assert "9 to 10 of its 20 forward steps" in unclear.source.findings[-1]
@@ -202,19 +218,19 @@ class TestClocks:
         assert (clear.is_known, clear.most, len(kept(clear))) == (True, 10, 10)
 
     def test_an_ambiguous_selection_of_steps_is_not_cut(self):
-        """Every shift has ten steps in the window, and none says which ten."""
+        """Any possible clock offset puts ten steps into the window, but different ones."""
         made = cut(engine(0, *STEPS), window(40, 140, sent=-50, answered=500, unsure=30))
         assert (made.is_known, made.least, made.most) == (False, 10, 10)
         assert ": 10 of its 20 forward steps" in made.source.findings[-1]
 
     def test_a_capture_that_may_lie_in_the_window_as_a_whole(self):
-        """Nothing is known to lie outside of the window: everything is kept, without a finding."""
+        """The capture may lie in the window as a whole. Everything is kept without a finding."""
         made = cut(engine(0, *STEPS), window(15, 250, sent=-50, answered=500, unsure=40))
         assert (made.is_known, made.most, len(kept(made))) == (True, 20, 20)
         assert made.source.findings == []
 
     def test_clocks_that_were_never_compared(self):
-        """What is longer than the window cannot lie in it."""
+        """On clocks that were never compared, only a capture longer than its window is known to exceed it."""
         late = cut(engine(0, *STEPS), window(0, 100, sent=-1, answered=400, unsure=None))
         assert not late.is_known
         assert "was never compared" in late.source.findings[-1]
@@ -223,7 +239,7 @@ class TestClocks:
 
     @pytest.mark.parametrize("moved", [-100_000, 100_000])
     def test_a_capture_outside_its_window_is_not_cut(self, moved):
-        """All of it lies where nothing was recorded: nothing is cut by such a clock."""
+        """The capture lies outside its window as a whole, so its clock must be wrong. Nothing is cut."""
         made = cut(engine(0, *STEPS), window(moved, moved + 100, answered=moved + 200))
         assert (made.is_known, len(kept(made))) == (False, 20)
         assert "its times or its clock are wrong" in made.source.findings[-1]
@@ -231,12 +247,12 @@ class TestClocks:
 
 class TestOf:
     def test_the_window_comes_from_the_manifest(self):
-        """Start and stop were sent and answered by the clock of the driver."""
+        """The window has the times, on the driver's clock, at which start and stop were sent and answered."""
         entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 10**9)
         assert CaptureWindow.of(entry) == CaptureWindow(T0, T0 + 10**9, T0 - 250_000_000, T0 + 1_500_000_000)
 
     def test_window_times_are_on_the_common_clock(self):
-        """Driver and engine each have an offset of their own."""
+        """The driver and the engine have different offsets from the common clock."""
         driver, other = Alignment("ping-pong", 5, 20), Alignment("http-date", -7, 100)
         placed = CaptureWindow(100, 200, 90, 300).placed(driver, other)
         assert placed == CaptureWindow(95, 195, 85, 295, 120)
@@ -248,17 +264,17 @@ class TestOf:
         "change", [{"start_unix_ns": None}, {"end_unix_ns": None}, {"end_unix_ns": 1e300}]
     )
     def test_without_times_there_is_no_window(self, change):
-        """A capture that never began, and a damaged entry."""
+        """A capture that never began, and a damaged entry, have no window."""
         assert CaptureWindow.of({**engine_entry(start_unix_ns=T0, end_unix_ns=T0 + 5), **change}) is None
 
     def test_a_stop_that_was_never_answered(self):
-        """Without an answer nothing limits the capture."""
+        """Without an answer to the stop, the end of the capture is open."""
         entry = engine_entry(start_unix_ns=T0, end_unix_ns=T0, stop_seconds=None)
         assert CaptureWindow.of(entry).answered is None
 
 
 def test_without_a_window_nothing_is_cut():
-    """All of it is meant."""
+    """Without a window the whole capture is kept."""
     made = cut(engine(0, *STEPS), None)
     assert (made.recorded, made.is_known, len(kept(made))) == (20, True, 20)
     assert cut(source(ENGINE), window(0, 1)).recorded == 0

@@ -1,4 +1,4 @@
-"""What is written as Chrome JSON: all of it, with every argument, in a form that viewers keep."""
+"""A timeline as Chrome JSON has every event with every argument, in a form that viewers accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAYS = 86_400 * 10**9 * 30
 
 
 def written(*placed, facts=None):
-    """A timeline of sources, read again."""
+    """Return a timeline of sources, written and read again."""
     data = chrome.head(T0, {})
     for index, source in enumerate(placed):
         data += b"".join(chrome.encode(source, Place(index, len(placed), base_ns=T0 - DAYS)))
@@ -35,7 +35,7 @@ def nanoseconds(value):
 
 
 def as_written(value, nested=False):
-    """No string ends in a backslash."""
+    """Return the value as it is written: a blank follows a backslash at the end of a string."""
     if nested:
         return json.dumps(as_written(value), sort_keys=True)
     if isinstance(value, dict):
@@ -47,7 +47,9 @@ class TestSlices:
     @settings(max_examples=60, deadline=None)
     @given(sources())
     def test_every_slice_is_written_with_all_arguments(self, source):
-        """Whatever crosses, is empty or begins at once: nothing is lost, moved, cut or rounded."""
+        """Slices that cross, are empty or begin at the same time are all written, unchanged and
+        without rounding.
+        """
         slices = source.slices
         expected = Counter(
             (as_written(source.names[name]), as_written(source.categories[category]), start, duration)
@@ -70,11 +72,13 @@ class TestSlices:
     @settings(max_examples=60, deadline=None)
     @given(sources())
     def test_no_two_slices_of_one_thread_cross(self, source):
-        """A viewer drops the second of two that do; slices in the file's order are nested in that order."""
+        """A viewer drops the second of two slices that cross. So no two slices of one thread cross
+        in the file's order.
+        """
         assert crossings(written(source)["traceEvents"]) == []
 
     def test_arguments_are_as_they_were(self):
-        """Arguments that `--format perfetto` leaves out are kept; an empty object means none."""
+        """Chrome JSON keeps arguments that `--format perfetto` omits. An empty object means no arguments."""
         raw = b'{"External id": 12345678901234567890, "x": [1.50, null],\n "y": {"z": "\xc3\xa9"}}'
         source = make_source([(0, 0, 5, "a", "cpu_op", raw), (0, 10, 5, "b", "cpu_op", None)])
         first, second = of_phase(written(source), "X")
@@ -86,7 +90,7 @@ class TestSlices:
         assert second["args"] == {}
 
     def test_no_string_ends_in_a_backslash(self):
-        """Perfetto loses the whole file over one, in a name or in an argument."""
+        """Perfetto rejects the whole file if a name or argument ends in a backslash, so a blank is added."""
         source = make_source([(0, 0, 5, "C:\\", "c\\", b'{"path": "C:\\\\", "k\\\\": ["\\\\"], "n": 1}')])
         (event,) = of_phase(written(source), "X")
         assert event["name"] == "C:\\ "
@@ -94,13 +98,13 @@ class TestSlices:
         assert event["args"] == {"path": "C:\\ ", "k\\ ": ["\\ "], "n": 1}
 
     def test_arguments_are_not_decoded_needlessly(self):
-        """A backslash within a text is no reason to touch it."""
+        """A backslash inside a string does not cause the arguments to be decoded and written anew."""
         raw = b'{"re": "\\\\d+", "n": 1.0000000000000000001}'
         data = b"".join(chrome.encode(make_source([(0, 0, 5, "a", "c", raw)]), Place(0, 1)))
         assert raw in data
 
     def test_blocks_of_slices_follow_each_other_without_a_gap(self, monkeypatch):
-        """Blocks follow each other without a gap, also with times of different widths."""
+        """The blocks follow each other without a gap, also with times of different widths."""
         monkeypatch.setattr(chrome, "_BLOCK", 7)
         source = make_source(
             [(n % 2, n * 10 ** (n % 9), 5, f"n{n}") for n in range(50)],
@@ -118,7 +122,7 @@ class TestSlices:
 
 class TestTheRest:
     def test_ids_of_processes_threads_and_flows_belong_to_one_source(self):
-        """Both files said pid 1, tid 0 and 1, flow 1."""
+        """Both files have the same numbers of processes, threads and flows. The timeline renumbers them."""
         source = make_source([(0, 0, 5, "a"), (1, 10, 5, "b")], flows=[(0, 1, 1, 11)])
         content = written(source, source)
         assert {each["pid"] for each in of_phase(content, "X")} == {1, 2}
@@ -129,7 +133,9 @@ class TestTheRest:
         assert all(isinstance(each["id"], int) and each["id"] < 2**53 for each in flows)
 
     def test_a_flow_ends_at_its_slice(self):
-        """At the time it had, on the lane where the slice lies; without a slice it is left out, since a viewer counts it as an error."""
+        """A flow keeps its time and ends on the lane of its slice. A flow without a slice is
+        omitted, because a viewer counts it as an error.
+        """
         source = make_source(
             [(0, 0, 10, "a"), (0, 5, 10, "b"), (1, 20, 5, "c")],
             flows=[(0, 12, 1, 21), (0, 17, 1, 21), (1, 22, 0, 3)],
@@ -141,7 +147,9 @@ class TestTheRest:
         assert (end["tid"], nanoseconds(end["ts"]), end["bp"]) == (lanes["c"], T0 + 21, "e")
 
     def test_counters_of_one_name_stay_two(self):
-        """In JSON a counter is identified by its name and its process; a value that is not a number is shown as a string."""
+        """Chrome JSON identifies a counter by name and process, so the second counter of a name
+        gets a number.
+        """
         tracks = [
             Track("counter", "queue", ("a",)),
             Track("counter", "queue", ("b",)),
@@ -155,7 +163,7 @@ class TestTheRest:
         }
 
     def test_instants(self):
-        """Instants have their arguments and their thread."""
+        """An instant keeps its arguments and its thread."""
         (event,) = of_phase(written(make_source(instants=[(0, 7, "synced", b'{"version": 3}')])), "i")
         assert (event["name"], event["s"], nanoseconds(event["ts"]), event["args"]) == (
             "synced",
@@ -165,7 +173,7 @@ class TestTheRest:
         )
 
     def test_names_order_and_clock(self):
-        """Processes and rows have readable names; lanes are numbered, and samples are marked as such."""
+        """Processes and rows have readable names. Lanes are numbered, and samples are marked as samples."""
         tracks = [Track("sample", "s1", ("s1",)), Track("async", "requests", ("r",))]
         source = make_source(
             [(0, 0, 10, "x"), (1, 0, 10, "x"), (1, 5, 10, "x")],
@@ -185,7 +193,7 @@ class TestTheRest:
         assert order[1] < order[2] < order[0]
 
     def test_facts_about_the_whole(self):
-        """They follow the events, as viewers expect them."""
+        """Facts about the whole timeline follow the events, as viewers expect."""
         content = written(
             make_source([(0, 0, 5, "a")]), facts={"clock": "how", "error": float("nan"), "path": "C:\\"}
         )
@@ -203,6 +211,6 @@ class TestTheRest:
     ],
 )
 def test_text_is_valid_for_every_viewer(value, expected):
-    """UTF-8, finite numbers, no string that ends in a backslash."""
+    """Text is UTF-8 with finite numbers, and no string ends in a backslash."""
     assert chrome.text(value) == expected
     json.loads(expected)

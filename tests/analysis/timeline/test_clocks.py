@@ -1,4 +1,4 @@
-"""From the clocks of several hosts to one."""
+"""The alignment of the clocks of several hosts with one common clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def unmeasured(island):
 
 class TestClocks:
     def test_the_reference_is_the_process_that_compared(self):
-        """Offsets are against the process that compared others with itself, wherever the sources are."""
+        """Offsets are relative to the process that compared other clocks with its own, regardless
+        of where the sources are.
+        """
         clocks = Clocks.of(
             [compared("b"), compared("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
             [of("b"), of("b"), of("c")],
@@ -45,7 +47,9 @@ class TestClocks:
         assert clocks.alignment(of("c")) == Alignment("http-date", -7, 2)
 
     def test_clocks_that_were_never_compared_have_an_unknown_error(self):
-        """Without a comparison the clock of most sources is the common one, and another host's error is not known."""
+        """Without a comparison, the clock of most sources is the common one, and the error of
+        another host is unknown.
+        """
         clocks = Clocks.of([compared("a"), compared("b")], [of("a"), of("b"), of("b"), of(None)])
         assert clocks.alignment(of("b")) == Alignment("reference", 0, 0)
         assert clocks.alignment(of("a")) == unmeasured("host a")
@@ -53,7 +57,9 @@ class TestClocks:
         assert clocks.alignment(of(None)) == unmeasured("of None")
 
     def test_hosts_are_related_through_a_third(self):
-        """Offsets and errors add up along the way with the smallest error, in either direction."""
+        """Offsets and errors add up along the path of comparisons with the smallest error, in
+        either direction.
+        """
         clocks = Clocks.of(
             [
                 compared(
@@ -67,7 +73,7 @@ class TestClocks:
         assert clocks.alignment(of("d")) == Alignment("ping-pong", 147, 13)
 
     def test_one_machine_under_two_names(self):
-        """Containers of one machine have one boot, and its clock."""
+        """Containers of one machine have one boot and share a clock."""
         clocks = Clocks.of(
             [compared("pod-1", boot="x"), compared("pod-2", boot="x"), compared("pod-3", boot="y")],
             [of(f"pod-{n}") for n in (1, 1, 2, 3)],
@@ -83,7 +89,9 @@ class TestClocks:
         assert clocks.alignment(of("localhost")) == Alignment("same-host", 0, 0)
 
     def test_machines_of_one_name_are_placed_by_their_own_fragments(self):
-        """A name that two machines have places only what its own fragment places."""
+        """Two machines share a name. An alignment for that name counts only for sources of its own
+        fragment.
+        """
         clocks = Clocks.of(
             [
                 compared("box", ("far", 5, 1, "ping-pong"), boot="x", fragment="1"),
@@ -103,7 +111,7 @@ class TestClocks:
         ),
     )
     def test_within_the_error(self, true, comparisons):
-        """Whatever was compared: a host that is placed is right within the error that is stated."""
+        """For any comparisons, a placed host is right within its stated error."""
         hosts = [f"h{n}" for n in range(len(true))]
         entries = [
             compared(
@@ -137,7 +145,9 @@ class TestClocks:
         st.data(),
     )
     def test_one_wrong_comparison_widens_the_error(self, true, wrong, data):
-        """Where hosts were compared around a circle and one comparison is wrong, it is found, and every host is within the error that is stated."""
+        """Hosts were compared in a circle, with one wrong comparison. The contradiction is found,
+        and each host is right within its stated error.
+        """
         count = len(true)
         bad = data.draw(st.integers(0, count - 1))
         entries = []
@@ -156,7 +166,9 @@ class TestClocks:
                 assert abs(each.offset_ns - (offset - true[first])) <= each.error_ns
 
     def test_contradicting_comparisons_give_a_finding_and_a_wider_error(self):
-        """Two comparisons of one host that cannot both be right: a finding with the host and both values, and an error that covers both."""
+        """Two comparisons of a host contradict each other. A finding has the host and both values,
+        and the error covers both.
+        """
         clocks = Clocks.of(
             [
                 compared("a", ("b", 3_500_000_000, 60_000, "ping-pong"), fragment="1"),
@@ -172,7 +184,7 @@ class TestClocks:
         assert "b against a: +1 s ± 50 µs by ping-pong" in finding
 
     def test_of_two_agreeing_comparisons_the_better_one_counts(self):
-        """Of two comparisons that agree within their errors, from either side, the better one counts."""
+        """If two comparisons from either side agree within their errors, the better one counts."""
         clocks = Clocks.of(
             [compared("a", ("b", 100, 60, "ping-pong")), compared("b", ("a", -130, 5, "ping-pong"))]
         )
@@ -180,7 +192,9 @@ class TestClocks:
         assert clocks.alignment(of("b")) == Alignment("ping-pong", 130, 5)
 
     def test_hosts_without_the_common_clock_share_their_own(self):
-        """Hosts that were compared with each other but not with the common clock share a clock of their own, and so do sources of one machine."""
+        """Hosts that were compared with each other, but not with the common clock, share a clock.
+        So do sources of one machine.
+        """
         clocks = Clocks.of(
             [
                 compared("a", ("b", 5, 1, "ping-pong"), ("c", 7, 1, "ping-pong")),
@@ -200,7 +214,9 @@ class TestClocks:
         assert unsure_ns(Alignment("unmeasured", 0, None), placed["a"]) is None
 
     def test_an_engine_on_a_machine_with_the_driver_s_name(self):
-        """A comparison with another machine of one's own name is one: by its boot where that is known, else since a machine is not compared with itself."""
+        """The driver compares an engine's machine of its own name. The boot distinguishes them;
+        without it, a machine is not compared with itself.
+        """
         known = Clocks.of(
             [
                 compared("box", ("box", 9_000, 3, "ping-pong", "y"), boot="x"),
@@ -214,7 +230,7 @@ class TestClocks:
         assert unknown.alignment(of("box", "x")) == Alignment("reference")
 
     def test_a_comparison_that_several_machines_may_be_meant_by(self):
-        """It is left out, and a finding says so."""
+        """Two machines have the compared name, so the comparison is omitted and a finding says so."""
         clocks = Clocks.of(
             [
                 compared("a", ("box", 9_000, 3, "http-date")),
@@ -262,7 +278,9 @@ class TestAssumed:
             assumed_offsets([text])
 
     def test_names(self):
-        """A source is named by its path, file, label or host; a name of none is refused with the nearest."""
+        """An offset names a source by path, file, label or host. An unknown name is refused with
+        the most similar one.
+        """
         wanted = Input(
             Origin("rank", "step/actor/rank-0.json", "actor", 0, None, "node-1"),
             ("/r/step/actor/rank-0.json",),

@@ -1,4 +1,4 @@
-"""Reading complete events from the lines of Kineto: the same source as from its JSON."""
+"""Complete events are read from the lines of Kineto's files, and give the same source as the parsed JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERNEL = """
 
 
 def complete(number, name="aten::add", cat="cpu_op", args=ARGS, tid=8):
-    """A complete event as torch 2.13 writes it."""
+    """Return a complete event as torch 2.13 writes it."""
     return f"""  {{
     "ph": "X",
     "cat": "{cat}",
@@ -48,7 +48,7 @@ def complete(number, name="aten::add", cat="cpu_op", args=ARGS, tid=8):
 
 
 def arrow(number, phase):
-    """The end of an arrow."""
+    """Return one end of a flow."""
     after = "\n    "
     return f"""  {{
     "ph": "{phase}",
@@ -62,12 +62,12 @@ def arrow(number, phase):
 
 
 def named(number):
-    """The name of a thread, on one line."""
+    """Return the metadata event with a thread's name, on one line."""
     return f'  {{"ph": "M", "name": "thread_name", "pid": 7, "tid": {number}, "args": {{"name": "t"}}}}'
 
 
 def text(count=60):
-    """A trace of all of these, in the layout of Kineto."""
+    """Return a trace of all these events in Kineto's layout."""
     events = [named(8), named(9)]
     for number in range(count):
         events.append(complete(number, f"aten::op{number % 7}", tid=8 + number % 2))
@@ -79,13 +79,13 @@ def text(count=60):
 
 
 def source(path, *, lines, args=None):
-    """A trace, read in either way."""
+    """Return the source of a trace, read by lines or as JSON."""
     stream = TraceStream(path, lines=lines)
     return read(stream, Origin("trace", path.name), Alignment("reference"), args=args or Communication())
 
 
 def same(one, other):
-    """Whether two sources have the same content."""
+    """Return whether two sources have the same content."""
     columns = [
         (each.slices.start, each.slices.duration, each.slices.name, each.slices.category, each.slices.track,
          each.flows.start, each.flows.start_track, each.flows.end, each.flows.end_track)
@@ -98,7 +98,7 @@ def same(one, other):
 
 
 def read_by_lines(path):
-    """Events that were read as lines, and others."""
+    """Return how many events were read as lines, and how many as JSON."""
     lines = others = 0
     for batch in TraceStream(path, lines=True):
         if isinstance(batch, EventLines):
@@ -127,7 +127,7 @@ def write(tmp_path):
 @pytest.mark.usefixtures("small_blocks")
 class TestSameSource:
     def test_all_kinds_of_events(self, write):
-        """Names, times, tracks, arrows, and the arguments of collectives."""
+        """Names, times, tracks, flows and the arguments of collectives are equal."""
         path = write(text())
         lines, others = read_by_lines(path)
         assert lines > 50 > others
@@ -161,7 +161,7 @@ class TestSameSource:
         ],
     )
     def test_other_layouts(self, write, old, new):
-        """What Kineto does not write is read as JSON."""
+        """Layouts that Kineto does not write are read as JSON."""
         content = text()
         assert old in content or old.startswith(",")
         path = write(content.replace(old, new))
@@ -175,7 +175,7 @@ class TestSameSource:
         assert same(source(path, lines=True), source(path, lines=False))
 
     def test_many_names(self, write, monkeypatch):
-        """The heads of events take a bounded amount of memory."""
+        """The reader remembers a limited number of event heads, and reads events with other heads as JSON."""
         monkeypatch.setattr("stepprof.analysis.timeline.event_lines._MOST_KINDS", 20)
         path = write(HEAD + ",\n".join(complete(n, f"op {n}") for n in range(90)) + TAIL)
         lines, others = read_by_lines(path)
@@ -184,7 +184,7 @@ class TestSameSource:
 
     @pytest.mark.torch
     def test_torch(self, write, tmp_path):
-        """Nearly all events of the installed torch are read by their lines."""
+        """Most events of the installed torch are read by lines."""
         import torch
 
         with torch.profiler.profile(record_shapes=True, with_stack=True) as profiler:
@@ -205,7 +205,7 @@ class TestDamage:
     @example(0)
     @given(st.integers(0, 1 << 32))
     def test_outside_of_arguments(self, tmp_path_factory, seed):
-        """Damage costs the same events, and is reported in the same words."""
+        """With either reader, damage loses the same events and is reported in the same words."""
         pick = random.Random(seed)
         lines = text().splitlines(keepends=True)
         for _ in range(pick.randint(1, 3)):
@@ -229,7 +229,9 @@ class TestDamage:
         assert same(source(path, lines=True), source(path, lines=False))
 
     def test_arguments(self, write):
-        """Arguments that are not JSON cost an event of a file without a checksum, and nothing in one with a checksum."""
+        """In a file without a checksum, arguments that are not JSON lose their event. In a gzip
+        file, which has one, they lose nothing.
+        """
         content = text().replace('"Ev Idx": 13', '"Ev Idx": -nan')
         compressed = source(write(content), lines=True)
         plain = source(write(content, "t.json"), lines=True)
@@ -241,12 +243,12 @@ class TestDamage:
         assert source(write(content), lines=False).findings == plain.findings
 
     def test_of_collectives(self, write):
-        """The report drops arguments that are not JSON."""
+        """If the arguments of a collective are not JSON, its event is still read."""
         content = text().replace('"Seq": 9', '"Seq": -nan')
         found = source(write(content), lines=True)
         assert len(found.slices) == len(source(write(text()), lines=True).slices)
 
 
 def test_json_text_is_what_torch_writes():
-    """The trace of these tests is valid JSON."""
+    """The trace that these tests use is valid JSON."""
     assert len(json.loads(text())["traceEvents"]) > 60

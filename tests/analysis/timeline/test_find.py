@@ -1,4 +1,4 @@
-"""What there is to be read, from runs, steps, folders and files; and loading it."""
+"""Which inputs are found in runs, steps, folders and files, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def labels(found):
 
 class TestRuns:
     def test_newest_run_and_last_step(self, tmp_path):
-        """Without a word: what was recorded last, each rank and engine and the spans of each process."""
+        """Without arguments, the last step of the newest run is found: each rank and engine, and
+        the spans of each process.
+        """
         run = make_run(tmp_path)
         record(run, step=1)
         record(run, rank=0)
@@ -65,8 +67,8 @@ class TestRuns:
         assert labels(find([path], output_dir=tmp_path)) == ["actor rank 0"]
 
     def test_captures_without_a_usable_file_are_reported(self, tmp_path):
-        """A capture without a trace, a missing file, one of another kind, a damaged fragment: each
-        is reported, and the rest found.
+        """A capture without a trace, a missing file, one of another kind, and a damaged fragment
+        are reported. The rest is found.
         """
         run = make_run(tmp_path)
         record(run)
@@ -100,7 +102,7 @@ class TestRuns:
         assert any("no window of rank 1" in problem for _, problem in found.findings)
 
     def test_capture_of_an_earlier_step(self, tmp_path):
-        """A window that joined the capture of the step before is in that one's trace."""
+        """A window that joined a capture of an earlier step uses the trace of that capture."""
         run = make_run(tmp_path)
         record(run, step=1)
         record(run, step=2, data=b"", status="joined", capture={"step": 1, "stem": "actor/rank-0"})
@@ -110,7 +112,9 @@ class TestRuns:
         assert [each.origin.path for each in found.inputs] == ["step-000001/actor/rank-0.trace.json.gz"]
 
     def test_a_capture_over_several_steps_is_cut_to_the_step(self, tmp_path):
-        """Its own windows say where each begins and ends, in the step that opened it and in those that joined."""
+        """The windows of each step give its begin and end in the capture, in the step that opened
+        it and in those that joined.
+        """
         run = make_run(tmp_path)
         second, start = 10**9, 1_700_000_000 * 10**9
         events = [
@@ -141,7 +145,9 @@ class TestRuns:
         assert [each.within for each in find([run.path], output_dir=tmp_path, step=2).inputs] == [None]
 
     def test_several_directories_of_one_run(self, tmp_path):
-        """Copied from nodes that share no disk: one step of one run, each rank once, all ranks on one clock."""
+        """The parts of a run were copied from nodes without a shared disk. They are one step with
+        each rank once, on one clock.
+        """
         hosts = []
         for rank, folder in enumerate(("node-a", "node-b")):
             run = make_run(tmp_path / folder)
@@ -168,14 +174,14 @@ class TestRuns:
         assert first - second == 7_000
 
     def test_a_node_that_did_not_take_part(self, tmp_path):
-        """A directory of the run without this step adds nothing."""
+        """A directory of the run that does not have this step adds nothing."""
         first, second = (make_run(tmp_path / folder) for folder in "ab")
         record(first)
         record(second, step=1, rank=1)
         assert labels(find([second.path, first.path], output_dir=tmp_path)) == ["actor rank 0"]
 
     def test_a_trace_from_a_host_of_the_run(self, tmp_path):
-        """What was recorded by other means on a host of the run is on that host's clock."""
+        """A trace of another tool from a host of the run is placed with the clock of that host."""
         run = make_run(tmp_path / "runs")
         clocks = [{"host": "far", "offset_ns": 9, "error_ns": 1, "method": "ping-pong"}]
         tell_engines(run, record_engine(run, 0), writer={**ended_writer(), "host": "near"}, clocks=clocks)
@@ -189,7 +195,7 @@ class TestRuns:
         assert placed["other.json"].method == "unmeasured"
 
     def test_a_run_given_twice_is_read_once(self, tmp_path):
-        """By a link too: it is read once, under the name that came first."""
+        """A run or file that is given twice, also through a link, is read once, under the first name."""
         run = make_run(tmp_path / "runs")
         record(run)
         link = tmp_path / "link"
@@ -264,7 +270,9 @@ class TestFilters:
 
 class TestFiles:
     def test_folder_of_another_tool(self, tmp_path):
-        """Names and heads say the rank and host; what is no trace is passed over."""
+        """The names and heads of traces give rank and host. JSON files that are not traces are
+        counted and ignored.
+        """
         (tmp_path / "sub").mkdir()
         files = {
             "node-1_4711.1795304130234711483.pt.trace.json": trace(),
@@ -301,7 +309,7 @@ class TestFiles:
         assert found.step is None
 
     def test_single_file(self, tmp_path):
-        """One file is its own clock."""
+        """A single file defines the clock itself."""
         (tmp_path / "a.json").write_bytes(trace(host="x"))
         found = find([tmp_path / "a.json"], output_dir=tmp_path)
         assert [(each.origin.label, each.alignment) for each in found.inputs] == [
@@ -336,7 +344,9 @@ class TestLoad:
         assert "its clock on its host y was never compared" in told[2][0]
 
     def test_assumed(self, tmp_path):
-        """By name what is added to a source's times; for all, when the times of those without an anchor begin."""
+        """An offset for a name is added to the times of its source. The offset for all is the time
+        base of sources without one.
+        """
         bare = json.dumps([{"ph": "X", "name": "op", "pid": 1, "tid": 1, "ts": 5, "dur": 1}]).encode()
         anchored, first, second = self.found(tmp_path, a=trace(host="x"), b=bare, c=bare)
         assume = {"*": BASE, "c.json": BASE + 1_000, "x": 2_000}
@@ -347,8 +357,8 @@ class TestLoad:
         assert len(load(first, args=False).slices) == 0
 
     def test_events_at_impossible_times_are_omitted(self, tmp_path):
-        """A time that a flipped bit put years away is omitted with everything that depends on it,
-        and reported; the rest stays.
+        """An event at a time that a flipped bit moved years away is omitted and reported. The other
+        events stay.
         """
 
         def event(ph, ts, **more):

@@ -1,4 +1,4 @@
-"""From the events of a trace to a source: what each phase and category becomes."""
+"""The events of a trace become a source: what each phase and category turns into."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def meta(what, /, pid=7, tid=0, **args):
 
 
 def rows(source):
-    """(track, name, category, start after the base, duration) of each slice."""
+    """Return (track, name, category, start after the base, duration) of each slice."""
     slices = source.slices
     return [
         (source.tracks[t].name, source.names[n], source.categories[c], int(s) - BASE, int(d))
@@ -52,7 +52,7 @@ def rows(source):
 
 
 def series(source):
-    """The (time after the base, value) pairs of each counter."""
+    """Return the (time after the base, value) pairs of each counter."""
     found = {}
     for track, time, value in zip(
         source.counters.track, source.counters.time, source.counters.value, strict=True
@@ -63,14 +63,14 @@ def series(source):
 
 class TestSlices:
     def test_times_are_moved_to_the_common_clock(self, load):
-        """Common time is the file's base plus its own time, less what its host is ahead."""
+        """The common time is the file's base plus the event's time, minus the offset of its host."""
         source = load(complete(ts=4447104522337.108, dur=0.001), alignment=Alignment("ping-pong", 5_000, 10))
         assert source.slices.start.tolist() == [BASE + 4447104522337108 - 5_000]
         assert source.slices.duration.tolist() == [1]
         assert source.alignment.error_ns == 10
 
     def test_arguments(self, load):
-        """They are kept as in the file, or not at all."""
+        """Arguments are kept as in the file, or, with `args=False`, not at all."""
         events = [complete(args={"a": [1, "ü"]}), complete()]
         assert [raw and json.loads(raw) for raw in load(*events).slices.args] == [{"a": [1, "ü"]}, None]
         assert load(*events, args=False).slices.args is None
@@ -86,7 +86,9 @@ class TestSlices:
         assert {track.kind for track in source.tracks} == {"thread"}
 
     def test_threads_of_several_processes_are_distinguished(self, load):
-        """As in what SGLang merges: the rank before the process is the process's."""
+        """In a file that SGLang merged, the process id begins with the rank. Threads are
+        distinguished by process.
+        """
         source = load(
             *(complete(pid=f"[TP0{n}] 7", tid=8) for n in range(2)),
             meta("process_name", pid="[TP01] 7", name="python"),
@@ -107,7 +109,7 @@ class TestSlices:
         assert [track.name for track in source.tracks] == ["thread 8"]
 
     def test_order(self, load):
-        """By the sort index of the process, then of the thread."""
+        """Tracks are ordered by the sort index of the process, then by that of the thread."""
         source = load(
             complete(pid=1, tid=1),
             complete(pid=2, tid=5),
@@ -155,7 +157,9 @@ class TestSlices:
         assert source.findings == ["events of unknown phases ignored: 2 of phase '?'"]
 
     def test_an_end_far_behind_in_the_file_and_before_in_time(self, load, monkeypatch):
-        """Ends nothing: no slice has a length below zero, in however many batches a file is read."""
+        """An end before its begin in time ends nothing, in however many batches a file is read. No
+        slice has a negative length.
+        """
         monkeypatch.setattr("stepprof.analysis.timeline.raw.BLOCK", 200)
         between = [complete(ts=20.0 + number) for number in range(50)]
         begun, ended = (
@@ -167,7 +171,7 @@ class TestSlices:
         assert "1 ends without a beginning ignored" in source.findings
 
     def test_begin_and_end(self, load):
-        """B and E of a thread nest; what never ends lasts until the last time."""
+        """Begin and end events of a thread nest. A slice without an end lasts until the last time."""
         events = [
             ("B", "a", 1),
             ("B", "b", 2),
@@ -193,7 +197,9 @@ class TestSlices:
 
 class TestDevices:
     def test_streams(self, load):
-        """What a device does lies on its streams; annotations over kernels, which do not nest, apart from them."""
+        """The work of a device is on its streams. Annotations over kernels do not nest and have
+        their own track.
+        """
         source = load(
             complete("k", cat="kernel", pid=0, tid=7),
             complete("copy", cat="gpu_memcpy", pid=0, tid=7, ts=5),
@@ -225,7 +231,7 @@ class TestDevices:
         ]
 
     def test_devices_of_several_ranks(self, load):
-        """A merged file has the streams of each rank's device."""
+        """A merged file has separate streams for the device of each rank."""
         source = load(
             *(complete("k", cat="kernel", pid=f"[TP0{n}] 0", tid=7) for n in range(2)),
             meta("process_labels", pid="[TP01] 0", labels="GPU 0"),
@@ -233,7 +239,7 @@ class TestDevices:
         assert [track.name for track in source.tracks] == ["GPU [TP00] 0 stream 7", "[TP01] GPU 0 stream 7"]
 
     def test_host_events_at_a_streams_numbers_are_not_its_work(self, load):
-        """What the host notes at a stream's place is no work of the stream's."""
+        """A host event with a stream's numbers is on a separate track and not work of the stream."""
         source = load(
             complete("k", cat="kernel", pid=0, tid=7), complete("wait", cat="cuda_sync", pid=0, tid=7)
         )
@@ -243,7 +249,7 @@ class TestDevices:
         }
 
     def test_flows_end_at_streams(self, load):
-        """An arrow ends on the row that its kernel lies on."""
+        """A flow ends on the stream track of its kernel."""
         source = load(
             complete("k", cat="kernel", pid=0, tid=7, ts=10),
             complete("launch", cat="cuda_runtime", pid=99, tid=1),
@@ -257,7 +263,9 @@ class TestDevices:
         assert source.tracks[flows.end_track[0]] == source.tracks[source.slices.track[0]]
 
     def test_a_thread_and_a_stream_with_the_same_numbers(self, load):
-        """Category and metadata distinguish them: in a container, process 7 may drive GPU 7, and its thread 7 the stream 7."""
+        """Category and metadata distinguish a thread from a stream. In a container, process 7 may
+        use GPU 7, and its thread 7 stream 7.
+        """
         at = {"pid": 7, "tid": 7}
         arrow = {"id": 5, "cat": "ac2g", "name": "ac2g", **at}
         source = load(
@@ -287,7 +295,9 @@ class TestDevices:
         assert sorted(ends) == [("thread", "stream", 10_000), ("thread", "thread", 12_000)]
 
     def test_npu(self, load):
-        """torch_npu's device events have no category, its times are Unix times as text, and its file is a bare array or states no base."""
+        """torch_npu's device events have no category, its times are Unix times as strings, and its
+        file has no base.
+        """
         stamp = "1795304130234711.483"
         source = load(
             meta("process_name", pid=5, name="Ascend Hardware"),
@@ -329,7 +339,7 @@ class TestDevices:
 
 class TestAsync:
     def test_pairs(self, load):
-        """Beginnings and ends belong together by category, id and process, whatever lies between."""
+        """Begin and end events are paired by category, id and process, also if others are between them."""
 
         def half(ph, name, ts, local, pid=1, **more):
             return {
@@ -363,7 +373,7 @@ class TestAsync:
         assert {source.tracks[track].name.split(": ")[-1] for track in source.slices.track} == {"regions"}
 
     def test_global_and_missing_ids_are_accepted(self, load):
-        """An id may be global, or none; steps of what has begun say nothing of their own."""
+        """An id may be global or missing. Step events of an asynchronous slice are ignored."""
 
         def half(ph, name, ts, pid=1, **more):
             return {"ph": ph, "cat": "c", "name": name, "pid": pid, "ts": ts, **more}
@@ -386,7 +396,9 @@ class TestAsync:
 
     @pytest.mark.parametrize("category", ["stepprof", "stepprof.attributes"])
     def test_samples(self, load, category):
-        """What is bound to a sample lies on the sample's row as well; attributes are on the row of regions."""
+        """A region that is bound to a sample is on the sample's track too. Attributes are on the
+        track of regions.
+        """
         source = load(
             {
                 "ph": "b",
@@ -440,7 +452,7 @@ class TestValues:
         assert source.findings == ["2 counters or allocations without a number ignored"]
 
     def test_memory(self, load):
-        """Each allocation states what is allocated so far on its device."""
+        """Each allocation event gives the memory allocated so far on its device."""
 
         def allocation(ts, kind, number, total, reserved):
             args = {
@@ -493,7 +505,9 @@ class TestIterations:
         assert batch_size(name) == size
 
     def test_track_and_counter(self, load):
-        """Steps of an engine are on a row of their own as well, and their batch size is a counter: 0 in a pause, and after the last."""
+        """Forward steps of an engine are on a separate track too. Their batch size is a counter: 0
+        in a pause and after the last step.
+        """
         steps = [
             ("execute_context_2(9)_generation_0(0)", 0, 10),
             ("execute_context_0(0)_generation_2(2)", 12_000, 10),
@@ -529,7 +543,7 @@ class TestIterations:
 
 class TestAnchor:
     def test_refused_by_name(self, load):
-        """A trace that does not say when its times begin is not placed, and nothing of it is shown."""
+        """A trace without a time base is refused: none of its events are read."""
         source = load(complete(ts=5), baseTimeNanoseconds=None)
         assert len(source.slices) == 0
         assert source.tracks == []
@@ -545,7 +559,7 @@ class TestAnchor:
 
     @pytest.mark.parametrize("base", [True, "now", -5, 2**70, None])
     def test_unix_times(self, load, base):
-        """Times that are Unix times need no base."""
+        """Unix times need no base."""
         source = load(complete(ts=1795304130234711), baseTimeNanoseconds=base)
         assert source.slices.start.tolist() == [1795304130234711000]
 
@@ -553,14 +567,16 @@ class TestAnchor:
         assert load(baseTimeNanoseconds=None).findings == []
 
     def test_metadata(self, load):
-        """The metadata of the file is available, except large values."""
+        """The metadata of the file is kept, except for large values."""
         source = load(complete(), distributedInfo={"rank": 3}, huge=list(range(10_000)))
         assert source.metadata == {"baseTimeNanoseconds": BASE, "distributedInfo": {"rank": 3}}
 
 
 class TestFlows:
     def test_chains_and_shared_ids(self, load):
-        """An id is used again, goes through steps, and is another one in another category or rank of a merged file."""
+        """An id may be used again and have intermediate steps. In another category, or another rank
+        of a merged file, it is a different flow.
+        """
 
         def end(ph, ts, number=1, cat="a", pid=1):
             return {"ph": ph, "id": number, "cat": cat, "name": cat, "pid": pid, "tid": 1, "ts": ts}
@@ -581,7 +597,7 @@ class TestFlows:
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=40))
     def test_flows_match_a_naive_implementation(self, ends):
-        """Each step or end comes from the latest beginning or step of its id before it."""
+        """Each step or end of a flow is joined to the latest earlier begin or step with its id."""
         columns = FlowColumns()
         times = np.array([time for time, _, _ in ends], dtype=np.int64)
         columns.add(

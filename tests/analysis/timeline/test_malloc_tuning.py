@@ -1,4 +1,4 @@
-"""What a process that reads traces frees, it keeps for the next block."""
+"""A process that reads traces keeps freed memory for its next blocks."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Many sources into one timeline: each is there, in order, and none takes another with it."""
+"""Many sources are merged into one timeline: each is included, in order, and damage to one does not
+affect the others.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from stepprof.analysis.timeline.parts import estimate, too_large
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
 
-BASE = 1_700_000_000_000_000_000  # when the windows of runs.record begin
+BASE = 1_700_000_000_000_000_000  # the time at which the windows of runs.record begin
 
 
 def kineto(*names, base=BASE, at=0.0, flows=0):
-    """A file as torch writes it: a slice of 5 us for each name, 10 us apart."""
+    """Return a file as torch writes it: a slice of 5 µs for each name, 10 µs apart."""
     events = [
         {
             "ph": "X",
@@ -60,7 +62,7 @@ def kineto(*names, base=BASE, at=0.0, flows=0):
 
 
 def spans(run, rank, *rows, host="h", pid=7):
-    """A span file: rows of (name, start in ns since BASE, duration[, attributes])."""
+    """Write a span file with rows (name, start in ns since BASE, duration[, attributes])."""
     folder = run.path / "spans"
     folder.mkdir(exist_ok=True)
     head = {
@@ -88,7 +90,7 @@ def spans(run, rank, *rows, host="h", pid=7):
 
 @pytest.fixture
 def run(tmp_path):
-    """Two ranks and a driver; rank 1 comes with its spans."""
+    """Return a run of two ranks and a driver. Rank 1 and the driver have spans."""
     run = make_run(tmp_path, "r")
     record(run, rank=0, data=kineto("a0", "b0", flows=2), stall_seconds=0.0)
     record(run, rank=1, pid=8, data=kineto("a1", "b1", flows=2), stall_seconds=0.0)
@@ -136,7 +138,9 @@ class TestMerge:
         assert result.bytes == result.path.stat().st_size
 
     def test_json_holds_the_same(self, run, tmp_path):
-        """With all arguments, and the clock of the whole beside the events."""
+        """The JSON has the same slices with all arguments, and the clock of the timeline next to
+        the events.
+        """
         result = merged(run, tmp_path, format="json")
         content = chrome_events(result.path.read_bytes())
         slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
@@ -152,7 +156,7 @@ class TestMerge:
 
     @pytest.mark.parametrize("format_", ["perfetto", "json"])
     def test_workers_write_the_same_bytes(self, run, tmp_path, format_):
-        """Spawned processes, byte for byte."""
+        """Spawned worker processes write the same bytes as this process."""
         told = []
         here = merged(run, tmp_path, format=format_, workers=1)
         there = merged(run, tmp_path, format=format_, workers=2, progress=lambda *each: told.append(each))
@@ -161,7 +165,9 @@ class TestMerge:
 
     @pytest.mark.parametrize("format_", ["perfetto", "json"])
     def test_a_source_from_long_before(self, run, tmp_path, format_):
-        """Its clock is years behind: in JSON all times count from a day before it, none is negative."""
+        """The clock of a source is years behind. In JSON, times count from a day before it, so that
+        none is negative.
+        """
         record(run, role="ref", rank=0, data=kineto("old", base=BASE - 10**17))
         result = merged(run, tmp_path, format=format_)
         data = result.path.read_bytes()
@@ -178,7 +184,7 @@ class TestMerge:
             assert times["a0"] - times["old"] == 10**17
 
     def test_json_of_traces_without_a_manifest(self, tmp_path):
-        """What times count from follows from the first source that has any."""
+        """In JSON, times count from a base that the first source with events gives."""
         (tmp_path / "empty.pt.trace.json").write_bytes(b"")
         (tmp_path / "a.pt.trace.json.gz").write_bytes(kineto("a"))
         found = find([tmp_path], output_dir=tmp_path)
@@ -190,7 +196,7 @@ class TestMerge:
         assert [part.slices for part in result.parts] == [1, 0]
 
     def test_only_damaged_files_write_no_timeline(self, tmp_path):
-        """Damaged files alone make no timeline, in either format, and an existing one stays."""
+        """If all files are damaged, no timeline is written in either format, and an existing one stays."""
         (tmp_path / "rank0.pt.trace.json").write_bytes(b"no trace")
         found = find([tmp_path], output_dir=tmp_path)
         for format_ in ("perfetto", "json"):
@@ -200,7 +206,7 @@ class TestMerge:
             assert (tmp_path / format_).read_bytes() == b"old"
 
     def test_damage_stays_with_its_source(self, run, tmp_path):
-        """A capture that was cut off, and a missing one, next to complete ones."""
+        """A truncated capture and a missing one are reported. The complete ones are merged."""
         record(run, role="ref", rank=0, data=kineto("x", "y")[:-30])
         gone = record(run, role="ref", rank=1, pid=8, data=kineto("z"))
         found = find([run.path], output_dir=tmp_path)
@@ -216,13 +222,13 @@ class TestMerge:
         }
 
     def test_sources_of_one_name_get_suffixes(self, tmp_path):
-        """Two data-parallel engines both wrote rank0."""
+        """Two data-parallel engines both wrote a file rank0. Suffixes distinguish them."""
         origins = [Origin("engine", f"rollout/{n}/rank0.{n}.json", "rollout", 0, 0, "h") for n in (1, 2)]
         placed = places([Input(origin, ("x",), 1) for origin in origins], {})
         assert [place.suffix for _, place in placed] == [" (rank0.1.json)", " (rank0.2.json)"]
 
     def test_spans_and_traces_of_one_rank_name_their_content(self):
-        """A person looks for a rank, not for a file; the content is named only if there are two files of a rank."""
+        """A user looks for a rank, not for a file. The content is named only if a rank has two files."""
         origins = [Origin("spans", f"spans/rank-{n}.000001.jsonl", rank=n, host="h") for n in (0, 1, 2)]
         origins += [
             Origin("rank", f"step-000002/step/rank-{n}.trace.json.gz", rank=n, host="h") for n in (0, 1)
@@ -239,7 +245,7 @@ class TestMerge:
         ]
 
     def test_roles_are_ordered_by_their_start(self):
-        """Roles are not sorted by name; numbers are sorted as numbers."""
+        """Roles are ordered by their start and not by name. Numbers are ordered as numbers."""
         origins = [Origin("rank", "x", role, rank) for role in ("ref", "actor") for rank in (10, 2)] + [
             Origin("engine", "x", "rollout", None, replica) for replica in (10, 9)
         ]
@@ -256,7 +262,7 @@ class TestMerge:
 
 class TestArguments:
     def test_the_profilers_own_numbers_are_dropped_while_reading(self, tmp_path):
-        """Shapes and all other arguments arrive as they are; operators of equal shapes have equal ones."""
+        """Shapes and all other arguments are kept. Operators of equal shapes have equal arguments."""
         shaped = '{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4]], "Ev Idx": %d}'
         raws = {
             "a": shaped % (1, 8, 1),
@@ -285,7 +291,9 @@ class TestArguments:
         }
 
     def test_every_source_is_a_member_of_gzip(self, run, tmp_path):
-        """So workers can write the sources concurrently, and the file can still be read as one text."""
+        """Worker processes can write the members concurrently, and the file can be read as one gzip
+        stream.
+        """
         made = merged(run, tmp_path, format="json")
         whole = made.path.read_bytes()
         members, rest = [], whole
@@ -306,7 +314,7 @@ class TestOutput:
         os.name == "nt", reason="a folder of that name cannot be replaced there, with other words"
     )
     def test_an_output_that_cannot_be_written(self, run, tmp_path):
-        """The error names the output, and no file is left."""
+        """The error names the output, and no temporary file is left."""
         (tmp_path / "taken").mkdir()
         (tmp_path / "taken" / "file").write_text("x")
         found = find([run.path], output_dir=tmp_path)
@@ -334,7 +342,7 @@ class TestOutput:
         ]
 
     def test_a_partly_written_source_is_left_out(self, run, tmp_path, monkeypatch):
-        """A partial part would damage the parts of the other sources."""
+        """A source that is written only in part would damage the other sources, so it is removed."""
         write_part = merging.write_part
 
         def fails_half_way(wanted, place, job, file):
@@ -362,28 +370,28 @@ class TestFilters:
         return {each["name"] for each in Timeline(result.path.read_bytes()).slices}
 
     def test_short_slices(self, run, tmp_path):
-        """What is exactly as long stays."""
+        """A slice that is exactly as long as the limit is kept."""
         assert self.seen(run, tmp_path, min_ns=4000) == {"a0", "b0", "a1", "b1", "rollout"}
         assert self.seen(run, tmp_path, min_ns=4001) == {"a0", "b0", "a1", "b1"}
 
     def test_operators_of_the_host(self, run, tmp_path):
-        """Spans, kernels and annotations stay."""
+        """Without operators, spans, kernels and annotations are kept."""
         assert self.seen(run, tmp_path, cpu_ops=False) == {"rollout", "generate"}
 
     def test_a_range_of_time(self, run, tmp_path):
-        """What reaches into it stays whole."""
+        """A slice that is partly in the range is kept whole."""
         assert self.seen(run, tmp_path, from_ns=BASE + 4500, to_ns=BASE + 9999) == {"a0", "a1"}
         assert self.seen(run, tmp_path, from_ns=BASE + 10_000) == {"b0", "b1"}
         with pytest.raises(ConfigError, match="nothing is left of 4 sources"):
             self.seen(run, tmp_path, to_ns=BASE - 1)
 
     def test_flows_go_with_their_slices(self, run, tmp_path):
-        """An arrow to a slice that is left out points nowhere."""
+        """A flow to an omitted slice is omitted too."""
         result = merged(run, tmp_path, filters=Filters(to_ns=BASE + 9000))
         assert Timeline(result.path.read_bytes()).flows == {}
 
     def test_the_begin_of_a_step(self, run, tmp_path):
-        """Its first window; without a manifest the first event."""
+        """A step begins with its first window or, without a manifest, with its first event."""
         assert start_of(find([run.path], output_dir=tmp_path)) == BASE
         (tmp_path / "x.pt.trace.json.gz").write_bytes(kineto("x", at=3.5))
         (tmp_path / "y.pt.trace.json.gz").write_bytes(kineto("y", at=2.25))
@@ -406,7 +414,7 @@ class TestSizes:
         assert estimate(inputs, "json") == 2200
 
     def test_a_timeline_too_large_for_a_browser_is_warned_about(self):
-        """The warning names what makes it smaller; JSON is too large earlier."""
+        """The warning names an option that makes the timeline smaller. JSON has a lower limit."""
         assert too_large(1 << 30, "perfetto") is None
         assert "--ranks" in too_large((1 << 30) + 1, "perfetto")
         assert "--format perfetto" in too_large(200 << 20, "json")
@@ -439,7 +447,7 @@ class TestWorkers:
         ]
 
     def test_a_dead_worker_fails_only_its_own_task(self):
-        """What it took with it is done again."""
+        """The other tasks of the dead worker are done again."""
         told = []
         results = each_in_worker(
             square,

@@ -1,4 +1,6 @@
-"""torch_npu's databases on a timeline: the same rows as of its JSON, by the documented tables; files that are damaged cost their own events alone."""
+"""Databases of torch_npu on a timeline have the rows of its JSON. A damaged part of a database
+loses only its own events.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def read(path, **options):
 
 
 def slice_times(source):
-    """Return what is where, and how long [us]."""
+    """Return for each name its track kind, category, start and duration [µs]."""
     slices = source.slices
     return {
         source.names[name]: (
@@ -46,7 +48,9 @@ def slice_times(source):
 
 class TestRead:
     def test_every_table_is_read(self, database):
-        """Host, CANN, device, communication, ranges and marks, as the JSON of the same recording has them."""
+        """Host, CANN, device, communication, ranges and marks are read, as from the JSON of the
+        same recording.
+        """
         source = read(database)
         assert source.findings == []
         assert slice_times(source) == {
@@ -76,12 +80,12 @@ class TestRead:
         assert [(int(flows.start[0]) - BEGAN, int(flows.end[0]) - BEGAN)] == [(0, 20_000)]
 
     def test_the_origin_comes_from_stepprofs_metadata(self, database):
-        """The origin is what stepprof wrote into the metadata."""
+        """The origin is the one that stepprof wrote into the metadata."""
         origin = read(database).origin
         assert (origin.kind, origin.role, origin.rank, origin.host) == ("rank", "actor", 3, "n1")
 
     def test_the_origin_comes_from_torch_npus_tables(self, database):
-        """The origin follows from torch_npu's own tables."""
+        """Without stepprof's metadata, the origin comes from torch_npu's tables."""
         with sqlite3.connect(database) as connection:
             connection.execute("DELETE FROM META_DATA")
         connection.close()
@@ -89,11 +93,11 @@ class TestRead:
         assert (origin.kind, origin.rank, origin.host) == ("trace", 5, "n2")
 
     def test_a_report(self, database):
-        """The device is known for an NPU, and its communication for such."""
+        """The report recognises the device as an NPU, and its communication."""
         report = analyse(find([database], output_dir=database.parent), workers=1)
         (row,) = report.overlap
         assert (row.label, row.device) == ("actor rank 3", "npu")
-        assert row.compute == pytest.approx(20e-6, abs=1e-9)  # what only waits or records is none
+        assert row.compute == pytest.approx(20e-6, abs=1e-9)  # tasks that only wait or record are no work
         assert row.communication == pytest.approx(19e-6)
         assert "MatMulV2" in {kernel.name for kernel in report.kernels}
 
@@ -117,7 +121,9 @@ class TestFound:
 
     @pytest.fixture
     def analysed(self, tmp_path):
-        """Writes what an analysis left in a run's folder of torch_npu's; returns the run."""
+        """Return a run with the folder of a torch_npu recording whose analysis is done, and the
+        analysis output.
+        """
         made = make_run(tmp_path / "runs")
         path = "actor/rank-0.npu/worker_1_20260101_ascend_pt"
         artifact = {"path": path, "kind": "npu-profile", "bytes": 2, "events": None}
@@ -136,14 +142,14 @@ class TestFound:
         assert len(load(only, args=False).slices) == 11
 
     def test_an_analysis_without_json_and_database(self, analysed, tmp_path):
-        """The message does not say that the analysis has not run."""
+        """The message says that the analysis wrote nothing, not that it has not run."""
         run, _ = analysed
         (finding,) = [text for _, text in find([run.path], output_dir=tmp_path).findings if "npu" in text]
         assert "the analysis wrote no trace and no database" in finding
         assert "--again" in finding
 
     def test_a_capture_over_several_steps(self, analysed, tmp_path):
-        """Its folder lies in the first of them, and is of all."""
+        """The folder is in the first step of the capture and is used for the others too."""
         run, output = analysed
         write_database(output / "ascend_pytorch_profiler_0.db")
         record(run, step=3, data=b"", backend="npu", status="joined", capture={"step": 2, "stem": "actor/rank-0"})  # fmt: skip
@@ -160,7 +166,7 @@ class TestDamaged:
         assert "is not a readable database" in source.findings[0]
 
     def test_cut_off(self, database):
-        """What can still be read is."""
+        """The part of a truncated database that can be read is kept."""
         whole = database.read_bytes()
         database.write_bytes(whole[: len(whole) // 2])
         source = read(database)
@@ -168,7 +174,7 @@ class TestDamaged:
         assert source.findings
 
     def test_a_missing_table_is_skipped(self, tmp_path):
-        """The tables of a database depend on the recording."""
+        """Which tables a database has depends on the recording, so a missing one is no problem."""
         file = write_database(tmp_path / NAME)
         with sqlite3.connect(file) as connection:
             for table in ("TASK", "COMMUNICATION_OP", "CONNECTION_IDS", "GC_RECORD", "META_DATA"):
@@ -179,7 +185,7 @@ class TestDamaged:
         assert {"aten::mm", "launch", "update"} <= set(slice_times(source))
 
     def test_a_missing_column_skips_its_table(self, tmp_path):
-        """The table with the missing column is skipped."""
+        """Only the table with the missing column is skipped, and a finding names it."""
         file = write_database(
             tmp_path / NAME, schema=re.sub("endGlobalTid INTEGER", "other INTEGER", SCHEMA).replace("message", "text")
         )  # fmt: skip
@@ -188,7 +194,9 @@ class TestDamaged:
         assert "MatMulV2" in slice_times(source)
 
     def test_values_of_other_types(self, database):
-        """A column of SQLite's holds anything: what has no time is passed over, a name that is none is shown as it can be."""
+        """A column of SQLite can hold any type. A row without a time is ignored; invalid characters
+        in a name are replaced.
+        """
         with sqlite3.connect(database) as connection:
             connection.execute("UPDATE STRING_IDS SET value = x'ff61' WHERE value = 'MatMulV2'")
             connection.execute("UPDATE STRING_IDS SET value = CAST(x'fe62' AS TEXT) WHERE value = 'launch'")

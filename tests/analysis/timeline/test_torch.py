@@ -1,4 +1,4 @@
-"""Traces that the real torch wrote: every event of both exporters is in the source, on Unix time."""
+"""Traces that torch wrote: the source has every event of both exporters, on Unix time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    """The folder with one capture in every form that torch writes, and when it was taken [Unix ns]."""
+    """Return a folder with one capture in every form that torch writes, and the Unix times [ns]
+    before, in and after it.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -59,7 +61,7 @@ def read_json(folder, name):
 
 
 def test_every_event(traces):
-    """By phase as many as Python's own parser finds, with the same names; nothing is passed over."""
+    """For each phase the source has as many events as Python's JSON parser finds, with the same names."""
     assert len(sources(traces)) >= 3
     for name, source in sources(traces).items():
         events = read_json(traces[0], name)["traceEvents"]
@@ -76,7 +78,7 @@ def test_every_event(traces):
 
 
 def test_region_times_are_unix_time(traces):
-    """A region that was entered before a reading of the clock, and left after it, encloses that reading."""
+    """A region that encloses a reading of the clock also encloses it on the timeline."""
     _, began, inside, ended = traces
     for name, source in sources(traces).items():
         if name.startswith("stacks"):
@@ -96,7 +98,7 @@ def test_allocations_are_counters(traces):
 
 
 def test_arguments_stay_raw_json(traces):
-    """Raw JSON of the file, for a later writer."""
+    """The arguments are the raw JSON of the file, for a later writer."""
     source = sources(traces)["cpp.trace.json.gz"]
     events = [
         event for event in read_json(traces[0], "cpp.trace.json.gz")["traceEvents"] if event["ph"] == "X"
@@ -106,14 +108,14 @@ def test_arguments_stay_raw_json(traces):
 
 
 def test_stacks(traces):
-    """Python's functions are slices of a category of their own."""
+    """Python functions are slices with a category of their own."""
     source = sources(traces)["stacks.trace.json"]
     categories = {source.categories[number] for number in source.slices.category}
     assert {"python_function", "cpu_op", "user_annotation"} <= categories
 
 
 def test_hosts(traces):
-    """The C++ exporter states the host."""
+    """The C++ exporter writes the host name into the trace, and the source has it."""
     import socket
 
     header, _ = read_header(traces[0] / "cpp.trace.json")

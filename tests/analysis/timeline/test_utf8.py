@@ -1,4 +1,4 @@
-"""Text of a file as UTF-8: what is none is replaced and counted, wherever blocks end."""
+"""Text is read as UTF-8: invalid bytes are replaced and counted, wherever the blocks end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TestUtf8:
     @example("東京🙂".encode(), 2)
     @example(b"\xf0\x9f" + "é".encode(), 3)
     def test_blocks(self, data, size):
-        """Blocks of any size give the same text as the whole file: valid characters as they are, and U+FFFD for each other byte."""
+        """Blocks of any size give the same text as the whole file: U+FFFD replaces each invalid byte."""
         utf8 = Utf8()
         pieces = list(utf8.blocks(data[at : at + size] for at in range(0, len(data), size)))
         escaped = data.decode(errors="surrogateescape")
@@ -27,7 +27,7 @@ class TestUtf8:
         assert all(piece.decode() is not None for piece in pieces)
 
     def test_finding(self):
-        """Without a replacement there is no finding."""
+        """There is a finding only after a byte was replaced."""
         utf8 = Utf8()
         assert utf8.text("é".encode()) == "é"
         assert utf8.finding() == []

@@ -1,4 +1,4 @@
-"""`stepprof merge`."""
+"""The command `stepprof merge`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from timelines import Timeline
 from stepprof.cli.main import main
 
 record = functools.partial(runs.record, stall_seconds=0.0)
-"""A window that the profiler did not hold up."""
+"""Record a window that the profiler did not delay."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def names(path):
 
 
 def test_a_timeline_in_the_steps_folder(folder, capsys):
-    """The command prints the sources, their alignment, and the path of the file. `open` serves this file."""
+    """The command prints the sources, their alignment and the path of the file, which `open` serves."""
     assert main(["merge", str(folder)]) == 0
     output = folder / "step-000002" / "timeline.pftrace"
     lines = capsys.readouterr().out.splitlines()
@@ -45,7 +45,7 @@ def test_a_timeline_in_the_steps_folder(folder, capsys):
 
 
 def test_roles_ranks_and_times_are_filtered(folder, tmp_path, capsys):
-    """Roles, ranks and a range of time, counted from the begin of the step."""
+    """Roles, ranks and a range of time, counted from the begin of the step, select events."""
     out = tmp_path / "t"
     for options, expected in (
         (["--roles", "ref"], {"r0"}),
@@ -59,7 +59,7 @@ def test_roles_ranks_and_times_are_filtered(folder, tmp_path, capsys):
 
 
 def test_an_archive(folder, capsys):
-    """The archive contains the original traces. The viewer of this environment is too old for it, and both
+    """The archive contains the original traces. The installed viewer is too old for it, and both
     commands say so.
     """
     assert main(["merge", str(folder), "--format", "archive"]) == 0
@@ -82,7 +82,7 @@ def test_an_archive_is_not_filtered(folder, capsys, options):
 
 
 def test_the_profilers_delay_is_in_the_timeline(tmp_path):
-    """The delay is in the timeline, next to the recording."""
+    """The delay by the profiler is a slice in the timeline."""
     run = make_run(tmp_path, "r")
     runs.record(run, data=kineto("a"), stall_seconds=0.012)
     assert main(["merge", str(run.path)]) == 0
@@ -91,7 +91,7 @@ def test_the_profilers_delay_is_in_the_timeline(tmp_path):
 
 @pytest.mark.parametrize("options", [["--min-us", "5.001"], ["--no-cpu-ops"], ["--from", "99"]])
 def test_filters_that_leave_nothing(folder, capsys, options):
-    """They are refused, and the timeline that is there stays."""
+    """Filters that leave no event are refused, and an existing timeline stays."""
     assert main(["merge", str(folder)]) == 0
     assert main(["merge", str(folder), *options]) == 2
     assert "nothing is left of 3 sources" in capsys.readouterr().err
@@ -99,7 +99,9 @@ def test_filters_that_leave_nothing(folder, capsys, options):
 
 
 def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
-    """Its windows joined that capture: the part between the first and the last of them is meant, and the timeline says that it is cut."""
+    """The windows of the role joined the capture of the step. The timeline has the part from the
+    first to the last of them, and says that it is cut.
+    """
     run = make_run(tmp_path, "r")
     begin = 1_700_000_000_000_000_000
     record(run, role=None, data=kineto("a", "b", "c"))
@@ -115,7 +117,7 @@ def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
 
 
 def test_as_json(folder, tmp_path, capsys):
-    """The output for programs: the written file, its sources, and their problems."""
+    """The JSON output has the written file, its sources and their problems."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert (
         main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
@@ -136,14 +138,14 @@ def test_as_json(folder, tmp_path, capsys):
 
 
 def test_a_source_without_events_is_reported(folder, capsys):
-    """The exit status reports it, too."""
+    """A source without events is printed, and the exit status is 1."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
     assert main(["merge", str(folder)]) == 1
     assert "ref rank 1 · h: is not a trace" in capsys.readouterr().out
 
 
 def test_several_files_outside_of_a_run(tmp_path, capsys):
-    """The timeline is written next to the files."""
+    """The timeline is written into the folder of the files."""
     for number in (0, 1):
         (tmp_path / f"rank{number}.pt.trace.json.gz").write_bytes(kineto(f"x{number}"))
     assert main(["merge", *map(str, sorted(tmp_path.iterdir()))]) == 0
@@ -151,7 +153,7 @@ def test_several_files_outside_of_a_run(tmp_path, capsys):
 
 
 def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
-    """The warning names what makes the timeline smaller."""
+    """The warning says that the file is larger than what a browser opens."""
     monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", {"perfetto": 10})
     assert main(["merge", str(folder)]) == 0
     assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
@@ -174,13 +176,13 @@ def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
     ],
 )
 def test_invalid_options_are_named(folder, capsys, options, message):
-    """The option, the value, and the nearest that would do."""
+    """The error has the option, its value and, where there is one, the most similar valid value."""
     assert main(["merge", str(folder), *options]) == 2
     assert message in capsys.readouterr().err
 
 
 class TestPerReplica:
-    """`--per-replica` writes the work of a whole engine into one file."""
+    """`--per-replica` writes a file for each engine, with its workers."""
 
     @pytest.fixture
     def run(self, folder):
@@ -194,7 +196,9 @@ class TestPerReplica:
 
     @pytest.mark.parametrize("format_", ["perfetto", "json"])
     def test_each_replica_gets_one_file(self, run, capsys, format_):
-        """The workers of one replica and nothing else; what reads the run afterwards takes it for no source."""
+        """Each file has the workers of one replica only. `check` and `merge` do not take it for a
+        source afterwards.
+        """
         assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
         reported = json.loads(capsys.readouterr().out)["timelines"]
         place = run.path / "step-000002" / "rollout"
@@ -214,7 +218,7 @@ class TestPerReplica:
         assert len(json.loads(capsys.readouterr().out)["sources"]) == 7
 
     def test_the_output_counts_the_timelines(self, run, capsys):
-        """How many timelines, and where each lies."""
+        """The output has the number of timelines and the path of each."""
         assert main(["merge", str(run.path), "--per-replica"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("4 sources, ")
@@ -222,18 +226,18 @@ class TestPerReplica:
         assert sum(line.endswith("timeline.pftrace") for line in lines) == 2
 
     def test_per_replica_refuses_output(self, run, tmp_path, capsys):
-        """`--output` names one file, but there are several."""
+        """`--output` names one file, but `--per-replica` writes several, so the combination is refused."""
         assert main(["merge", str(run.path), "--per-replica", "--output", str(tmp_path / "t")]) == 2
         assert "--output: cannot be combined with --per-replica" in capsys.readouterr().err
 
     def test_a_run_without_engines_has_no_replica(self, folder, capsys):
-        """The run has no replica."""
+        """A run without engines has no replica, so `--per-replica` is refused."""
         assert main(["merge", str(folder), "--per-replica"]) == 2
         assert "no trace of an engine's replica was found" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_a_trace(tmp_path, capsys):
-    """Nothing is written, and the reason is reported."""
+    """No file is written, and the error has the reason."""
     (tmp_path / "README.md").write_text("# words\n")
     assert main(["merge", str(tmp_path / "README.md")]) == 2
     assert (

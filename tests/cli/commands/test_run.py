@@ -1,4 +1,4 @@
-"""`stepprof run`: the job runs as without it, and the recordings are printed."""
+"""The command `stepprof run`: the job runs as without it, and the recorded steps are printed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(os.environ["STEPPROF_STEPS"], os.environ.get("STEPPROF_RANKS"), len(framew
 
 
 def run(folder, *arguments, **variables):
-    """Run `stepprof run` in a folder, and return how it ended."""
+    """Run `stepprof run` in a folder and return the finished process."""
     return subprocess.run(
         [sys.executable, "-m", "stepprof", "run", *arguments],
         cwd=folder,
@@ -39,7 +39,9 @@ def run(folder, *arguments, **variables):
 
 class TestRun:
     def test_a_job_is_recorded(self, tmp_path) -> None:
-        """Options become variables, arguments of the job stay its own, and the next command is printed."""
+        """The options become environment variables, and the job keeps its own arguments. The next
+        command is printed.
+        """
         write(tmp_path)
         (tmp_path / "job.py").write_text(JOB)
         job = ["--", sys.executable, "job.py", "--steps", "9"]
@@ -48,7 +50,7 @@ class TestRun:
         assert "step 2 is recorded (1 complete, 1 joined); next: stepprof report" in done.stderr
 
     def test_processes_that_the_job_starts(self, tmp_path) -> None:
-        """Adapters are registered in children of every kind that inherit the environment."""
+        """Adapters are registered in all child processes that inherit the environment."""
         (tmp_path / "job.py").write_text(
             "import multiprocessing, subprocess, sys\n"
             "def look():\n    print('stepprof_autoload' in sys.modules, flush=True)\n"
@@ -62,7 +64,7 @@ class TestRun:
         assert done.stdout.split() == ["True"] * 3, done.stderr
 
     def test_nothing_was_recorded(self, tmp_path) -> None:
-        """A job without a supported framework: one line says where to look."""
+        """The job uses no supported framework, so the command says that nothing was recorded."""
         done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")
         assert done.stdout == "1\n"
         assert "nothing was recorded" in done.stderr
@@ -76,12 +78,12 @@ class TestRun:
         ],
     )
     def test_the_exit_status_of_the_job_is_passed_on(self, tmp_path, code, status) -> None:
-        """Its exit status, and the signal that ended it."""
+        """The command returns the exit status of the job, or the signal that killed it."""
         assert run(tmp_path, "--steps", "2", sys.executable, "-c", code).returncode == status
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
     def test_signals_reach_the_job(self, tmp_path, number) -> None:
-        """A signal to `stepprof run` reaches the job, which decides what it means."""
+        """A signal to `stepprof run` reaches the job, which handles it."""
         code = (
             "import signal, sys, time\n"
             f"signal.signal({int(number)}, lambda *_: sys.exit(5))\n"
@@ -110,14 +112,14 @@ class TestRun:
         ],
     )
     def test_an_invalid_command_is_refused(self, tmp_path, arguments, status, message) -> None:
-        """The message names the problem, and no job is started."""
+        """The message has the problem, and no job is started."""
         done = run(tmp_path, *arguments)
         assert done.returncode == status
         assert message in done.stderr
 
     def test_a_run_that_another_user_adds_is_harmless(self, tmp_path) -> None:
-        """A file that another user puts into the folder of the runs does not change the exit status of the
-        job, and cannot move the cursor.
+        """A file that another user puts into the folder of runs does not change the exit status of
+        the job. It cannot move the cursor either.
         """
         adapters = {"a": 5, "b": {"status": "\x1b[2J", "reason": {"x": "y" * 100_000}}, "c": None}
         (tmp_path / "evil").mkdir()

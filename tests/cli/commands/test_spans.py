@@ -1,4 +1,6 @@
-"""`stepprof spans`: what every step took, recorded or not, as a table, as JSON, as a timeline."""
+"""The command `stepprof spans`: how long each step took, recorded or not, as a table, as JSON or as
+a timeline.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ S = 10**9
 
 @pytest.fixture
 def run(tmp_path):
-    """Three steps of two ranks and a driver; in the last one rank 1 is slow."""
+    """Return a run with three steps of two ranks and a driver. Rank 1 is slow in the last step."""
     path = make_run(tmp_path / "runs", "r").path
     folder = path / "spans"
     folder.mkdir()
@@ -63,7 +65,7 @@ def rows(capsys, *arguments) -> list[dict]:
 
 class TestTable:
     def test_per_role_and_rank(self, run, capsys) -> None:
-        """The spans with the most time are first, each with the step in which it was longest."""
+        """The spans with the most time come first. Each has the step in which it was longest."""
         lines = [line.split() for line in shown(capsys, run).splitlines()]
         assert lines[1] == [
             "kind",
@@ -85,7 +87,7 @@ class TestTable:
         assert lines[-1][0] == "spans/rank-1.000001.jsonl:"
 
     def test_many_ranks_are_one_row(self, run, capsys) -> None:
-        """The row names the rank on which the span was longest."""
+        """The spans of many ranks share a row, which has the rank with the longest one."""
         text = (run / "spans" / "rank-0.000001.jsonl").read_text()
         for rank in range(2, 10):
             (run / "spans" / f"rank-{rank}.000001.jsonl").write_text(
@@ -142,32 +144,32 @@ class TestTable:
         ],
     )
     def test_a_missing_selection_names_the_nearest(self, run, capsys, arguments, message) -> None:
-        """Named with the nearest that is."""
+        """The error has the option or the most similar existing value."""
         assert main(["spans", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
 
     def test_no_spans(self, tmp_path, capsys) -> None:
-        """A run that kept none."""
+        """A run without spans has an empty table and exit status 1."""
         path = make_run(tmp_path / "runs", "empty").path
         assert "no spans" in shown(capsys, path, status=1)
         assert span_times(path, Wanted(step=3)).times == []
 
     def test_ranks_that_are_names(self, run) -> None:
-        """A driver is not of any numbers."""
+        """The driver has no rank number, so `--ranks all` does not select it."""
         assert span_times(run, Wanted(ranks=Ranks.parse("all"))).ranks == [0, 1]
         assert span_times(run).ranks == [0, 1, "driver"]
 
 
 class TestPerfetto:
     def test_every_span_is_on_a_track_of_its_process(self, run, tmp_path, capsys) -> None:
-        """All spans are there, at their times, each process on tracks of its own."""
+        """All spans are on the timeline, each process on its own tracks."""
         file = tmp_path / "spans.pftrace"
         assert str(file) in shown(capsys, run, "--perfetto", file)
         names = sorted(name for name, _ in self.slices(file))
         assert names == sorted(["actor"] * 9 + ["update"] * 18 + ["log"] * 9)
 
     def test_the_timeline_has_only_the_selected_spans(self, run, tmp_path, capsys) -> None:
-        """Spans are selected by name, step and rank."""
+        """The timeline has only spans of the selected name, step and rank."""
         file = tmp_path / "spans.pftrace"
         reported = json.loads(
             shown(

@@ -1,4 +1,4 @@
-"""`stepprof status` on a terminal."""
+"""The command `stepprof status` on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 @pytest.fixture
 def ended(tmp_path):
-    """A run of one process that has ended."""
+    """Return the directory of a run of one process that has ended."""
     session = stepprof.init({"backend": "null", "output_dir": tmp_path}, rank=0, world_size=1, run_id="a-run")
     with stepprof.profile_step(41, role="actor"):
         pass
@@ -47,7 +47,7 @@ def on_terminal(columns, *arguments):
 
 @pytest.mark.parametrize("watch", [[], ["--watch", "0.1"]])
 def test_no_column_is_cut_on_a_narrow_terminal(ended, watch):
-    """The terminal wraps the line; what it says is the same as through a pipe."""
+    """The terminal wraps the line, which has the same content as through a pipe."""
     written, status = on_terminal(40, "status", ended, *watch)
     assert status == 0
     assert "\x1b[" in written
