@@ -31,7 +31,7 @@ class TestBusyThreads:
 
     @pytest.mark.parametrize("pool", [ThreadPoolExecutor, ThreadPool])
     def test_a_pool(self, pool, threads) -> None:
-        """The threads of the pool that run a task are found."""
+        """Threads of a pool are busy only while they run a task."""
         before = ids()
         with pool(4) as made:
             numbers = made.map(lambda _: threading.get_native_id(), range(8))

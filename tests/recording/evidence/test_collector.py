@@ -43,7 +43,9 @@ def awake():
 
 @pytest.fixture
 def evidence(run_script, tmp_path):
-    """Run the lines of a job, and return the evidence of step 2 of its one process."""
+    """Return a function that runs the lines of a job, and returns the evidence of step 2 of its only
+    process.
+    """
 
     def run(job: str, **more: object) -> Evidence:
         run_script(PRELUDE + job, **more).check()

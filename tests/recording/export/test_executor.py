@@ -563,7 +563,7 @@ class TestTheChild:
     def test_a_child_finishes_after_its_parent_was_killed(
         self, run_script: Callable[..., object], tmp_path: Path
     ) -> None:
-        """When the parent is killed the child still finishes its file."""
+        """If the parent is killed, the child still finishes the export."""
         ran = run_script(
             """
             import os, pathlib, signal, time
