@@ -629,7 +629,9 @@ class TestFailures:
 
     @pytest.mark.parametrize("call", ["start", "stop"])
     def test_an_interrupt_inside_the_backend(self, start, call) -> None:
-        """It reaches the caller; nothing is left running, and the next step records."""
+        """An interrupt in the backend's start or stop reaches the caller. Its window is failed, and the
+        next step is recorded.
+        """
         session = start(steps="2-3")
         control.fail(call, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
