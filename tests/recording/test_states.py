@@ -1,4 +1,4 @@
-"""The table "every pair is defined" of docs/states.md, tested with random sequences of legal and illegal events.
+"""The table "every pair is defined" of docs/states.md, tested by random sequences of legal and illegal events.
 
 The test reads the table from the page. It looks up each event in the present state, and compares the
 transitions in the log with those of the table.
@@ -85,7 +85,7 @@ ARM, ARM_OTHER = "arm: a window of the previous step exits", "arm for another st
 
 @dataclass(eq=False)
 class Entered:
-    """A window that is open."""
+    """A window that was entered."""
 
     window: profile_step
     step: int

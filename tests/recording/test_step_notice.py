@@ -48,7 +48,7 @@ class TestStderr:
 
     @pytest.mark.parametrize("arguments", [("40",), ("0", "WARNING")])
     def test_a_level_switches_it_off(self, run_script, arguments):
-        """That of the logger `stepprof`, or of the configured root logger."""
+        """The level of the logger `stepprof`, or of the configured root logger, switches the line off."""
         assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
 
     def test_a_frameworks_log_level_does_not_hide_the_line(self, run_script):
