@@ -193,7 +193,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 class TestMistakes:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:60] for _, message in MISTAKES])
     def test_mistakes_name_key_value_and_suggestion(self, mapping: dict[str, Any], message: str) -> None:
-        """A mistake raises a ConfigError that names the key, the value and the nearest valid one."""
+        """A mistake raises a ConfigError that names the key, the value and, where possible, a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config.from_mapping(mapping)
 
@@ -250,7 +250,9 @@ class TestDefaults:
 
 class TestPolicies:
     def test_a_role_inherits_unset_keys(self) -> None:
-        """What a role leaves out is the base's; a role that is not named is the base."""
+        """A role inherits the keys that it does not set. A role without a table has the settings of the
+        base.
+        """
         config = Config(steps="2", max_seconds=7, roles={"rollout": {"ranks": "all"}})
         assert config.policy("rollout").max_seconds == 7.0
         assert config.policy("rollout").ranks.all

@@ -96,7 +96,7 @@ class TestOmegaConf:
 
     @pytest.mark.parametrize("value", ["???", "${nowhere}"])
     def test_an_unresolvable_node_is_an_error(self, value: str) -> None:
-        """A missing value or a broken interpolation is a mistake in the configuration."""
+        """A missing value or an unknown interpolation is an error."""
         with pytest.raises(ConfigError, match="the OmegaConf node cannot be resolved: "):
             load(OmegaConf.create({"steps": value}), {})
 

@@ -43,7 +43,7 @@ class TestAheadOf:
 
     @pytest.mark.parametrize("seconds", [37, -0.001])
     def test_another_wall_clock_is_compared_by_the_monotonic_one(self, anchor, seconds):
-        """The monotonic clock shows by how much it is ahead."""
+        """If the other wall clock was shifted, the monotonic clock shows by how much."""
         ahead, error = anchor(int(seconds * SECOND), 0).ahead_of(Anchor.take())
         assert abs(ahead - seconds * SECOND) <= error + 1000
         assert error < 1_000_000

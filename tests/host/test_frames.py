@@ -73,7 +73,7 @@ def test_the_frames_of_each_thread() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_collection_stays_as_it_is(enabled: bool) -> None:
-    """On or off, as the job has it."""
+    """Garbage collection stays on or off, as the job has set it."""
     (gc.enable if enabled else gc.disable)()
     try:
         assert len(list(frames_once())) == 1

@@ -1,4 +1,4 @@
-"""The table "every pair is defined" of docs/states.md, tested by random sequences of legal and illegal events.
+"""The table "every pair is defined" of docs/states.md, tested by random sequences of events.
 
 The test reads the table from the page. It looks up each event in the present state, and compares the
 transitions in the log with those of the table.
