@@ -1,5 +1,5 @@
-"""Fixtures for all tests: an environment without variables of a launcher, and a function that runs a script
-in a separate process.
+"""Fixtures for all tests: an environment without variables of a launcher, and a function that runs a
+script in a separate process.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ WORKERS = 4
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the whole suite in four processes unless `-n` is given. Tests that the command line names run in
-    one.
+    """Run the whole suite in four processes unless `-n` is given. Tests that the
+    command line names run in one.
     """
     if hasattr(config, "workerinput"):  # this is one of the four processes
         hanging.keep_pipe(config)
@@ -129,8 +129,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run without the packages that the tests need, instead of skipping tests. Markers deselect
-    them.
+    """Refuse to run without the packages that the tests need, instead of skipping
+    tests. Markers deselect them.
     """
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -49,8 +49,8 @@ class TestMasked:
         ],
     )
     def test_every_form_of_a_secret(self, form):
-        """A secret is masked as it is and encoded for URLs, Basic, JSON, Python and HTML, also if it is
-        encoded twice.
+        """A secret is masked as it is and encoded for URLs, Basic, JSON, Python and HTML,
+        also if it is encoded twice.
         """
         hide(KEY)
         shown = masked(f"before {form} after")
@@ -59,8 +59,8 @@ class TestMasked:
         assert shown.endswith(" after")
 
     def test_a_short_key_is_masked_as_a_word(self):
-        """A short key is masked as a whole word only. `EMPTY` is the key of servers without keys, and a
-        part of other words.
+        """A short key is masked as a whole word only. `EMPTY` is the key of servers without
+        keys, and a part of other words.
         """
         hide("EMPTY", "k")
         assert masked("key EMPTY, k: backend empty NONEMPTY") == "key …, …: backend empty NONEMPTY"
@@ -114,8 +114,8 @@ class TestQuoted:
         ],
     )
     def test_printable_text_is_shown(self, text, shown):
-        """Control characters are escaped. Passwords in URLs, parameters and headers are masked, even if
-        they are not registered.
+        """Control characters are escaped. Passwords in URLs, parameters and headers are masked,
+        even if they are not registered.
         """
         assert quoted(text) == shown
 

@@ -84,8 +84,8 @@ class TestTargetMachine:
     @pytest.mark.parametrize(("state", "trigger"), [("idle", "arm"), ("armed", "start")])
     @pytest.mark.parametrize("error", [BackendError("no"), KeyboardInterrupt()])
     def test_the_act_runs_before_the_state_changes(self, state, trigger, error, log) -> None:
-        """The act runs before the transition. If it raises an error, the caller gets it, and the state is
-        unchanged.
+        """The act runs before the transition. If it raises an error, the caller gets
+        it, and the state is unchanged.
         """
         machine = in_state(state)
         before, seen = len(log), []
@@ -102,8 +102,8 @@ class TestTargetMachine:
         assert seen == [state, state]
 
     def test_stop_on_another_thread_than_its_owner(self, log) -> None:
-        """`stop` on another thread than the owner's returns False and changes nothing. The owner can still
-        stop.
+        """`stop` on another thread than the owner's returns False and changes
+        nothing. The owner can still stop.
         """
         machine = in_state("recording")
         machine.owner = threading.get_ident()
@@ -139,8 +139,8 @@ class TestTargetMachine:
 class TestEngineTargetMachine:
     @pytest.mark.parametrize(("state", "trigger"), pairs("nonsense"))
     def test_an_engine_has_the_transitions_of_the_local_target(self, state, trigger, log) -> None:
-        """An engine has the transitions of the local target. An illegal trigger raises an error and changes
-        nothing.
+        """An engine has the transitions of the local target. An illegal trigger raises
+        an error and changes nothing.
         """
         machine = engine_in_state(state, [])
         expected = destinations(trigger, state)

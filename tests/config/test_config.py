@@ -250,8 +250,8 @@ class TestDefaults:
 
 class TestPolicies:
     def test_a_role_inherits_unset_keys(self) -> None:
-        """A role inherits the keys that it does not set. A role without a table has the settings of the
-        base.
+        """A role inherits the keys that it does not set. A role without a table
+        has the settings of the base.
         """
         config = Config(steps="2", max_seconds=7, roles={"rollout": {"ranks": "all"}})
         assert config.policy("rollout").max_seconds == 7.0
@@ -460,8 +460,8 @@ class TestRoleName:
 
 class TestDocumentation:
     def test_every_key_and_default_is_documented(self) -> None:
-        """The tables of docs/configuration.md have the keys and defaults of the dataclasses, in their
-        order.
+        """The tables of docs/configuration.md have the keys and defaults of the
+        dataclasses, in their order.
         """
         text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
         assert documented(text) == actual()

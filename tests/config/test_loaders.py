@@ -120,8 +120,8 @@ class TestEnvironment:
         assert config == Config(steps="2", ranks="all", backend=["torch", "memory"], output_dir="x")
 
     def test_variables_go_on_top_of_the_file(self, here: Path) -> None:
-        """A variable has priority over the file that `$STEPPROF_CONFIG` names. An empty variable does not
-        count.
+        """A variable has priority over the file that `$STEPPROF_CONFIG` names. An
+        empty variable does not count.
         """
         (here / "stepprof.toml").write_text('steps = "2"\nranks = "0-3"')
         config = load(
@@ -175,8 +175,8 @@ class TestEnvironment:
             load(None, environ)
 
     def test_a_mistake_in_the_file_names_variable_and_file(self, here: Path) -> None:
-        """The error about a mistake in the file of `$STEPPROF_CONFIG` names the variable, the file and the
-        key.
+        """The error about a mistake in the file of `$STEPPROF_CONFIG` names the
+        variable, the file and the key.
         """
         (here / "stepprof.toml").write_text("stps = 2")
         with pytest.raises(

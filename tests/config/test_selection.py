@@ -188,8 +188,8 @@ class TestSteps:
 class TestRanks:
     @given(st.lists(st.one_of(numbers, ranges), max_size=6))
     def test_numbers_and_ranges_select_their_members(self, parts: list[object]) -> None:
-        """A rank is selected if a number or a range contains it, and the string of a selection is read as
-        an equal one.
+        """A rank is selected if a number or a range contains it, and the string of a
+        selection is read as an equal one.
         """
         ranks = Ranks.parse(text_of(parts))
         expected = [rank for rank in range(70) if naive(parts, rank)]

@@ -34,8 +34,8 @@ class TestAheadOf:
         return take
 
     def test_processes_of_one_boot_have_one_clock(self, anchor):
-        """Two processes of one boot have the same wall clock, even if the monotonic clock has another
-        offset.
+        """Two processes of one boot have the same wall clock, even if the
+        monotonic clock has another offset.
         """
         here = Anchor.take()
         assert anchor(0, 0).ahead_of(here) == (0, 0)

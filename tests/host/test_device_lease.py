@@ -56,8 +56,8 @@ def lease(tmp_path):
 
 class TestLease:
     def test_taken_by_another_process(self, holder, lease):
-        """If another process holds the lease, `take` waits until its timeout and raises an error that names
-        the holder.
+        """If another process holds the lease, `take` waits until its timeout and raises an
+        error that names the holder.
         """
         began = time.monotonic()
         with pytest.raises(
@@ -94,8 +94,8 @@ class TestLease:
         assert not lease.held
 
     def test_a_forked_process_holds_nothing(self, run_script, tmp_path):
-        """A forked child holds no lease and cannot release its parent's. The parent can release it while
-        the child lives.
+        """A forked child holds no lease and cannot release its parent's. The parent can
+        release it while the child lives.
         """
         run_script(
             """

@@ -64,8 +64,8 @@ class TestAvailableAndTotal:
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
     def test_a_control_group_alone(self, files) -> None:
-        """If the host's figures are missing, those of the control group are used, also without its
-        statistics.
+        """If the host's figures are missing, those of the control group are used,
+        also without its statistics.
         """
         files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
         assert memory.available_and_total() == (GIB, 2 * GIB)

@@ -81,8 +81,8 @@ class TestReadPlain:
 
 class TestHoles:
     def test_data_before_the_first_hole_is_counted(self, tmp_path):
-        """The data before the first hole is counted without reading the hole, and the position in the file
-        is kept.
+        """The data before the first hole is counted without reading the hole, and the
+        position in the file is kept.
         """
         path = sparse(tmp_path / "a", b"x" * 5000)
         with open_plain(path) as file:
@@ -126,8 +126,8 @@ class TestReadTable:
         ],
     )
     def test_damaged(self, tmp_path, data, problem):
-        """A file that is no JSON mapping, or is nested too deep, raises a ValueError that describes the
-        damage.
+        """A file that is no JSON mapping, or is nested too deep, raises a
+        ValueError that describes the damage.
         """
         (tmp_path / "a").write_bytes(data)
         with pytest.raises(ValueError, match=problem):
@@ -232,8 +232,8 @@ def opens(path):
 
 
 def test_only_this_module_opens_files_of_a_run():
-    """Only `stepprof.host.plain_files` opens files of a run. Each module that opens something else is
-    listed with it.
+    """Only `stepprof.host.plain_files` opens files of a run. Each module that opens
+    something else is listed with it.
     """
     package = Path(stepprof.__file__).parent
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if opens(path)}

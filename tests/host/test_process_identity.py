@@ -61,8 +61,8 @@ class TestIsAlive:
         ],
     )
     def test_liveness_is_known_only_on_this_host(self, change, expected):
-        """A process id that was used again counts as ended. For another host or container, the result is
-        None.
+        """A process id that was used again counts as ended. For another host or
+        container, the result is None.
         """
         assert is_alive({**writer_identity(), **change}) is expected
 

@@ -78,8 +78,8 @@ class TestGiven:
 
 class TestNames:
     def test_a_process_without_a_rank(self, monkeypatch) -> None:
-        """A process without a rank has its name in place of one. If a rank is known, the process has that
-        rank.
+        """A process without a rank has its name in place of one. If a rank is
+        known, the process has that rank.
         """
         assert find_identity(None, None, {}, "driver") == Identity("driver", None, "name", final=False)
         assert find_identity(None, None, {"RANK": "3"}, "trainer") == Identity(3, None, "$RANK")
@@ -105,8 +105,8 @@ class TestLaunchers:
         ],
     )
     def test_variables(self, environ, expected) -> None:
-        """The variables of torchrun count first, then those of Lightning and Slurm. Without any, the rank
-        is 0.
+        """The variables of torchrun count first, then those of Lightning and
+        Slurm. Without any, the rank is 0.
         """
         assert find_identity(None, None, environ) == expected
 
@@ -118,8 +118,8 @@ class TestLaunchers:
 
 class TestTorchDistributed:
     def test_initialised(self, monkeypatch) -> None:
-        """The process group has priority over the variables, because a framework may have renumbered its
-        ranks.
+        """The process group has priority over the variables, because a framework
+        may have renumbered its ranks.
         """
         distributed = SimpleNamespace(
             is_available=lambda: True,

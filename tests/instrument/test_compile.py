@@ -1,5 +1,5 @@
-"""Calls of stepprof in a function under torch.compile: one graph, and no compilation between recorded and
-other steps.
+"""Calls of stepprof in a function under torch.compile: one graph, and no compilation
+between recorded and other steps.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ class TestOutside:
             assert counted.frame_count == before + 1
 
     def test_a_module(self, counted, begin) -> None:
-        """A module with a decorated `forward` is compiled from outside and in place, with the same
-        results.
+        """A module with a decorated `forward` is compiled from outside and in
+        place, with the same results.
         """
         begin("torch")
         model = Model()
@@ -278,8 +278,8 @@ class TestOutside:
 
 class TestLateTorch:
     def test_a_session_that_began_before_torch(self, run_script) -> None:
-        """If torch is imported after `init`, a function that is compiled right after the import has at most
-        two graphs.
+        """If torch is imported after `init`, a function that is compiled right after the
+        import has at most two graphs.
         """
         run_script(
             """

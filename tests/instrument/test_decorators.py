@@ -211,8 +211,8 @@ class TestSameFunction:
         assert seen == ["sent", "thrown", None, "closed", "closed", None, None, "closed"]
 
     def test_an_async_generator_that_raises(self, decorate) -> None:
-        """The caller gets the same exception object. A generator that does not close raises Python's own
-        error.
+        """The caller gets the same exception object. A generator that does not
+        close raises Python's own error.
         """
         error = OSError("mine")
 
@@ -252,8 +252,8 @@ class TestSameFunction:
         assert asyncio.run(main()) == "slept"
 
     def test_methods(self, decorate) -> None:
-        """Methods, static and class methods and properties are bound as before, with the decorator above or
-        below.
+        """Methods, static and class methods and properties are bound as before, with
+        the decorator above or below.
         """
 
         class Worker:
@@ -400,8 +400,8 @@ class TestRealLife:
         assert "error" not in span
 
     def test_errors_are_flagged(self, session) -> None:
-        """The span of a function that raises or is cancelled has the error flag. A generator that is closed
-        has none.
+        """The span of a function that raises or is cancelled has the error flag. A
+        generator that is closed has none.
         """
 
         @region("raised")
@@ -485,8 +485,8 @@ class TestRealLife:
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_are_annotations_not_ranges(self, start) -> None:
-        """In a capture, decorated coroutines and generators are annotations. Plain functions are ranges of
-        the backend.
+        """In a capture, decorated coroutines and generators are annotations. Plain
+        functions are ranges of the backend.
         """
         from faulty import control
 
@@ -581,8 +581,8 @@ class TestPickling:
 
     @pytest.mark.parametrize("session", ["on", "off"])
     def test_functions_are_pickled_by_value(self, run_script, tmp_path, session) -> None:
-        """Functions of a script that are pickled by value, as Ray does, record into the session of the
-        receiving process.
+        """Functions of a script that are pickled by value, as Ray does, record into the
+        session of the receiving process.
         """
         path = tmp_path / "functions.pickle"
         run_script(textwrap.dedent(MAKING), str(path), session).check()

@@ -1,5 +1,5 @@
-"""Regions as blocks: their spans, their windows and attributes, and that they do not change the code
-inside.
+"""Regions as blocks: their spans, their windows and attributes, and that they
+do not change the code inside.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class TestBlock:
         assert spans_of(second) == []
 
     def test_a_block_of_a_former_session(self, start) -> None:
-        """A block that was entered in one session has no span in the next one, even if it is entered
-        again.
+        """A block that was entered in one session has no span in the next one,
+        even if it is entered again.
         """
         first = start(backend="null")
         across, again = region("across"), region("again")
@@ -217,8 +217,8 @@ class TestAttributes:
 
     @pytest.mark.torch
     def test_a_tensor_is_never_read(self, session) -> None:
-        """The value of a tensor is not read; its type is kept. Reading this tensor on the meta device would
-        raise an error.
+        """The value of a tensor is not read; its type is kept. Reading this tensor on the meta
+        device would raise an error.
         """
         import torch
 
@@ -370,8 +370,8 @@ class TestScope:
         ]
 
     def test_a_window_ended_in_another_task_leaves_the_open_one(self, session) -> None:
-        """After the window of one task has ended, a thread without context belongs to the open window of
-        the other task.
+        """After the window of one task has ended, a thread without context belongs to the
+        open window of the other task.
         """
 
         async def rollout(step, seconds):
@@ -414,8 +414,8 @@ class TestScope:
         assert found == {"early": 5, "late": 5}
 
     def test_work_sent_to_another_event_loop(self, session, other_loop) -> None:
-        """Coroutines that are sent to the event loop of another thread belong to the window from which they
-        were sent.
+        """Coroutines that are sent to the event loop of another thread belong to the
+        window from which they were sent.
         """
 
         async def sample(go_on):
@@ -455,8 +455,8 @@ class TestScope:
 
 class TestBind:
     def test_attributes_below(self, session) -> None:
-        """Regions, marks, counters and windows inside a `bind` have its attributes. Inner attributes
-        replace outer ones.
+        """Regions, marks, counters and windows inside a `bind` have its attributes. Inner
+        attributes replace outer ones.
         """
         with bind(sample="a", turn=1), region("outer"), bind(turn=2), profile_step(4, role="rollout"):
             with region("inner", turn=3):
@@ -475,8 +475,8 @@ class TestBind:
         }
 
     def test_a_bound_step_is_the_step(self, session) -> None:
-        """A bound step replaces the step and keeps the role. It is no attribute, and an invalid one is
-        ignored.
+        """A bound step replaces the step and keeps the role. It is no attribute,
+        and an invalid one is ignored.
         """
         with profile_step(7, role="rollout"):
             with bind(step=6, sample=1), region("r"):
@@ -539,8 +539,8 @@ class TestBind:
         assert ["attrs" in s for s in spans if s["name"] == "outside"] == [False]
 
     def test_left_in_any_order(self, session) -> None:
-        """If bindings are left out of order, twice, or inside themselves, one that has ended never applies
-        again.
+        """If bindings are left out of order, twice, or inside themselves, one that
+        has ended never applies again.
         """
         one, two = bind(a=1), bind(b=2)
         one.__enter__()
@@ -633,8 +633,8 @@ class TestInACapture:
 
     @pytest.mark.parametrize("where", ["enter", "exit"])
     def test_a_backend_that_fails_at_a_mark(self, start, log, where) -> None:
-        """If the backend fails to mark a region, this is logged once. Bodies run once, and exceptions are
-        passed on.
+        """If the backend fails to mark a region, this is logged once. Bodies run once,
+        and exceptions are passed on.
         """
         session = start(steps="2")
         ran = []
@@ -663,8 +663,8 @@ class TestInACapture:
         assert sum(line["event"] == "region.not_marked" for line in log) == 1
 
     def test_suspendable_regions_are_annotations(self, start) -> None:
-        """Blocks in coroutines and generators are annotations, because they would break the nesting of a
-        thread's stack.
+        """Blocks in coroutines and generators are annotations, because they would break the
+        nesting of a thread's stack.
         """
         session = start(steps="2")
 
@@ -700,8 +700,8 @@ class TestInACapture:
         assert names == {"in a generator", "in a coroutine", "without an event loop"}
 
     def test_attributes_reach_the_artifact(self, start) -> None:
-        """The backend gets the attributes of regions, marks and counters, with step, role and bound
-        attributes.
+        """The backend gets the attributes of regions, marks and counters, with
+        step, role and bound attributes.
         """
         session = start(steps="2")
         with profile_step(2, role="actor"), bind(sample=9):

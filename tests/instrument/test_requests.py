@@ -1,5 +1,5 @@
-"""The figures that `mark_request` reads from answers of engines. Answers of real engines are in
-tests/real.
+"""The figures that `mark_request` reads from answers of engines. Answers of
+real engines are in tests/real.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class TestForms:
         assert span["task"] == task
 
     def test_start_and_stop(self, session) -> None:
-        """`start` returns the window. If `stop` gets the exception of the body, the span has the error
-        flag.
+        """`start` returns the window. If `stop` gets the exception of the body,
+        the span has the error flag.
         """
         window = profile_step(3, role="actor").start()
         window.stop()
@@ -110,8 +110,8 @@ class TestForms:
         assert state().status == "idle"
 
     def test_a_session_that_ends_inside(self, start) -> None:
-        """If the session ends inside a window, the window exits without an error and leaves no step
-        behind.
+        """If the session ends inside a window, the window exits without an
+        error and leaves no step behind.
         """
         session = start(backend="null")
         with profile_step(3):
@@ -192,8 +192,8 @@ class TestSteps:
 class TestCurrentStep:
     @pytest.mark.parametrize("options", [{}, {"spans": False}])
     def test_recorded_or_not(self, start, options) -> None:
-        """`current_step` returns the step of the open window, recorded or not. Between windows it returns
-        None.
+        """`current_step` returns the step of the open window, recorded or not.
+        Between windows it returns None.
         """
         start(backend="null", steps="3", **options)
         seen = []
@@ -317,8 +317,8 @@ class TestDecorator:
         assert [s["step"] for s in spans_of(session)] == [1, 2, 4, 3, 4, 5, 6, 7, 8, 8]
 
     def test_the_step_by_a_callable(self, session) -> None:
-        """The step is computed from the call's arguments. If that raises an error, the function runs
-        without a window.
+        """The step is computed from the call's arguments. If that raises an error, the
+        function runs without a window.
         """
 
         class Trainer:
@@ -377,8 +377,8 @@ class TestDecorator:
         assert spans[0]["dur"] >= 5_000_000
 
     def test_an_unknown_argument_name_is_refused(self) -> None:
-        """A name that no argument has raises a TypeError with the existing names when the function is
-        decorated.
+        """A name that no argument has raises a TypeError with the existing names
+        when the function is decorated.
         """
         with pytest.raises(TypeError, match=r'step="steps".*f has no such argument; it has: a, step'):
 
@@ -396,8 +396,8 @@ class TestDecorator:
 
 class TestConcurrency:
     def test_five_thousand_coroutines_over_two_overlapping_steps(self, session) -> None:
-        """5,000 coroutines of two overlapping steps: each span has its own step, role, sample and
-        duration.
+        """5,000 coroutines of two overlapping steps: each span has its own
+        step, role, sample and duration.
         """
         chance = random.Random(0)
         pauses = [chance.uniform(0.001, 0.02) for _ in range(5000)]
@@ -537,8 +537,8 @@ class TestConcurrency:
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_of_a_recorded_step(self, start) -> None:
-        """The regions of the captured step are annotations with step, sample and duration, although other
-        steps overlap.
+        """The regions of the captured step are annotations with step, sample and duration,
+        although other steps overlap.
         """
         session = start(steps="2")
 
@@ -565,8 +565,8 @@ class TestConcurrency:
 class TestWaitingForAStop:
     @pytest.mark.usefixtures("faulty")
     def test_other_event_loops_wait_without_asyncio(self, start) -> None:
-        """If an async window runs without asyncio's event loop, it waits for the target without asyncio,
-        and is recorded.
+        """If an async window runs without asyncio's event loop, it waits for the target
+        without asyncio, and is recorded.
         """
         session = start(steps="2")
 

@@ -54,8 +54,8 @@ def calls() -> list[Call]:
 
 class TestTable:
     def test_each_call_names_an_event_at_its_level_with_its_fields(self, calls):
-        """Each call has an event of the table as a literal, at the level of the event and with its fields
-        only.
+        """Each call has an event of the table as a literal, at the level of the
+        event and with its fields only.
         """
         assert len(calls) > 100
         for call in calls:

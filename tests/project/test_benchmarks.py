@@ -39,8 +39,8 @@ LIMITED = {
 
 
 def trial(folder: Path, *only: str, against: Path | None = None) -> dict[str, Any]:
-    """Start the benchmarks as a user does, with these measurements or all. Return the JSON and the printed
-    text.
+    """Start the benchmarks as a user does, with these measurements or all. Return
+    the JSON and the printed text.
     """
     path = folder / "bench.json"
     chosen = [argument for name in only for argument in ("--only", name)]

@@ -1,5 +1,5 @@
-"""The documentation can be used as written: configurations are valid, programs compile, links and commands
-exist.
+"""The documentation can be used as written: configurations are valid, programs
+compile, links and commands exist.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class TestAgentsPage:
         assert made["updated"](self.PAGE) == self.PAGE
 
     def test_lists_the_fields_of_the_schema(self):
-        """The page lists each struct in the JSON of a report or comparison, with its fields in order and
-        their meanings.
+        """The page lists each struct in the JSON of a report or comparison, with its fields
+        in order and their meanings.
         """
         listed = {
             name: re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){2} \S", table, re.MULTILINE)
@@ -204,8 +204,8 @@ def test_the_reference_is_current():
 
 
 def test_the_readmes_example_records_the_stated_windows(tmp_path, monkeypatch):
-    """The README's loop and configuration, with the null backend, record the two roles of step 2, and log
-    the stated state.
+    """The README's loop and configuration, with the null backend, record the two roles of step
+    2, and log the stated state.
     """
     (loop,) = [text for _, text in FENCED.findall(README) if "stepprof.init(" in text]
     (configuration,) = [text for language, text in FENCED.findall(README) if language == "toml"]

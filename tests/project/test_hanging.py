@@ -101,8 +101,8 @@ def test_lasts():
 
 class TestAProcessThatHangs:
     def test_a_thread_that_keeps_the_process_is_named(self, tmp_path) -> None:
-        """If a thread that a test has left keeps the process alive, the output names the function in which
-        it waits.
+        """If a thread that a test has left keeps the process alive, the output names
+        the function in which it waits.
         """
         ran = run(
             tmp_path,

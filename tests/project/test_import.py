@@ -58,15 +58,15 @@ USED = """
 class TestImport:
     @pytest.mark.parametrize("body", ["", USED], ids=["imported", "used"])
     def test_nothing_heavy_is_loaded(self, run_script, body) -> None:
-        """Neither the import nor a use without a session loads torch, an engine, numpy or a dependency of
-        stepprof.
+        """Neither the import nor a use without a session loads torch, an engine, numpy
+        or a dependency of stepprof.
         """
         done = run_script(LOADED.replace("    BODY\n", body)).check()
         assert done.stdout.split() == []
 
     def test_only_what_the_training_loop_calls_is_loaded(self, run_script) -> None:
-        """The import loads only the modules that a training loop calls, because each is a file to read in
-        every process.
+        """The import loads only the modules that a training loop calls, because each is a
+        file to read in every process.
         """
         done = run_script(
             """

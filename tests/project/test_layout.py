@@ -94,8 +94,8 @@ TESTED_THROUGH = {
 
 
 def cycles(graph: Imports) -> list[list[str]]:
-    """Return the groups of modules that reach each other, the strongly connected components (Kosaraju's
-    algorithm).
+    """Return the groups of modules that reach each other, the strongly connected
+    components (Kosaraju's algorithm).
     """
     reverse: Imports = {module: set() for module in graph}
     for module, targets in graph.items():
@@ -125,8 +125,8 @@ class TestCycles:
         assert cycles(graph) == found
 
     def test_no_modules_import_each_other(self) -> None:
-        """No two modules import each other, directly or through others. Imports for types and inside
-        functions count.
+        """No two modules import each other, directly or through others. Imports for
+        types and inside functions count.
         """
         graph = imports()
         assert len(graph) > 300
@@ -136,8 +136,8 @@ class TestCycles:
 
 class TestFiles:
     def test_each_module_has_one(self) -> None:
-        """Each module has a test file of its name, is imported by a test file of its folder, or is in one
-        of the lists.
+        """Each module has a test file of its name, is imported by a test file of its
+        folder, or is in one of the lists.
         """
         listed = {*NOT_TESTED, *(module for parts in TESTED_THROUGH.values() for module in parts.split())}
         assert sorted(set(untested()) - listed) == []
@@ -151,8 +151,8 @@ class TestFiles:
 
 
 def untested() -> Iterator[str]:
-    """Yield the modules that have no test file of their name, and that no test file of their folder
-    imports.
+    """Yield the modules that have no test file of their name, and that no test
+    file of their folder imports.
     """
     files = modules()
     seen = {folder: imported_in(folder) for folder in TESTS.rglob("*") if folder.is_dir()}

@@ -60,8 +60,8 @@ def files(place: Path) -> Iterator[Path]:
 class TestWords:
     @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
     def test_words_of_the_dialect_are_not_used(self, place):
-        """No file contains a word of the list. Write the actor and the noun: the background thread, pending
-        exports, the result.
+        """No file contains a word of the list. Write the actor and the noun: the background thread,
+        pending exports, the result.
         """
         found = [
             f"{path}:{number}: {match[0]}"

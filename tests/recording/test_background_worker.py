@@ -59,8 +59,8 @@ class TestBackground:
         assert done.wait(0.9)
 
     def test_watch_takes_effect_before_the_wake(self, background, monkeypatch) -> None:
-        """`watch` takes effect before it wakes the thread. Otherwise the next round, and a cap, would be
-        one second late.
+        """`watch` takes effect before it wakes the thread. Otherwise the next round, and a
+        cap, would be one second late.
         """
         one, seen = background(), []
         monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
@@ -123,8 +123,8 @@ class TestBackground:
         assert ended.wait(5)
 
     def test_work_that_posts_work_after_the_end_is_done(self, background) -> None:
-        """After the stop, work that posts more work does it on the same thread. The periodic tasks do not
-        run.
+        """After the stop, work that posts more work does it on the same thread.
+        The periodic tasks do not run.
         """
         done = []
         one = background(lambda: done.append("chore"))
@@ -140,8 +140,8 @@ class TestBackground:
 
 
 def test_work_is_in_the_hands_of_no_thread_between_two_rounds() -> None:
-    """A round does all work that was posted before it, even if the background thread waits for its own
-    round.
+    """A round does all work that was posted before it, even if the background
+    thread waits for its own round.
     """
     background, done = Background(), []
     background.start()

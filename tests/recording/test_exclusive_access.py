@@ -49,8 +49,8 @@ class TestExclusiveAccess:
         assert taken == [True]
 
     def test_reentry_on_the_same_thread_is_refused(self) -> None:
-        """A second call on the same thread raises an error instead of a deadlock, and the first one keeps
-        its access.
+        """A second call on the same thread raises an error instead of a deadlock, and
+        the first one keeps its access.
         """
         access = ExclusiveAccess()
         access.acquire(0)

@@ -1,5 +1,5 @@
-"""A job ends during a recording as it would without stepprof, and the manifest has the outcome of the
-recording.
+"""A job ends during a recording as it would without stepprof, and the manifest has
+the outcome of the recording.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def eventually(condition, timeout=60):
 
 class TestEndOfTheScript:
     def test_inside_a_window_that_was_never_stopped(self, warm):
-        """If the script ends in an open window, its capture is kept as partial, and the script ends as
-        usual.
+        """If the script ends in an open window, its capture is kept as partial,
+        and the script ends as usual.
         """
         warm.run_twice("""
             stepprof.init()
@@ -54,8 +54,8 @@ class TestEndOfTheScript:
         assert warm.is_readable(window)
 
     def test_os_exit_in_the_body(self, warm):
-        """If the body calls `os._exit`, no code of stepprof runs, and the manifest that was written ahead
-        says lost.
+        """If the body calls `os._exit`, no code of stepprof runs, and the manifest that
+        was written ahead says lost.
         """
         ran = warm.run_twice("""
             stepprof.init()
@@ -69,8 +69,8 @@ class TestEndOfTheScript:
         assert window["error"] == "the process ended before the capture was stopped"
 
     def test_an_uncaught_exception(self, warm):
-        """An exception ends the script with its own traceback. The capture is complete, and the manifest
-        names the exception.
+        """An exception ends the script with its own traceback. The capture is complete, and the
+        manifest names the exception.
         """
         ran = warm.run_twice("""
             stepprof.init()
@@ -86,8 +86,8 @@ class TestEndOfTheScript:
         assert warm.is_readable(window)
 
     def test_an_exception_reaches_the_caller_unchanged(self, warm):
-        """The caller gets the same exception object, each call ran once, and the next selected step is
-        recorded.
+        """The caller gets the same exception object, each call ran once, and the
+        next selected step is recorded.
         """
         warm.run_twice(
             """
@@ -208,8 +208,8 @@ class TestSignals:
     @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_sigterm_during_an_act_of_stepprof(self, warm, moment, number):
-        """If the signal arrives while stepprof changes its state, the job dies of it, and the manifest has
-        the outcome.
+        """If the signal arrives while stepprof changes its state, the job dies of it, and
+        the manifest has the outcome.
         """
         ran = warm.run(
             """
@@ -326,7 +326,9 @@ class TestSignals:
         assert [warm.window(step)["status"] for step in (2, 3, 4, 5)] == ["complete"] * 4
 
     def test_a_second_sigterm(self, warm):
-        """A second SIGTERM during the first one kills the process, and the capture is lost."""
+        """A second SIGTERM during the handling of the first one kills the
+        process, and the capture is lost.
+        """
         ran = warm.run(
             """
             stepprof.init()
@@ -342,8 +344,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("inside", [False, True])
     def test_a_hanging_stop_delays_the_death_by_the_budget(self, warm, inside):
-        """If the stop hangs, SIGTERM kills the process after its budget, whether it arrived before or
-        during the stop.
+        """If the stop hangs, SIGTERM kills the process after its budget, whether it
+        arrived before or during the stop.
         """
         ran = warm.run(
             """
@@ -366,8 +368,8 @@ class TestSignals:
         assert warm.window()["status"] == "lost"
 
     def test_sigterm_while_another_thread_records(self, warm):
-        """If another thread records and the main thread has had no capture, SIGTERM kills the process, and
-        the capture is lost.
+        """If another thread records and the main thread has had no capture, SIGTERM kills the
+        process, and the capture is lost.
         """
         ran = warm.run_twice("""
             stepprof.init()
@@ -402,8 +404,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_while_an_export_runs(self, warm, number):
-        """If a signal kills the job during an export, the child finishes the file and updates the
-        manifest.
+        """If a signal kills the job during an export, the child finishes the
+        file and updates the manifest.
         """
         running = warm.start("""
             stepprof.init()
@@ -449,8 +451,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
     def test_an_export_hangs_at_the_end(self, warm, end):
-        """If the export's child hangs on a lock, the parent exports, at the end of the script and after
-        SIGTERM.
+        """If the export's child hangs on a lock, the parent exports, at the end of
+        the script and after SIGTERM.
         """
         script = f"""
             os.register_at_fork(after_in_child=lock.acquire)
@@ -510,8 +512,8 @@ def fork():
 
 class TestForks:
     def test_a_fork_in_every_state(self, warm):
-        """A forked child has no session, in every state of the parent, and the parent's capture is
-        complete.
+        """A forked child has no session, in every state of the parent, and the
+        parent's capture is complete.
         """
         warm.run_twice(
             CHILD
@@ -537,8 +539,8 @@ fork()
         assert len(list((warm.run_path / "spans").iterdir())) == 1
 
     def test_dataloader_workers(self, warm):
-        """Workers of a DataLoader have no session, and `terminate` ends a child at once. The parent's
-        capture is complete.
+        """Workers of a DataLoader have no session, and `terminate` ends a child at once. The
+        parent's capture is complete.
         """
         ran = warm.run_twice(
             CHILD

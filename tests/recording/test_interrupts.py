@@ -100,8 +100,8 @@ def elsewhere(act) -> None:
     ids=["inline", "joined", "regions"],
 )
 def test_an_interrupt_at_any_point_is_survived(tmp_path, more) -> None:
-    """The steps after each interrupt are recorded, on this thread and on another one, and the run ends at
-    once.
+    """The steps after each interrupt are recorded, on this thread and on another
+    one, and the run ends at once.
     """
     session = stepprof.init(
         {

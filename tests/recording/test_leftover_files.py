@@ -65,8 +65,8 @@ def left(run):
 
 class TestRemove:
     def test_leftovers_of_dead_processes_are_removed(self, run, left):
-        """Leftovers of dead processes are removed. Files of living processes, of other machines and with
-        other names stay.
+        """Leftovers of dead processes are removed. Files of living processes, of other
+        machines and with other names stay.
         """
         dead, living = left
         others = [
@@ -99,8 +99,8 @@ class TestRemove:
         assert is_left_over(f".a.json.{pid}-{machine}-{int(start, 16) - 1:x}-{number}")
 
     def test_a_forked_child_is_a_process_of_its_own(self, tmp_path):
-        """The temporary file of a forked child names the child, and is left over once the child was
-        killed.
+        """The temporary file of a forked child names the child, and is left
+        over once the child was killed.
         """
         process = atomic_files._process(os.getpid())
         reader, writer = os.pipe()
@@ -117,8 +117,8 @@ class TestRemove:
 class TestSession:
     @pytest.mark.parametrize(("rank", "stays"), [(0, False), (1, True)])
     def test_only_one_process_of_a_run_looks_for_leftovers(self, tmp_path, rank, stays):
-        """Rank 0 removes the leftovers and rank 1 does not, because each would read the folders of all
-        ranks.
+        """Rank 0 removes the leftovers and rank 1 does not, because each would
+        read the folders of all ranks.
         """
         session = stepprof.init({"output_dir": str(tmp_path), "backend": "null"}, rank=rank, world_size=2)
         process, file = writing(session.path / "status" / "rank-3.json", "killed")

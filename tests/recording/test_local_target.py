@@ -55,8 +55,8 @@ def until(condition, seconds=10.0):
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
     def test_the_end_of_an_export_does_not_affect_the_next_capture(self, start, monkeypatch) -> None:
-        """If an export ends on its own thread while the next capture begins, that capture is watched all
-        the same.
+        """If an export ends on its own thread while the next capture begins, that
+        capture is watched all the same.
         """
         session = start(steps="2")
         watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
@@ -117,8 +117,8 @@ class TestWindows:
         assert [w["artifacts"][0]["path"] for w in found] == ["actor/rank-0.json", "actor/rank-0.2.json"]
 
     def test_a_window_of_another_step_that_outlives_the_capture_is_partial(self, start) -> None:
-        """If two steps overlap, the capture ends with its own step, and the window of the other step is
-        partial.
+        """If two steps overlap, the capture ends with its own step, and the window
+        of the other step is partial.
         """
         session = start(steps="2-3")
         two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
@@ -131,8 +131,8 @@ class TestWindows:
         ]
 
     def test_the_capture_ends_with_the_last_window_of_its_step(self, start) -> None:
-        """If the window that opened the capture exits first, the capture ends with the window that joined
-        it.
+        """If the window that opened the capture exits first, the capture ends
+        with the window that joined it.
         """
         session = start(steps="2")
         outer = profile_step(2, role="rollout").start()
@@ -144,8 +144,8 @@ class TestWindows:
         assert [w["status"] for w in ended(session)] == ["complete", "joined"]
 
     def test_overlapping_windows_in_threads(self, start) -> None:
-        """If three threads enter windows of a step at the same time, one window opens the capture and the
-        others join it.
+        """If three threads enter windows of a step at the same time, one window opens the
+        capture and the others join it.
         """
         session = start(steps="2")
         barrier = threading.Barrier(4)
@@ -166,8 +166,8 @@ class TestWindows:
         assert sorted(w["status"] for w in ended(session)) == ["complete", "joined", "joined"]
 
     async def test_overlapping_windows_in_tasks(self, start) -> None:
-        """If coroutines of two steps overlap, the window of the other step is partial, and a later one of
-        the same step joins.
+        """If coroutines of two steps overlap, the window of the other step is partial, and a
+        later one of the same step joins.
         """
         session = start(steps="2-3")
 
@@ -184,8 +184,8 @@ class TestWindows:
         ]
 
     def test_an_exception_passes_unchanged(self, start) -> None:
-        """The caller gets the same exception object, the capture is complete, and the manifest names the
-        exception.
+        """The caller gets the same exception object, the capture is complete, and the
+        manifest names the exception.
         """
         session = start(steps="2")
         error = ValueError("mine")
@@ -210,8 +210,8 @@ class TestWindows:
         assert control.captures[0].metadata["version"] == "v7"
 
     def test_a_second_stop_is_refused(self, start, log) -> None:
-        """A start of an open window, a second stop, and a stop without a start are logged and call no
-        backend.
+        """A start of an open window, a second stop, and a stop without a start
+        are logged and call no backend.
         """
         start(steps="2")
         window = profile_step(2).start()
@@ -255,8 +255,8 @@ class TestWindows:
 @pytest.mark.usefixtures("faulty")
 class TestLeftOpen:
     def test_the_next_start_of_its_role_closes_it_as_partial(self, start) -> None:
-        """The next start of the same role closes the open window as partial with a reason, and is captured
-        itself.
+        """The next start of the same role closes the open window as partial with a
+        reason, and is captured itself.
         """
         session = start(steps="2-3")
         profile_step(2, role="actor").start()
@@ -278,8 +278,8 @@ class TestLeftOpen:
         assert [w["status"] for w in ended(session)] == ["complete", "partial", "joined"]
 
     def test_another_role_or_thread_leaves_it_alone(self, start) -> None:
-        """A window that was left open is closed neither by another role, nor by another thread, nor by the
-        start of a `with` block.
+        """A window that was left open is closed neither by another role, nor by another thread, nor by
+        the start of a `with` block.
         """
         start(steps="none", spans=True)
         window = profile_step(2, role="actor").start()
@@ -312,8 +312,8 @@ class TestLeftOpen:
 @pytest.mark.usefixtures("faulty")
 class TestCapturePerRole:
     def test_windows_without_a_role_open_nothing(self, start) -> None:
-        """With `capture_per = "role"`, the window of the whole step opens no capture, and each role has its
-        own.
+        """With `capture_per = "role"`, the window of the whole step opens no
+        capture, and each role has its own.
         """
         session = start(steps="2", capture_per="role")
         with profile_step(2):
@@ -325,8 +325,8 @@ class TestCapturePerRole:
 @pytest.mark.usefixtures("faulty")
 class TestRolePolicies:
     def test_each_role_has_its_own_steps_and_ranks(self, start) -> None:
-        """Each role is recorded only on its own steps and ranks. A role that is not selected is in no
-        manifest.
+        """Each role is recorded only on its own steps and ranks. A role that is
+        not selected is in no manifest.
         """
         roles = {"rollout": {"steps": "3"}, "ref": {"ranks": "1"}, "critic": {"enabled": False}}
         session = start(steps="2", roles=roles, rank=0, world_size=2)
@@ -389,7 +389,9 @@ class TestJoinSteps:
         assert [status for _, _, status in outcomes(session)] == ["complete", "complete"]
 
     def test_the_last_step_lacks_a_window(self, start) -> None:
-        """If the last step lacks a window, the first window of the next step ends the capture."""
+        """If the last step lacks a window, the first window of a step that is
+        not selected ends the capture.
+        """
         session = start(steps="2-3", join_steps=True)
         loop([2], ["rollout", "actor"])
         loop([3], ["rollout"])
@@ -420,8 +422,8 @@ class TestJoinSteps:
         assert outcomes(session) == [(2, "actor", "complete"), (3, "actor", "joined")]
 
     def test_a_cap_ends_the_run(self, start) -> None:
-        """If a cap ends the capture, later windows of the same step are skipped. The next step has a
-        capture of its own.
+        """If a cap ends the capture, later windows of the same step are skipped. The next
+        step has a capture of its own.
         """
         session = start(steps="2-4", join_steps=True, max_bytes="1kB")
         loop([2])
@@ -444,8 +446,8 @@ class TestJoinSteps:
 @pytest.mark.usefixtures("faulty")
 class TestArming:
     def test_arming_happens_at_the_exit_of_the_previous_step(self, start, log) -> None:
-        """The backend is armed at the exit of the step before the selected one, so that the selected step
-        starts faster.
+        """The backend is armed at the exit of the step before the selected one, so that the
+        selected step starts faster.
         """
         start(steps="2")
         loop([1])
@@ -463,8 +465,8 @@ class TestArming:
 
     @pytest.mark.parametrize(("per", "role"), [("step", None), ("role", "actor")])
     def test_the_state_names_the_window_it_is_armed_for(self, start, per, role) -> None:
-        """The state names the window that will open the capture: the whole step's window if it may, or else
-        the role's.
+        """The state names the window that will open the capture: the whole step's window
+        if it may, or else the role's.
         """
         start(steps="2", capture_per=per)
         with profile_step(1):
@@ -509,8 +511,8 @@ class TestArming:
         assert control.calls == ["arm", "abort"]
 
     def test_armed_for_another_step(self, start) -> None:
-        """If the armed step is not entered, the backend is disarmed and armed again for the next selected
-        step.
+        """If the armed step is not entered, the backend is disarmed and armed
+        again for the next selected step.
         """
         session = start(steps="2, 7")
         loop([1])
@@ -586,8 +588,8 @@ class TestFailures:
         ]
 
     def test_a_failed_stop(self, start) -> None:
-        """If the stop fails, the capture's windows and those that joined it are failed. The next step is
-        recorded.
+        """If the stop fails, the capture's windows and those that joined it are
+        failed. The next step is recorded.
         """
         session = start(steps="2-3")
         control.fail("stop")
@@ -606,8 +608,8 @@ class TestFailures:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_a_failed_start_fails_the_window(self, start) -> None:
-        """If the start fails without earlier arming, the window is failed with the reason, and the body
-        runs.
+        """If the start fails without earlier arming, the window is failed with
+        the reason, and the body runs.
         """
         session = start(steps="2")
         control.fail("start")
@@ -629,8 +631,8 @@ class TestFailures:
 
     @pytest.mark.parametrize("call", ["start", "stop"])
     def test_an_interrupt_inside_the_backend(self, start, call) -> None:
-        """An interrupt in the backend's start or stop reaches the caller. Its window is failed, and the
-        next step is recorded.
+        """An interrupt in the backend's start or stop reaches the caller. Its window is failed,
+        and the next step is recorded.
         """
         session = start(steps="2-3")
         control.fail(call, KeyboardInterrupt())
@@ -644,8 +646,8 @@ class TestFailures:
         ]
 
     def test_an_abort_that_raises(self, start, log) -> None:
-        """If `abort` raises an exception, against its contract, this is logged, and the next step is
-        recorded.
+        """If `abort` raises an exception, against its contract, this is logged,
+        and the next step is recorded.
         """
         session = start(steps="2-3")
         control.fail("stop")
@@ -728,8 +730,8 @@ class TestCaps:
         ],
     )
     def test_a_cap_ends_the_capture(self, start, cap, reason) -> None:
-        """A cap ends the capture, which is complete with the cap's name. Later windows of the step are
-        skipped.
+        """A cap ends the capture, which is complete with the cap's name. Later
+        windows of the step are skipped.
         """
         session = start(steps="2", **cap)
         with profile_step(2):
@@ -750,8 +752,8 @@ class TestCaps:
 
     @pytest.mark.parametrize("edge", ["region", "mark", "tick", "window", "window not selected"])
     def test_a_thread_bound_backend_is_capped_by_its_own_thread(self, start, edge) -> None:
-        """A backend that is bound to its thread is stopped by that thread, at its next region, mark, tick
-        or window.
+        """A backend that is bound to its thread is stopped by that thread, at its next
+        region, mark, tick or window.
         """
         control.thread_bound = True
         session = start(steps="2", max_bytes="1kB", roles={"ref": {"enabled": False}})
@@ -783,8 +785,8 @@ class TestCaps:
 @pytest.mark.usefixtures("faulty")
 class TestThreadBound:
     def test_a_stop_on_another_thread_is_posted(self, start, log) -> None:
-        """The stop of a thread-bound capture on another thread is logged with the owner, who carries it out
-        at its next region.
+        """The stop of a thread-bound capture on another thread is logged with the owner, who
+        carries it out at its next region.
         """
         control.thread_bound = True
         session = start(steps="2")
@@ -816,8 +818,8 @@ class TestThreadBound:
         assert len([line for line in log if line["event"] == "capture.stop_posted"]) == 1
 
     def test_the_end_of_the_run_on_another_thread(self, start) -> None:
-        """If the thread that owns the capture has ended, the capture is failed with this reason at the end
-        of the run.
+        """If the thread that owns the capture has ended, the capture is failed with this
+        reason at the end of the run.
         """
         control.thread_bound = True
         session = start(steps="2")
@@ -827,8 +829,8 @@ class TestThreadBound:
         assert window["error"].startswith("the run ended while it was recording, on another thread")
 
     def test_the_end_of_the_run_waits_for_the_owning_thread(self, start) -> None:
-        """If the owning thread still enters regions, it stops the capture at the end of the run, and the
-        window is partial.
+        """If the owning thread still enters regions, it stops the capture at the end of the
+        run, and the window is partial.
         """
         control.thread_bound = True
         session = start(steps="2")
@@ -889,8 +891,8 @@ class TestStopOnAnotherThread:
         assert 0.02 < second["wait_seconds"] < 5
 
     def test_a_window_is_skipped_after_the_timeout(self, handing_over) -> None:
-        """If the stop does not end in time, the next window is skipped with the reason and the waiting
-        time.
+        """If the stop does not end in time, the next window is skipped with the
+        reason and the waiting time.
         """
         session = handing_over(engine_stop_timeout_seconds=0.1)
         loop([3])
@@ -971,8 +973,8 @@ class TestStopOnAnotherThread:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_a_window_inside_the_backends_own_act_is_skipped(self, start) -> None:
-        """A window inside a call of the backend, as of a signal handler, is skipped, because it would wait
-        for itself.
+        """A window inside a call of the backend, as of a signal handler, is skipped,
+        because it would wait for itself.
         """
         session = start(steps="2-3")
 
@@ -995,8 +997,8 @@ class TestStopOnAnotherThread:
 @pytest.mark.usefixtures("faulty")
 class TestStateAndLog:
     def test_each_transition_is_one_line(self, start, log) -> None:
-        """Each change of state is one log line with step, role, rank, backend, and the seconds in the state
-        before.
+        """Each change of state is one log line with step, role, rank, backend, and the
+        seconds in the state before.
         """
         start(steps="2", rank=3, world_size=4, ranks="3")
         loop([1, 2], ["actor"])
@@ -1058,8 +1060,8 @@ def test_after_shutdown_the_state_is_idle(start, faulty) -> None:
 
 class TestManifest:
     def test_the_training_thread_writes_one_version(self, run_script) -> None:
-        """After the capture, only the background thread writes the manifest, even if the export runs in
-        place.
+        """After the capture, only the background thread writes the manifest, even
+        if the export runs in place.
         """
         done = run_script("""
 import threading, time

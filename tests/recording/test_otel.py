@@ -1,5 +1,5 @@
-"""Sending spans to a collector over HTTP: one that accepts, one that refuses, one that hangs, and none at
-all.
+"""Sending spans to a collector over HTTP: one that accepts, one that refuses, one
+that hangs, and none at all.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def record(tmp_path, url, rank=0, steps=(1, 2), **options) -> None:
 
 class TestCollector:
     def test_a_step_is_one_trace_on_all_ranks(self, tmp_path, collector) -> None:
-        """All ranks of a step share one trace. Windows lie below the whole step, and regions below their
-        window.
+        """All ranks of a step share one trace. Windows lie below the whole step,
+        and regions below their window.
         """
         before = time.time_ns()
         for rank in (0, 1):
@@ -162,8 +162,8 @@ class TestCollector:
         assert resource["host.name"] == socket.gethostname()
 
     def test_a_collector_that_refuses(self, tmp_path) -> None:
-        """If the collector refuses the spans, one line gives the reason and one the number of dropped
-        spans.
+        """If the collector refuses the spans, one line gives the reason and one
+        the number of dropped spans.
         """
         refusing = Collector(status=400)
         try:

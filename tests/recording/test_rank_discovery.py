@@ -197,8 +197,8 @@ class TestProcessGroup:
         assert "run.divided" not in ran[0].stderr + ran[1].stderr
 
     def test_init_before_the_process_group(self, warm):
-        """Ranks that call `init` before their process group have a run each. One of them logs this once
-        with the correction.
+        """Ranks that call `init` before their process group have a run each. One of them logs
+        this once with the correction.
         """
         ran = self.ranks(warm, "before")
         runs = list_runs(warm.folder / "runs")
@@ -277,8 +277,8 @@ for _ in range(3):
         ]
 
     def test_ray(self, warm):
-        """With a stand-in for Ray, the driver and the actors share a run. Processes without a rank record
-        nothing.
+        """With a stand-in for Ray, the driver and the actors share a run. Processes
+        without a rank record nothing.
         """
         (warm.folder / "ray.py").write_text(
             textwrap.dedent("""

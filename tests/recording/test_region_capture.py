@@ -35,8 +35,8 @@ def regions_of(session) -> list[tuple]:
 @pytest.mark.usefixtures("faulty")
 class TestCapturePerRegion:
     def test_each_named_region_is_a_capture(self, start) -> None:
-        """Each entry of a named region in the selected step has its own capture. Other regions and steps
-        have none.
+        """Each entry of a named region in the selected step has its own capture. Other
+        regions and steps have none.
         """
         session = start(steps="2", capture_per="region", regions=["update", "reward"])
         for step in (1, 2, 3):
@@ -137,8 +137,8 @@ class TestCapturePerRegion:
         assert session.path is not None
 
     def test_a_failed_start_is_logged_once(self, start) -> None:
-        """If the start fails, the window has one failed entry, and later regions of the window do not try
-        again.
+        """If the start fails, the window has one failed entry, and later regions of
+        the window do not try again.
         """
         session = start(steps="2", capture_per="region", regions=["update"])
         control.fail("start", *[OSError("no")] * 5)
@@ -156,8 +156,8 @@ class TestCapturePerRegion:
         assert [w["status"] for w in ended(session)] == ["failed"]
 
     def test_a_window_that_joins_outlives_the_region(self, start) -> None:
-        """If a window joined the region's capture and ends later, it is partial, and the capture is
-        complete.
+        """If a window joined the region's capture and ends later, it is partial,
+        and the capture is complete.
         """
         roles = {"ref": {"capture_per": "step"}}
         session = start(steps="2", capture_per="region", regions=["update"], roles=roles)
@@ -196,8 +196,8 @@ class TestSchedule:
         ],
     )
     def test_which_entries_are_captured(self, start, schedule, expected) -> None:
-        """The first entries are skipped. Then each round has entries for waiting, for the warm-up and for
-        the capture.
+        """The first entries are skipped. Then each round has entries for waiting, for the
+        warm-up and for the capture.
         """
         session = start(steps="2", schedule={"region": "mini_batch", **schedule})
         with profile_step(2):
@@ -208,8 +208,8 @@ class TestSchedule:
         assert regions_of(session) == [("mini_batch", "complete")] * repeat
 
     def test_the_capture_is_armed_during_the_warm_up(self, start) -> None:
-        """The capture is armed during waiting and warm-up, and disarmed at the end of the window if no
-        further entry came.
+        """The capture is armed during waiting and warm-up, and disarmed at the end of the
+        window if no further entry came.
         """
         start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
         with profile_step(2):
@@ -218,8 +218,8 @@ class TestSchedule:
         assert stepprof.state().status == "idle"
 
     def test_a_region_that_is_never_reached_leaves_nothing_armed(self, start, log) -> None:
-        """If the first active entry never comes, the window is skipped with the number of entries, and the
-        capture is disarmed.
+        """If the first active entry never comes, the window is skipped with the number of entries,
+        and the capture is disarmed.
         """
         session = start(steps="2", schedule={"region": "mini_batch", "skip_first": 5})
         with profile_step(2):
@@ -289,8 +289,8 @@ class TestWhatIsInTheCapture:
         return [(a.name, a.kind, dict(a.attributes)) for a in control.annotations[0]]
 
     def test_synchronous_regions_are_marked(self, start) -> None:
-        """The backend marks a synchronous region while it runs. Regions outside of the capture are not
-        marked.
+        """The backend marks a synchronous region while it runs. Regions outside
+        of the capture are not marked.
         """
         start(steps="2")
         with region("before"), profile_step(2), region("forward"):

@@ -1,5 +1,5 @@
-"""The session of a process: its begin, its end, the windows that it selects, and the calls that it
-refuses.
+"""The session of a process: its begin, its end, the windows that it selects,
+and the calls that it refuses.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Step(enum.IntEnum):
 
 @pytest.fixture
 def init(tmp_path, monkeypatch):
-    """Return `stepprof.init` with the null backend in the folder of the test. The session ends with the
-    test.
+    """Return `stepprof.init` with the null backend in the folder of the test.
+    The session ends with the test.
     """
     monkeypatch.chdir(tmp_path)
 
@@ -68,8 +68,8 @@ class TestInit:
         assert json.loads((first.path / "run.json").read_text())["config"]["steps"] == "2"
 
     def test_another_configuration_is_refused(self, init) -> None:
-        """An `init` with another configuration names the keys that differ, and the first session
-        continues.
+        """An `init` with another configuration names the keys that differ, and
+        the first session continues.
         """
         first = init({"steps": "2"})
         message = r"init\(\) was already called with another configuration \(different: steps, ranks\); call stepprof.shutdown\(\) first"
@@ -170,8 +170,8 @@ class TestRank:
         ],
     )
     def test_where_it_is_from(self, init, monkeypatch, arguments, environ, rank) -> None:
-        """The rank comes from the arguments or else from the launcher's variables, and is in the name of
-        the manifest.
+        """The rank comes from the arguments or else from the launcher's variables, and is
+        in the name of the manifest.
         """
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -201,8 +201,8 @@ class TestRank:
 
     @pytest.mark.torch
     def test_torch_distributed_is_initialised_later(self, run_script, warm) -> None:
-        """The rank is read again at the first selected step, if torch.distributed was initialised after
-        `init`.
+        """The rank is read again at the first selected step, if torch.distributed
+        was initialised after `init`.
         """
         script = """
             import json, os, sys, tempfile
@@ -316,8 +316,8 @@ class TestSteps:
                 profile_step(2).stop()
 
     def test_a_step_that_was_never_entered_is_reported(self, start, log) -> None:
-        """At the end, one line names the selected steps that were never entered. Steps of a period are not
-        expected.
+        """At the end, one line names the selected steps that were never entered. Steps
+        of a period are not expected.
         """
         start(steps="2, 5-7, every 100", roles={"ref": {"enabled": False}})
         loop([1, 2, 3, 4, 5])
@@ -326,8 +326,8 @@ class TestSteps:
         assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
 
     def test_a_step_that_was_never_entered_is_left_to_the_driver(self, start, log) -> None:
-        """A session that follows another process does not log missed steps, because it does not see every
-        role.
+        """A session that follows another process does not log missed steps,
+        because it does not see every role.
         """
         start(steps="2").lent = True
         stepprof.shutdown()
@@ -379,8 +379,8 @@ class TestSteps:
         assert stepprof.init({"steps": "9"}) is session
 
     def test_an_internal_error_does_not_reach_the_loop(self, start, log, monkeypatch) -> None:
-        """An internal error, here a broken torch, is logged, and the loop continues. With `strict` it is
-        raised.
+        """An internal error, here a broken torch, is logged, and the loop
+        continues. With `strict` it is raised.
         """
 
         def broken():

@@ -58,8 +58,8 @@ def folder(tmp_path):
 
 class TestFiles:
     def test_a_header_and_a_line_per_span(self, folder) -> None:
-        """The header names the run, the rank and the clocks. Marks and counters follow with absolute
-        times.
+        """The header names the run, the rank and the clocks. Marks and
+        counters follow with absolute times.
         """
         file = SpanFile(folder, {"run_id": "r", "rank": 0}, Anchor.take())
         recorder = Recorder()
@@ -89,8 +89,8 @@ class TestFiles:
         assert not folder.path.exists()
 
     def test_files_roll(self, folder) -> None:
-        """When a file reaches its size, the next one begins with its own header. Each span is written
-        once.
+        """When a file reaches its size, the next one begins with its own
+        header. Each span is written once.
         """
         file = SpanFile(folder, {}, Anchor.take(), roll_bytes=100_000)
         recorder = Recorder()
@@ -270,8 +270,8 @@ class TestLosses:
         assert sum(line["event"] == "spans.not_written" for line in log) == 1
 
     def test_bad_attributes_never_cost_the_others(self, start) -> None:
-        """An attribute that another thread changes meanwhile does not prevent its span or others from being
-        written.
+        """An attribute that another thread changes meanwhile does not prevent its span
+        or others from being written.
         """
         session = start(backend="null")
         growing: dict = {str(n): n for n in range(50)}
@@ -311,8 +311,8 @@ class TestClockAndThreads:
         assert [s["thread"] for s in spans_of(session, "m")] == ids
 
     def test_torch_imported_after_the_session(self, run_script) -> None:
-        """If torch is imported after `init`, the recorder asks torch whether it compiles. No mark is
-        written meanwhile.
+        """If torch is imported after `init`, the recorder asks torch whether it compiles.
+        No mark is written meanwhile.
         """
         done = run_script(
             """

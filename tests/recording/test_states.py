@@ -177,8 +177,8 @@ class Sequences(RuleBasedStateMachine):
         return outcomes
 
     def _edge(self, where) -> list[str]:
-        """Return the event with which the owner's next call begins if a stop was posted: the stop is
-        carried out.
+        """Return the event with which the owner's next call begins if a stop was
+        posted: the stop is carried out.
         """
         return [ASKED] if self.asked and where == self.owner else []
 
@@ -528,8 +528,8 @@ def plugin(tmp_path_factory, monkeypatch):
 class TestEveryPair:
     @pytest.mark.timeout(0)  # the number of sequences is configurable; each wait in them is limited
     def test_random_sequences(self) -> None:
-        """In random sequences of events, each event makes the transitions in the table, and the invariants
-        hold.
+        """In random sequences of events, each event makes the transitions in the
+        table, and the invariants hold.
         """
         run_state_machine_as_test(
             Sequences,

@@ -52,8 +52,8 @@ class TestStderr:
         assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
 
     def test_a_frameworks_log_level_does_not_hide_the_line(self, run_script):
-        """In a session of an adapter, the line is printed once per step, even if the framework hides lines
-        below WARNING.
+        """In a session of an adapter, the line is printed once per step, even if the
+        framework hides lines below WARNING.
         """
         for level in ("WARNING", "INFO"):
             shown = run_script(SCRIPT, "0", level, "adapter").stderr
@@ -64,8 +64,8 @@ class TestStderr:
 @pytest.mark.usefixtures("faulty")
 class TestOncePerStep:
     def test_roles_of_a_step_share_a_line(self, start, log):
-        """One line for the step has the number of files of all its roles, the run and the rank. It is
-        written after the step.
+        """One line for the step has the number of files of all its roles, the run and the rank.
+        It is written after the step.
         """
         session = start(steps="2")
         for role in ("actor", "critic"):

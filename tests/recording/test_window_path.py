@@ -1,5 +1,5 @@
-"""The calls of a recorded window, from the `with` statement to the profiler's start, as `sys.setprofile`
-sees them.
+"""The calls of a recorded window, from the `with` statement to the profiler's start,
+as `sys.setprofile` sees them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PATH = (
 )
 """The modules with a frame on the stack when the profiler starts, one frame each."""
 MOST_CALLS = {"first": 360, "armed": 190}
-"""The largest number of Python functions, of any library, from the enter to the profiler's start. Arming
-takes half of them.
+"""The largest number of Python functions, of any library, from the enter to the profiler's
+start. Arming takes half of them.
 """
 
 
@@ -69,8 +69,8 @@ class Calls:
 
 @pytest.fixture(params=["first", "armed"])
 def calls(request, tmp_path) -> Iterator[Calls]:
-    """Yield the calls of a recorded window: of the first step, or of one that was armed in the step
-    before.
+    """Yield the calls of a recorded window: of the first step, or of one that
+    was armed in the step before.
     """
     stepprof.init({"backend": "null", "steps": "2", "output_dir": str(tmp_path)})
     if request.param == "armed":
@@ -87,8 +87,8 @@ def calls(request, tmp_path) -> Iterator[Calls]:
 
 class TestEntry:
     def test_each_module_has_one_frame(self, calls, request) -> None:
-        """The calls from the window to the profiler have one frame for each module in the path, and few
-        others.
+        """The calls from the window to the profiler have one frame for each module
+        in the path, and few others.
         """
         assert tuple(calls.path) == PATH
         assert calls.until_start <= MOST_CALLS[request.node.callspec.params["calls"]]

@@ -101,8 +101,8 @@ class TestTwoJobs:
         assert any("two jobs that ran at once under one run id" in note for note in notes)
 
     def test_a_restarted_job_is_no_conflict(self, job, tmp_path):
-        """A job that is started again under its run id logs no conflict, and its windows are a second
-        occurrence.
+        """A job that is started again under its run id logs no conflict, and its
+        windows are a second occurrence.
         """
         logs = []
         for _ in range(2):

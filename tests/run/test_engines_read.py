@@ -176,8 +176,8 @@ class TestLost:
         assert found == ("lost", "the process ended")
 
     def test_the_state_on_another_host_is_unknown(self, run):
-        """If the driver ran on another host, the engine is lost, and the reason says that liveness could
-        not be checked.
+        """If the driver ran on another host, the engine is lost, and the reason says that
+        liveness could not be checked.
         """
         status, error = self.read(run, {"host": "elsewhere", "pid": 7})
         assert status == "lost"
@@ -204,8 +204,8 @@ class TestCheck:
         assert problems(run) == [f"step-000002/rollout/1: {status}: why"]
 
     def test_missing_and_damaged_files_are_problems(self, run):
-        """A file is a problem if it is missing, truncated, or differs in size. A file that no manifest
-        names is a note.
+        """A file is a problem if it is missing, truncated, or differs in size. A file that
+        no manifest names is a note.
         """
         engine = record_engine(run, files=("rank-0", "rank-1", "rank-2"))
         tell_engines(run, engine)
@@ -232,8 +232,8 @@ class TestCheck:
         ],
     )
     def test_complete_without_a_file(self, run, engine, found):
-        """A complete engine without a file is a problem. An engine of kind `rank` or `spans` needs no
-        file.
+        """A complete engine without a file is a problem. An engine of kind
+        `rank` or `spans` needs no file.
         """
         tell_engines(run, record_engine(run, data=b"", **engine))
         assert problems(run) == found
@@ -279,8 +279,8 @@ class TestCheck:
         assert problems(run) == []
 
     def test_driven_by_another_process(self, run):
-        """Three ranks attached two engines. `check` accepts rollout/0, which one rank reported, and reports
-        rollout/1, which no rank reported.
+        """`check` accepts rollout/0, whose outcome one rank has, and reports rollout/1, which each rank
+        leaves to another process.
         """
         mine = record_engine(run, 0)
         others = [
@@ -367,8 +367,8 @@ class TestCommands:
         assert (step["engines"], step["artifacts"]) == ({"complete": 1, "failed": 1}, 2)
 
     def test_check(self, recorded, capsys):
-        """`check` exits with status 1, prints the reason of the failed engine, and counts windows, engines
-        and artifacts.
+        """`check` exits with status 1, prints the reason of the failed engine, and counts
+        windows, engines and artifacts.
         """
         assert main(["check"]) == 1
         text = capsys.readouterr().out
@@ -384,8 +384,8 @@ class TestCommands:
 
 class TestLateStop:
     def test_a_report_is_of_the_window(self, late, capsys):
-        """The report counts only the forward steps and seconds inside the window. A finding states how many
-        it excluded.
+        """The report counts only the forward steps and seconds inside the window. A finding
+        states how many it excluded.
         """
         run = late()
         assert main(["report", str(run.path), "--json"]) == 0
@@ -425,8 +425,8 @@ class TestLateStop:
         assert any("its clock is known within 1 s only" in each["problem"] for each in report["problems"])
 
     def test_a_window_of_another_step_in_the_same_capture(self, late, run, capsys):
-        """A window that joined the capture of another step has only the forward steps between its own begin
-        and end.
+        """A window that joined the capture of another step has only the forward steps
+        between its own begin and end.
         """
         late()
         start = 1_700_000_000_000_000_000

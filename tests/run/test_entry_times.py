@@ -16,8 +16,8 @@ from stepprof.run.spans import read_spans
 
 FIGURES = {"arm": "arm_seconds", "start": "start_seconds", "stop": "stall_seconds"}
 COMPARED_NS = 50_000
-"""The largest difference [ns] between two comparisons of the wall clock with the monotonic clock on a busy
-machine.
+"""The largest difference [ns] between two comparisons of the wall clock with the
+monotonic clock on a busy machine.
 """
 
 
@@ -55,8 +55,8 @@ def spin(seconds: float) -> None:
 
 class TestTiming:
     def test_an_entry_before_the_body_has_only_known_times(self) -> None:
-        """The entry that is written before the body has its begin, its arming and its wait. All other
-        figures are None.
+        """The entry that is written before the body has its begin, its arming and its
+        wait. All other figures are None.
         """
         found = keys(Timing(500, waited_seconds=1.23456789))
         assert (found["start_unix_ns"], found["end_unix_ns"]) == (10**18 + 500, None)
@@ -65,7 +65,7 @@ class TestTiming:
 
     @pytest.mark.parametrize(("armed_ns", "start_seconds"), [(2_000_000, 0.002), (-9_000_000, 0.003)])
     def test_arming_counts_once(self, armed_ns, start_seconds) -> None:
-        """Arming after the begin of the wait is subtracted from the start time. Earlier arming is not."""
+        """Arming after the window was entered is subtracted from the start time. Earlier arming is not."""
         timing = Timing(1_000_000)
         timing.armed(armed_ns, armed_ns + 1_000_000)
         timing.begin(4_000_000)
@@ -81,8 +81,8 @@ class TestTiming:
         assert keys(timing)["start_seconds"] < 1000 == keys(timing)["wait_seconds"]
 
     def test_cpu_time_of_the_process_and_of_the_thread(self) -> None:
-        """`thread_cpu_seconds` counts the thread of the window, and `cpu_seconds` all threads of the
-        process.
+        """`thread_cpu_seconds` counts the thread of the window, and
+        `cpu_seconds` all threads of the process.
         """
         timing = Timing(0)
         timing.begin(time.perf_counter_ns())
@@ -110,8 +110,8 @@ class TestTiming:
         assert (found["thread_cpu_seconds"] is None) if moved else (found["thread_cpu_seconds"] >= 0.005)
 
     def test_the_first_end_counts(self) -> None:
-        """The first end, such as that of a cap, is kept. A body that begins after its capture has ended has
-        length zero.
+        """The first end, such as that of a cap, is kept. A body that begins after its
+        capture has ended has length zero.
         """
         timing = Timing(0)
         timing.begin(10)
@@ -151,8 +151,8 @@ class TestOwnTime:
             assert length > 0
 
     def test_start_and_stop_lie_outside(self, start) -> None:
-        """If the profiler is slow to arm, start and stop, each delay has its own figure, and the window
-        contains none.
+        """If the profiler is slow to arm, start and stop, each delay has its own figure,
+        and the window contains none.
         """
         session = start(steps="2")
         slow = {"arm": 0.05, "start": 0.03, "stop": 0.02}
@@ -186,8 +186,8 @@ class TestOwnTime:
         assert entry["start_unix_ns"] - entry["start_seconds"] * 1e9 > entry["arm_unix_ns"]
 
     def test_regions_have_their_own(self, start) -> None:
-        """The entry of a captured region has the region's times. A window inside the region has its own
-        times.
+        """The entry of a captured region has the region's times. A window inside
+        the region has its own times.
         """
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2, role="actor"):
@@ -207,8 +207,8 @@ class TestOwnTime:
         assert same(own(inner), windows_of_spans(session)["reward"])
 
     def test_a_window_that_outlives_the_region_that_it_joined(self, start) -> None:
-        """If a window joined a region's capture and ended later, its entry is partial and ends with the
-        capture.
+        """If a window joined a region's capture and ended later, its entry is
+        partial and ends with the capture.
         """
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2, role="actor"):
@@ -220,8 +220,8 @@ class TestOwnTime:
         assert joined["end_unix_ns"] < windows_of_spans(session)["reward"][1]
 
     def test_a_schedule(self, start) -> None:
-        """With a schedule, the entry lasts from the begin of the first recorded region to the end of the
-        last one.
+        """With a schedule, the entry lasts from the begin of the first recorded
+        region to the end of the last one.
         """
         session = start(steps="2", schedule={"region": "update", "wait": 1, "warmup": 1, "active": 2})
         with profile_step(2, role="actor"):
@@ -250,8 +250,8 @@ class TestOwnTime:
 
     @pytest.mark.parametrize("thread_bound", [False, True])
     def test_a_capped_capture(self, start, thread_bound) -> None:
-        """The entry and its CPU time end with the capture. A stop on the background thread does not delay
-        the training thread.
+        """The entry and its CPU time end with the capture. A stop on the background thread does
+        not delay the training thread.
         """
         control.thread_bound = thread_bound
         session = start(steps="2", max_seconds=0.05)
@@ -304,8 +304,8 @@ class TestOwnTime:
         assert entry["start_unix_ns"] == entry["end_unix_ns"]
 
     def test_a_coroutine(self, start) -> None:
-        """A window in a coroutine lasts until the coroutine leaves it, and has the CPU time of the event
-        loop's thread.
+        """A window in a coroutine lasts until the coroutine leaves it, and has the CPU
+        time of the event loop's thread.
         """
         session = start(steps="2")
 
@@ -320,8 +320,8 @@ class TestOwnTime:
         assert entry["thread_cpu_seconds"] >= 0.002
 
     def test_left_on_another_thread(self, start) -> None:
-        """If another thread leaves the window, the entry has the CPU time of the process and none of a
-        thread.
+        """If another thread leaves the window, the entry has the CPU time of the
+        process and none of a thread.
         """
         session = start(steps="2")
         window = profile_step(2, role="actor").start()

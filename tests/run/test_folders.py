@@ -40,8 +40,8 @@ class TestMakeFolder:
         assert trap is not TRAPS["a file"] or aside.read_text() == "precious"
 
     def test_many_ranks_at_once_make_one_folder(self, tmp_path):
-        """Four threads make one folder at the same time, and none moves a folder that another one has
-        made.
+        """Four threads make one folder at the same time, and none moves a
+        folder that another one has made.
         """
         for number in range(20):
             run = tmp_path / str(number)
@@ -92,8 +92,8 @@ class TestMakeFolder:
 
 @pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest", "step-000002/actor"])
 def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
-    """The job records into a new folder, and `check` succeeds. If the step's file was moved, `check` notes
-    it.
+    """The job records into a new folder, and `check` succeeds. If the step's file
+    was moved, `check` notes it.
     """
     session = stepprof.init({"steps": "2", "output_dir": str(tmp_path), "backend": "null"}, run_id="r")
     run = tmp_path / "r"

@@ -57,8 +57,8 @@ class TestIsUp:
 
 class TestAgree:
     def test_the_first_proposal_holds(self, torch, tmp_path):
-        """Both ranks use the run that the first one proposed. The second rank removes the folder that it
-        has made.
+        """Both ranks use the run that the first one proposed. The second rank removes
+        the folder that it has made.
         """
         first, second = agree(tmp_path), agree(tmp_path)
         assert first == second

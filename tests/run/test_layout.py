@@ -117,8 +117,8 @@ class TestPublish:
         assert hidden(tmp_path) == []
 
     def test_a_temporary_file_that_vanished_is_an_error(self, tmp_path):
-        """Publishing a missing temporary file raises FileNotFoundError. Placing a file on its own name
-        succeeds.
+        """Publishing a missing temporary file raises FileNotFoundError. Placing a
+        file on its own name succeeds.
         """
         (tmp_path / "a.json").touch()
         with pytest.raises(FileNotFoundError):
@@ -126,8 +126,8 @@ class TestPublish:
         assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
 
     def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, mocker):
-        """If `link` says that the name exists but no file has it, the name is not ours. The temporary file
-        stays.
+        """If `link` says that the name exists but no file has it, the name is not
+        ours. The temporary file stays.
         """
         mocker.patch.object(os, "link", side_effect=FileExistsError(17, "File exists"))
         tmp = tmp_path / ".x"
@@ -293,8 +293,8 @@ class TestClaim:
         ],
     )
     def test_names(self, tmp_path, role, rank, fragment, stem):
-        """Names of fragments and stems for a missing role, for a driver, and for ranks that are no file
-        names.
+        """Names of fragments and stems for a missing role, for a driver, and for
+        ranks that are no file names.
         """
         claim = make_run(tmp_path).claim(2, role, rank, {})
         assert claim.fragment.name.startswith(fragment)

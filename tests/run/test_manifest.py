@@ -68,8 +68,8 @@ HEADER = {
 
 class TestFindRun:
     def test_the_newest_by_default(self, tmp_path):
-        """The run that was recorded into last is found, whatever its name. A report that was made later
-        does not count.
+        """The run that was recorded into last is found, whatever its name. A report that
+        was made later does not count.
         """
         for name, seconds in (("c", 30), ("a", 10), ("b", 20)):
             run = make_run(tmp_path, name)
@@ -145,8 +145,8 @@ class TestSteps:
 
 class TestReadStep:
     def test_combines_the_fragments(self, tmp_path):
-        """The manifest has the windows of all ranks in order, each clock once, and the version that one
-        rank stated.
+        """The manifest has the windows of all ranks in order, each clock once, and the
+        version that one rank stated.
         """
         run = make_run(tmp_path)
         run.claim(2, "actor", 1, fragment(window(rank=1), version=7))
@@ -220,8 +220,8 @@ class TestReadStep:
         ],
     )
     def test_a_damaged_window_is_a_finding(self, tmp_path, change, problem):
-        """A damaged window stays in the manifest without the invalid artifacts, and the problem is a
-        finding.
+        """A damaged window stays in the manifest without the invalid artifacts,
+        and the problem is a finding.
         """
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, fragment(window(**change)))
@@ -239,8 +239,8 @@ class TestReadStep:
         assert artifact == {"path": "actor/a.json", "kind": None, "bytes": 1, "events": None}
 
     def test_ranks_that_do_not_agree_on_the_version(self, tmp_path):
-        """If ranks state different versions, a finding names them: these ranks did not train the same
-        step.
+        """If ranks state different versions, a finding names them: these ranks
+        did not train the same step.
         """
         run = make_run(tmp_path)
         for rank in (0, 1):
@@ -311,8 +311,8 @@ class TestLost:
 
     @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
     def test_the_state_on_another_host_is_unknown(self, tmp_path, writer, where):
-        """If the writer ran on another host, the entry is lost. The reason says that liveness could not be
-        checked.
+        """If the writer ran on another host, the entry is lost. The reason says that
+        liveness could not be checked.
         """
         run = make_run(tmp_path)
         content = {**fragment(self.lost()), "writer": writer}
@@ -325,8 +325,8 @@ class TestLost:
         )
 
     def test_a_fragment_without_a_writer_is_believed(self, tmp_path):
-        """If a fragment names no writer, its entry stays lost. The reason says that the process may still
-        run.
+        """If a fragment names no writer, its entry stays lost. The reason says
+        that the process may still run.
         """
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, {**fragment({**self.lost(), "error": None}), "writer": None})

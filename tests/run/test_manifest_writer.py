@@ -52,8 +52,8 @@ class TestFragment:
         ]
 
     def test_a_clock_that_was_set(self, origin) -> None:
-        """If the wall clock was set, windows and engines stay on the process's clock. The manifest states
-        the offset.
+        """If the wall clock was set, windows and engines stay on the process's clock.
+        The manifest states the offset.
         """
         real = origin.anchor
         origin.anchor = replace(real, unix_ns=real.unix_ns - 37 * 10**9)
@@ -99,8 +99,8 @@ class TestFragment:
         assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2"]
 
     def test_a_disk_that_refuses(self, origin, log) -> None:
-        """If the run directory cannot be written, the log has one `manifest.not_written` with step and
-        role.
+        """If the run directory cannot be written, the log has one
+        `manifest.not_written` with step and role.
         """
         shutil.rmtree(origin.run.path)
         origin.run.path.write_text("in the way")
@@ -125,8 +125,8 @@ class TestLogOutcome:
 
 class TestValues:
     def test_metadata(self, origin) -> None:
-        """The metadata of an artifact contain the run, step, role, rank and anchor, and can be written as
-        JSON.
+        """The metadata of an artifact contain the run, step, role, rank and
+        anchor, and can be written as JSON.
         """
         found = json.loads(json.dumps(origin.metadata(WINDOW)))
         assert {

@@ -115,8 +115,8 @@ class TestSplit:
         assert times(run) == [[("rollout", 0, 0.0)], [("actor", 0, 110.0), ("rollout", 0, 100.0)]]
 
     def test_a_role_of_the_second_epoch_alone(self, tmp_path):
-        """A role that was recorded in the second epoch only is placed by its time, although it begins
-        before the others.
+        """A role that was recorded in the second epoch only is placed by its time, although
+        it begins before the others.
         """
         run = make_run(tmp_path)
         fragment(run, at=0)
@@ -189,8 +189,8 @@ class TestRecording:
         ]
 
     def test_the_last_step_of_an_epoch(self, epochs):
-        """If the last step of an epoch is used again, an earlier step lies between, and the job logs the
-        warning.
+        """If the last step of an epoch is used again, an earlier step lies between,
+        and the job logs the warning.
         """
         run, (log,) = epochs(steps="3", count=2)
         assert "a step number was used again" in log
@@ -212,8 +212,8 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [None, 1, 2, 3])
     def test_show_uses_the_last_occurrence_by_default(self, epochs, capsys, number):
-        """`show` prints the windows and regions of one occurrence, by default the last, and names the
-        others.
+        """`show` prints the windows and regions of one occurrence, by default
+        the last, and names the others.
         """
         run, _ = epochs(ranks=2)
         assert main(["show", str(run), *([] if number is None else ["--occurrence", str(number)])]) == 0
@@ -280,8 +280,8 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [None, 1])
     def test_spans_of_a_step_are_of_one_occurrence(self, epochs, capsys, number, tmp_path):
-        """With `--step`, `spans` reads one occurrence; without it, all spans. `--occurrence` requires
-        `--step`.
+        """With `--step`, `spans` reads one occurrence; without it, all spans.
+        `--occurrence` requires `--step`.
         """
         run, _ = epochs(ranks=2)
         chosen = [] if number is None else ["--occurrence", str(number)]
@@ -313,8 +313,8 @@ class TestCommands:
 
 class TestSpans:
     def test_a_visit_that_was_not_recorded(self, tmp_path):
-        """Three epochs visited the step, and one visit was recorded. Only the spans of the recorded visit
-        are read.
+        """Three epochs visited the step, and one visit was recorded. Only the spans of
+        the recorded visit are read.
         """
         run = make_run(tmp_path)
         fragment(run, at=100, seconds=1)
@@ -356,8 +356,8 @@ class TestClocksThatWereNeverCompared:
     """A process that recorded no window, on a host whose clock is hours ahead of the recording host."""
 
     def visits(self, tmp_path, *times, recorded=(0, 100), step=2):
-        """Record occurrences on one host. On another host, write spans of a rank that visited the step at
-        these times [s].
+        """Record occurrences on one host. On another host, write spans of a rank that visited
+        the step at these times [s].
         """
         run = make_run(tmp_path)
         for number, at in enumerate(recorded, 1):
@@ -399,8 +399,8 @@ class TestClocksThatWereNeverCompared:
 
     @pytest.mark.parametrize("times", [(7_200,), (7_200, 7_300, 7_400), (7_200, 9_300)])
     def test_visits_that_do_not_match_are_left_out_with_a_reason(self, tmp_path, capsys, times):
-        """If the visits do not match the occurrences, the spans of the process are left out, and the reason
-        is a finding.
+        """If the visits do not match the occurrences, the spans of the process are left out,
+        and the reason is a finding.
         """
         run = self.visits(tmp_path, *times)
         for number in (1, 2):
@@ -409,8 +409,8 @@ class TestClocksThatWereNeverCompared:
             assert "2 occurrences of it were recorded" in problem
 
     def test_a_process_before_a_restart_and_one_after_it(self, tmp_path, capsys):
-        """If two processes visited the step once each, their spans are left out: the occurrence is
-        unknown.
+        """If two processes visited the step once each, their spans are left
+        out: the occurrence is unknown.
         """
         run = self.visits(tmp_path, 7_200)
         self.spans(run, 7_300, pid=10)
@@ -420,8 +420,8 @@ class TestClocksThatWereNeverCompared:
         assert all("visited it once" in source.findings[0] for source in sources)
 
     def test_a_capture_of_one_occurrence_alone(self, tmp_path):
-        """If the clock of a host was never compared, its single capture may belong to either occurrence. A
-        finding says so.
+        """If the clock of a host was never compared, its single capture may belong to either
+        occurrence. A finding says so.
         """
         run = make_run(tmp_path)
         for number, at in enumerate((0, 100), 1):
@@ -441,8 +441,8 @@ class TestClocksThatWereNeverCompared:
 
 class TestSpreads:
     def test_a_step_of_each_epoch(self, epochs):
-        """If each epoch uses the same step numbers, each visit counts as a step, and none is as long as the
-        run.
+        """If each epoch uses the same step numbers, each visit counts as a step,
+        and none is as long as the run.
         """
         run, _ = epochs(steps="none", count=3)
         (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]

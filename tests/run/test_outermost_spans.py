@@ -15,8 +15,8 @@ from stepprof.run.summary import region_times
 
 
 def times_of(*spans):
-    """Return the nanoseconds of each outermost span, and the number of errors. A span is (start, duration,
-    more).
+    """Return the nanoseconds of each outermost span, and the number of errors. A
+    span is (start, duration, more).
     """
     found = Outermost()
     for start, duration, *more in spans:
@@ -31,14 +31,14 @@ class TestOutermost:
         assert times_of((2, 1, error), (1, 3, error), (5, 1), (0, 10, error), (11, 4)) == ([10, 4], 1)
 
     def test_one_after_the_other_is_two(self):
-        """Consecutive spans count separately, even if one begins at the end of the other, and if they have
-        no duration.
+        """Consecutive spans count separately, even if one begins at the end of the other,
+        and if they have no duration.
         """
         assert times_of((0, 5), (5, 5), (10, 0), (10, 0)) == ([5, 5, 0, 0], 0)
 
     def test_the_same_time_twice_is_once(self):
-        """Two spans with the same times count once: a coarse clock cannot tell the inner from the outer
-        one.
+        """Two spans with the same times count once: a coarse clock cannot tell
+        the inner from the outer one.
         """
         assert times_of((0, 5), (0, 5)) == ([5], 0)
 
@@ -54,8 +54,8 @@ class TestOutermost:
 
 @pytest.fixture
 def recorded(tmp_path):
-    """Record a function with a decorator, a region of the same name inside, and recursion: four outermost
-    calls.
+    """Record a function with a decorator, a region of the same name inside, and
+    recursion: four outermost calls.
     """
     stepprof.init({"output_dir": str(tmp_path), "backend": "null", "steps": "2"}, rank=0, world_size=1)
 
@@ -77,8 +77,8 @@ def recorded(tmp_path):
 
 class TestCommands:
     def test_show(self, recorded):
-        """`show` counts the two outermost calls. Their seconds are at most those of the window around
-        them.
+        """`show` counts the two outermost calls. Their seconds are at most
+        those of the window around them.
         """
         (time,) = region_times(recorded, 2).times
         (window,) = [time for time in span_times(recorded, Wanted(step=2)).times if time.kind == "window"]

@@ -16,8 +16,8 @@ class TestOutputRoot:
         assert output_root("/scratch/x") == Path("/scratch/x")
 
     def test_a_working_directory_that_ray_deletes(self, tmp_path, monkeypatch) -> None:
-        """If Ray deletes the working directory, a relative folder lies below the home directory, if that is
-        writable.
+        """If Ray deletes the working directory, a relative folder lies below the home
+        directory, if that is writable.
         """
         there = tmp_path / "session_2026-01-01/runtime_resources/working_dir_files/_ray_pkg_1"
         there.mkdir(parents=True)

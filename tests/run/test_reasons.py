@@ -21,8 +21,8 @@ ENGINE = {"role": "rollout", "replica": 0, "name": "e", "status": "joined"}
 
 class TestIsPending:
     def test_an_entry_of_an_older_version(self) -> None:
-        """Without `pending`, an entry with the status `lost` is pending, and one with another status is
-        final.
+        """Without `pending`, an entry with the status `lost` is pending, and one
+        with another status is final.
         """
         assert is_pending({"status": "lost"})
         assert not is_pending({"status": "failed"})
@@ -37,8 +37,8 @@ class TestIsPending:
 @pytest.mark.parametrize("text", ["the process ended", "export: nothing", "any words", None])
 class TestReading:
     def test_a_pending_entry_of_a_living_writer_is_being_recorded(self, read, text) -> None:
-        """While the writer lives, a pending entry is recording and a final one is lost, whatever the
-        message says.
+        """While the writer lives, a pending entry is recording and a final one is
+        lost, whatever the message says.
         """
         entry = {"rank": 0, "status": "lost", "error": text, "stop_seconds": 1.0}
         found, _ = read({**entry, "pending": True, "reason_code": "recording"}, writer_identity())
@@ -61,8 +61,8 @@ class TestReading:
 class TestDrivenElsewhere:
     @pytest.mark.parametrize("text", ["driven by another process", "any words", None])
     def test_an_engine_is_counted_once(self, text) -> None:
-        """If several processes attached an engine, the entry of the process that drives it counts, whatever
-        the messages say.
+        """If several processes attached an engine, the entry of the process that drives it
+        counts, whatever the messages say.
         """
         mine, _ = read_engine({**ENGINE, "status": "complete"}, None)
         theirs, _ = read_engine({**ENGINE, "reason_code": "driven_elsewhere", "error": text}, None)

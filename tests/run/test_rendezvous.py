@@ -64,8 +64,8 @@ class TestAnotherUsersClaim:
         assert claim(shared) == found
 
     def test_agreement_of_the_launcher(self, shared):
-        """If another user writes the launcher's agreement, it is not followed. All ranks still find one
-        run.
+        """If another user writes the launcher's agreement, it is not followed.
+        All ranks still find one run.
         """
         folder = folder_of(shared)
         with tempfile.TemporaryDirectory() as name:
@@ -77,8 +77,8 @@ class TestAnotherUsersClaim:
         assert runs(shared) == found[:1]
 
     def test_names_that_are_taken(self, shared):
-        """Files of another user with the names of claims and members cause no wait. The next free number is
-        used.
+        """Files of another user with the names of claims and members cause no wait.
+        The next free number is used.
         """
         folder = folder_of(shared)
         plant(folder / "000001.json", "{")
@@ -94,8 +94,8 @@ class TestAnotherUsersClaim:
         assert claim(shared, Launcher("h2", "L2", 1001.0)) == found
 
     def test_more_than_a_job_makes(self, shared, monkeypatch):
-        """If a folder contains more files than a job makes, the error names the limit and says to remove
-        the folder.
+        """If a folder contains more files than a job makes, the error names the limit
+        and says to remove the folder.
         """
         monkeypatch.setattr(rendezvous, "MOST_FILES", 10)
         plant(folder_of(shared) / "000001.json", "{}")
@@ -146,8 +146,8 @@ class TestAnotherUsersClaim:
         assert second != first
 
     def test_a_run_that_the_parent_did_not_open(self, shared, monkeypatch):
-        """A `run.json` of another user, or one that names another folder, is not used. One that names its
-        own folder is used.
+        """A `run.json` of another user, or one that names another folder, is not used. One that
+        names its own folder is used.
         """
         content = {"writer": writer_identity(os.getppid()), "run_id_from": "process", "created_unix_ns": 1}
         plant(shared / "theirs" / "run.json", json.dumps({**content, "run_id": "theirs"}))

@@ -56,8 +56,8 @@ class TestRequest:
     def test_a_request_is_checked_like_the_configuration(
         self, given: dict[str, object], message: str
     ) -> None:
-        """An invalid request is refused when it is made. The error names the key and the value, and
-        suggests a valid one.
+        """An invalid request is refused when it is made. The error names the key and the
+        value, and suggests a valid one.
         """
         with pytest.raises(ConfigError) as raised:
             Request.make(**{"step": 3, **given})  # type: ignore[arg-type]
@@ -126,8 +126,8 @@ class TestRequest:
 
 class TestSelectorWithRequests:
     def test_a_request_selects_its_steps(self) -> None:
-        """A request selects steps that the configuration does not select. It also clears the selector's
-        list of quiet roles.
+        """A request selects steps that the configuration does not select. It also clears the
+        selector's list of quiet roles.
         """
         asked = selector()
         assert asked.select(5, None) is None
@@ -166,8 +166,8 @@ class TestSelectorWithRequests:
         assert there.select(7, None) is None
 
     def test_each_rank_gets_its_requests_and_the_configured_step(self) -> None:
-        """A request for other ranks does not change a configured step. One for this rank replaces its
-        settings.
+        """A request for other ranks does not change a configured step. One for
+        this rank replaces its settings.
         """
         asked = selector(rank=0, steps="7", max_seconds=5)
         asked.request(Request.make(7, ranks="3", max_seconds=6))
@@ -204,8 +204,8 @@ class TestSelectorWithRequests:
             assert policy.max_seconds == 2
 
     def test_a_withdrawn_request_no_longer_applies(self) -> None:
-        """A withdrawn request selects no step. Withdrawing an unknown request, or adding one twice, is
-        refused.
+        """A withdrawn request selects no step. Withdrawing an unknown request, or
+        adding one twice, is refused.
         """
         asked = selector()
         request = Request.make(7)

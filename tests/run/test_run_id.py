@@ -146,8 +146,8 @@ class TestRay:
     @pytest.mark.ray
     @pytest.mark.parametrize("submitted", ["", "raysubmit_abc"])
     def test_driver_and_worker_agree(self, tmp_path, submitted):
-        """The driver and a worker find the same run id: the submission id, or else the session with the
-        job.
+        """The driver and a worker find the same run id: the submission id, or
+        else the session with the job.
         """
         script = (
             "import json, os, pathlib, sys, ray\n"
@@ -186,8 +186,8 @@ class TestRay:
         ],
     )
     def test_a_ray_with_other_internals(self, tmp_path, monkeypatch, variable, run_id):
-        """If Ray lacks an internal, the run id comes from the driver's environment or from the address of
-        the cluster.
+        """If Ray lacks an internal, the run id comes from the driver's environment or
+        from the address of the cluster.
         """
         context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_job_id=lambda: "01000000")
         ray = SimpleNamespace(
@@ -281,8 +281,8 @@ class TestStartedByRank:
         assert self.child(tmp_path, LOCAL_RANK="1")[0] != "mine"
 
     def test_the_first_processes_of_two_nodes(self, tmp_path, monkeypatch):
-        """The first processes of two nodes have the same address and find one run, as does a rank that one
-        of them starts.
+        """The first processes of two nodes have the same address and find one run, as does a
+        rank that one of them starts.
         """
         address = {"MASTER_ADDR": "node-0", "MASTER_PORT": "1"}
         first = agree(tmp_path, world_size=None, NODE_RANK="0", **address)
@@ -352,16 +352,16 @@ class TestClaimForLauncher:
         [("h2", 2000.0, 4, "k"), ("h1", 1000.0, 4, "k"), ("h2", 1000.0, 8, "k"), ("h2", 1000.0, 4, "k2")],
     )
     def test_another_job_does_not_join(self, tmp_path, host, started, world_size, key):
-        """A launcher founds another run if it began more than ten minutes later, is on the same host, or
-        has another size or key.
+        """A launcher founds another run if it began more than ten minutes later, is on the same
+        host, or has another size or key.
         """
         one = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         other = claim_for_launcher(tmp_path, key, self.launcher(host, "L2", started), world_size)
         assert one != other
 
     def test_the_nearest_launcher_is_joined(self, tmp_path):
-        """If a job was restarted within ten minutes, the launcher of the second host joins the restarted
-        one.
+        """If a job was restarted within ten minutes, the launcher of the second
+        host joins the restarted one.
         """
         claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         again = claim_for_launcher(tmp_path, "k", self.launcher(token="L1b", started=1200.0), 4)
@@ -399,8 +399,8 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher("h2", "L2"), 4) != "r"
 
     def test_a_founder_that_died_before_it_registered(self, tmp_path):
-        """If the founder died before it registered, the next rank of its launcher uses the claim, whatever
-        its world size.
+        """If the founder died before it registered, the next rank of its launcher uses the
+        claim, whatever its world size.
         """
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
@@ -430,8 +430,8 @@ class TestClaimForLauncher:
         monkeypatch.setattr(rendezvous, "_claims", look_and_be_overtaken)
 
     def test_overtaken_by_a_rank_of_ours(self, tmp_path, monkeypatch):
-        """If another rank of the launcher founds the run first, this rank uses it and leaves no folder of
-        its own.
+        """If another rank of the launcher founds the run first, this rank uses it and
+        leaves no folder of its own.
         """
         found = []
         self.interleave(
@@ -449,8 +449,8 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) != found[0]
 
     def test_our_own_claim_taken_by_another_job(self, tmp_path, monkeypatch):
-        """If another launcher of this host joins the claim that this rank has just founded, this rank
-        founds another run.
+        """If another launcher of this host joins the claim that this rank has just founded,
+        this rank founds another run.
         """
         register, found = rendezvous._register, []
 

@@ -68,8 +68,8 @@ class TestTwoRuns:
         assert "actor rank 0 is process 7 on a in one, and process 7 on b" in reason(*runs)
 
     def test_the_same_rank_on_another_day(self, tmp_path):
-        """If one rank is two processes and the two machines never recorded at the same time, they are two
-        runs.
+        """If one rank is two processes and the two machines never recorded at the
+        same time, they are two runs.
         """
         late = 86_400
         runs = [
@@ -121,8 +121,8 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_a_restart_that_moved_the_ranks(self, tmp_path):
-        """After a restart the ranks swap their machines. Both machines took part from the beginning, so
-        they are one run.
+        """After a restart the ranks swap their machines. Both machines took part from the
+        beginning, so they are one run.
         """
         runs = [node(tmp_path / "a", host="a"), node(tmp_path / "b", host="b", rank=1)]
         (moved,) = (make_run(tmp_path / "b"),)
@@ -148,8 +148,8 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_a_part_that_connects_two(self, tmp_path):
-        """A node left before another one joined. A third node ran with both, and shows that all three are
-        one run.
+        """A node left before another one joined. A third node ran with both, and
+        shows that all three are one run.
         """
         first = node(tmp_path / "a", host="a", boot="x")
         late = node(tmp_path / "b", host="b", boot="x", rank=1, at=100, created=BEGIN + 100 * SECOND)
@@ -159,8 +159,8 @@ class TestOneRun:
 
 
 class TestWallClocks:
-    """Two ranks on one machine with different wall clocks. By these clocks, the second rank began after the
-    first one had ended.
+    """Two ranks on one machine with different wall clocks. By these clocks, the second rank began
+    after the first one had ended.
     """
 
     def nodes(self, folder, *anchors):
@@ -178,8 +178,8 @@ class TestWallClocks:
 
     @pytest.mark.parametrize("shifted", [0, 37 * SECOND])
     def test_different_clocks_prove_nothing(self, tmp_path, shifted):
-        """Different wall clocks are no proof of two runs, whether or not the kernel's clock can compare
-        them.
+        """Different wall clocks are no proof of two runs, whether or not the
+        kernel's clock can compare them.
         """
         ahead = Anchor(BEGIN + 37 * SECOND, 5 + shifted, 1, 7)
         assert reason(*self.nodes(tmp_path, Anchor(BEGIN, 5, 1, 7), ahead)) is None

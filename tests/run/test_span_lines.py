@@ -42,8 +42,8 @@ class TestLines:
             assert lines_of(path) == list(file)
 
     def test_only_lines_of_the_step_are_yielded(self, tmp_path, small_blocks):
-        """The first line and the lines of the step are yielded once each, and no lines with similar
-        numbers.
+        """The first line and the lines of the step are yielded once each, and
+        no lines with similar numbers.
         """
         path = tmp_path / "f"
         lines = [b"header\n", span(1), span(2), span(12), span(2, attrs={"step": 2}), span(21), span(None)]
@@ -86,8 +86,8 @@ class TestLines:
         ]
 
     def test_other_steps_cost_nothing(self, tmp_path):
-        """Reading one step costs the same number of instructions with 10 and with 1,000 lines of another
-        step.
+        """Reading one step costs the same number of instructions with 10 and with
+        1,000 lines of another step.
         """
         costs = []
         for others in (10, 10, 1000):  # the first call also compiles the pattern
@@ -118,14 +118,14 @@ class TestParse:
         ],
     )  # fmt: skip
     def test_a_line_is_parsed(self, line, found):
-        """A valid line is parsed as by Python's json. A damaged line, or a value out of its range, yields
-        None.
+        """A valid line is parsed as by Python's json. A damaged line, or a value
+        out of its range, yields None.
         """
         assert parse_span(line) == found
 
     def test_without_msgspec_the_result_is_the_same(self, tmp_path):
-        """Without msgspec, `ls`, `show` and `spans` print the same, because the base installation has only
-        Python's json.
+        """Without msgspec, `ls`, `show` and `spans` print the same, because the base
+        installation has only Python's json.
         """
         path = tmp_path / "runs"
         run = make_run(path)

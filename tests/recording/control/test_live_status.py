@@ -90,8 +90,8 @@ class Job:
         }
 
     def end(self) -> dict[int, str]:
-        """Let every process end, and return what each printed. Check that each has its result and exit
-        status.
+        """Let every process end, and return what each printed. Check that each
+        has its result and exit status.
         """
         (self.folder / "stop").touch()
         printed = {rank: process.communicate(timeout=30)[0] for rank, process in self.ranks.items()}
@@ -121,8 +121,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 class TestTrigger:
     def test_the_next_step_on_ranks_that_are_at_different_ones(self, job: Job) -> None:
-        """Three ranks are at different steps. `trigger` chooses a later step that all reach, and each rank
-        records it.
+        """Three ranks are at different steps. `trigger` chooses a later step that all
+        reach, and each rank records it.
         """
         for rank in range(3):
             job.start(rank, 0.02 + 0.01 * rank)
@@ -151,8 +151,8 @@ class TestTrigger:
     def test_a_request_for_a_role_of_other_ranks_is_not_missed(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A request for `rollout` does not concern a rank with another role, and `show` does not report it
-        as missed.
+        """A request for `rollout` does not concern a rank with another role, and `show`
+        does not report it as missed.
         """
         for rank, role in ((0, "actor"), (1, "rollout")):
             job.start(rank, role=role)
@@ -187,8 +187,8 @@ class TestTrigger:
     def test_a_killed_job_that_resumes_on_another_host(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Status files of killed processes on a host that is gone are replaced when the job resumes. They
-        block no request.
+        """Status files of killed processes on a host that is gone are replaced when the job
+        resumes. They block no request.
         """
         job.start(3, 0.02, first=5000)
         job.wait_for(3)
@@ -213,8 +213,8 @@ class TestTrigger:
         job.end()
 
     def test_withdrawn_and_past_requests_have_their_own_outcomes(self, job: Job) -> None:
-        """Each request has its own outcome. For steps that had passed, it says where the rank was, and the
-        rank records the others.
+        """Each request has its own outcome. For steps that had passed, it says where the rank was, and
+        the rank records the others.
         """
         job.start(0, 0.05)
         job.wait_for(0)
@@ -257,8 +257,8 @@ class TestTrigger:
         assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
 
     def test_a_late_rank_and_a_dead_rank(self, job: Job) -> None:
-        """A rank that starts later finds the request. A killed rank is reported as crashed, and delays no
-        other rank.
+        """A rank that starts later finds the request. A killed rank is reported as
+        crashed, and delays no other rank.
         """
         for rank in (0, 1):
             job.start(rank, 0.05)
@@ -327,8 +327,8 @@ class TestSecurity:
 
 class TestRunDirectoryGoes:
     def test_a_run_directory_that_becomes_unwritable_and_writable_again(self, job: Job) -> None:
-        """If the folders for status and requests are replaced by files, the job logs one line for each and
-        goes on.
+        """If the folders for status and requests are replaced by files, the job logs
+        one line for each and goes on.
         """
         job.start(0, 0.02)
         job.wait_for(0)
@@ -357,8 +357,8 @@ class TestStatus:
         assert content["conditions"] == {"ended": 1}
 
     def test_the_commands_on_a_job_that_runs(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """`trigger` makes, withdraws and prints requests to a running job, as text and as JSON; `status`
-        lists them.
+        """`trigger` makes, withdraws and prints requests to a running job, as text and
+        as JSON; `status` lists them.
         """
         job.start(0)
         job.wait_for(0)
@@ -401,8 +401,8 @@ class TestStatus:
         message: str,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        """`trigger` checks a request against the run's roles, ranks and steps, and makes no folder for an
-        invalid one.
+        """`trigger` checks a request against the run's roles, ranks and steps, and makes
+        no folder for an invalid one.
         """
         run = half_written_run(written, tmp_path)
         assert main(["trigger", str(run), *arguments]) == 2
@@ -423,8 +423,8 @@ class TestStatus:
     def test_another_users_request_is_refused_before_it_is_written(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """`trigger` refuses a user who does not own the job, and makes no folder, because the job could not
-        use it.
+        """`trigger` refuses a user who does not own the job, and makes no folder,
+        because the job could not use it.
         """
         run = half_written_run(written, tmp_path)
         os.chown(run / "status" / "rank-0.json", 12345, -1)
@@ -461,8 +461,8 @@ class TestStatus:
         assert "\x1b" not in printed
 
     def test_a_run_without_status_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """In a run without status files, `status` says so. `trigger` refuses `next`, and finds no answer
-        for a numbered step.
+        """In a run without status files, `status` says so. `trigger` refuses `next`, and finds
+        no answer for a numbered step.
         """
         (tmp_path / "job").mkdir()
         (tmp_path / "job" / "run.json").write_text("{}")
@@ -541,30 +541,30 @@ RANK = {
 
 class TestReachableStep:
     def test_no_rank_has_begun_the_step_by_then(self) -> None:
-        """The chosen step is later than any step that the most advanced rank can have begun since its
-        status.
+        """The chosen step is later than any step that the most advanced rank can
+        have begun since its status.
         """
         behind = {**RANK, "step": 2}
         assert reachable_step([RANK, behind]) == 15
         assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
 
     def test_a_long_step_that_just_began_is_not_skipped(self) -> None:
-        """A step of 60 s that had just begun at the last status is taken as still running, so the next one
-        is chosen.
+        """A step of 60 s that had just begun at the last status is taken as still
+        running, so the next one is chosen.
         """
         begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
         assert reachable_step([begun]) == 11
         assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
 
     def test_a_hanging_rank_is_not_extrapolated(self) -> None:
-        """If the status is an hour old, the rank hangs or its clock is wrong. The chosen step stays close
-        to the last one.
+        """If the status is an hour old, the rank hangs or its clock is wrong. The chosen step
+        stays close to the last one.
         """
         assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
 
     def test_a_clock_that_is_wrong(self) -> None:
-        """The time that the current step has taken comes from the rank's own clock, so a wrong clock has no
-        effect.
+        """The time that the current step has taken comes from the rank's own clock, so
+        a wrong clock has no effect.
         """
         wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
         assert reachable_step([wrong]) == 11
@@ -575,8 +575,8 @@ class TestReachableStep:
         assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
 
     def test_ranks_that_have_not_begun(self) -> None:
-        """Without a step, step 1 is chosen. If the duration of a step is unknown, the step after the next
-        one is chosen.
+        """Without a step, step 1 is chosen. If the duration of a step is unknown, the step
+        after the next one is chosen.
         """
         assert reachable_step([{**RANK, "step": None}]) == 1
         assert reachable_step([{**RANK, "pace_seconds": None}]) == 12
@@ -587,8 +587,8 @@ class TestReadStatuses:
     def write_status(
         self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any
     ) -> Path:
-        """Write the status of a process on another host that was published so many seconds ago; return its
-        path.
+        """Write the status of a process on another host that was published so many
+        seconds ago; return its path.
         """
         now = time.time()
         content = {
@@ -609,8 +609,8 @@ class TestReadStatuses:
         return [status["condition"] for status in read_statuses(run)]
 
     def test_a_clock_that_is_an_hour_wrong_does_not_make_a_status_stale(self, tmp_path: Path) -> None:
-        """The age of a status comes from the file system, so a wrong clock makes it neither stale nor
-        future.
+        """The age of a status comes from the file system, so a wrong clock makes
+        it neither stale nor future.
         """
         for rank, hours in ((0, -1), (1, 1)):
             path = self.write_status(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
@@ -619,8 +619,8 @@ class TestReadStatuses:
         assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
 
     def test_statuses_of_a_restarted_job_are_replaced(self, tmp_path: Path) -> None:
-        """A stale status is replaced if another process has its rank, or if the job restarted later with
-        fewer ranks.
+        """A stale status is replaced if another process has its rank, or if the job
+        restarted later with fewer ranks.
         """
         self.write_status(tmp_path, 0, started=500.0, ago=60.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)
@@ -629,8 +629,8 @@ class TestReadStatuses:
         assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
 
     def test_each_further_rank_of_such_a_job_costs_the_same(self, tmp_path: Path) -> None:
-        """Reading the statuses costs the same for each further rank, however many old ones were left
-        behind.
+        """Reading the statuses costs the same for each further rank, however
+        many old ones were left behind.
         """
         costs = []
         for first, after in ((0, 20), (20, 40), (40, 80)):
@@ -683,8 +683,8 @@ def half_written_run(written: Path, folder: Path) -> Path:
 def on_a_terminal(
     *arguments: str, lines: int = 40, once: bytes = b"", then: Callable[[], object] = lambda: None
 ) -> bytes:
-    """Return the output of a command on a terminal of 150 columns. Call `then` as soon as the output
-    contains `once`.
+    """Return the output of a command on a terminal of 150 columns. Call `then` as soon
+    as the output contains `once`.
     """
     ours, theirs = os.openpty()
     shown = subprocess.Popen(
@@ -731,8 +731,8 @@ class TestTerminal:
             assert word in printed
 
     def test_troubled_ranks_come_first_until_the_end(self, written: Path, tmp_path: Path) -> None:
-        """While `--watch` runs, the rank with an error comes first and the rest is cut off. At the end all
-        ranks are printed.
+        """While `--watch` runs, the rank with an error comes first and the rest is cut off. At
+        the end all ranks are printed.
         """
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"

@@ -50,8 +50,8 @@ class Session:
 
 
 def failing(call: Callable[..., Any], times: int) -> Callable[..., Any]:
-    """Return a function that fails as often as `times` with a stale handle, as on a network file system,
-    before it works.
+    """Return a function that fails as often as `times` with a stale handle, as on a network
+    file system, before it works.
     """
     left = [times]
 
@@ -120,8 +120,8 @@ class TestTaking:
         assert session.control._files == set()
 
     def test_a_file_system_without_times_of_folders(self, session: Session, tmp_path: Path) -> None:
-        """A file system may not keep the times of folders, as a mounted object store. The folder is read
-        again after 40 s.
+        """A file system may not keep the times of folders, as a mounted object store. The
+        folder is read again after 40 s.
         """
         one, other = Request.make(7), Request.make(8)
         path = place_request(tmp_path, one)
@@ -143,8 +143,8 @@ class TestTaking:
         assert session.look() == {request.name: "accepted"}
 
     def test_a_name_listed_before_its_file_exists(self, session: Session, tmp_path: Path) -> None:
-        """If a file is listed but cannot be opened yet, the request is not refused. A later round accepts
-        it.
+        """If a file is listed but cannot be opened yet, the request is not
+        refused. A later round accepts it.
         """
         request = Request.make(7)
         place_request(tmp_path, request)
@@ -156,8 +156,8 @@ class TestTaking:
         assert session.control._unread == {}
 
     def test_a_listed_file_that_never_appears_is_refused(self, session: Session, tmp_path: Path) -> None:
-        """If a listed file cannot be opened after several tries, its request is refused and not read
-        again.
+        """If a listed file cannot be opened after several tries, its request
+        is refused and not read again.
         """
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
@@ -177,8 +177,8 @@ class TestTaking:
         assert session.control._unread == {}
 
     def test_a_step_that_begins_while_the_request_is_accepted(self, tmp_path: Path) -> None:
-        """If the first step begins while the request is accepted, it is missed, and the remaining step is
-        recorded.
+        """If the first step begins while the request is accepted, it is missed, and
+        the remaining step is recorded.
         """
         session = Session(tmp_path)
         steps = iter([6, 7, 7])
@@ -225,8 +225,8 @@ class TestOutcomes:
         assert session.look() == {past.name: "not here", coming.name: "not here"}
 
     def test_a_request_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
-        """If a trainer has no role `rollout`, a request for it ends as "not here": at once, after its step,
-        or at the end.
+        """If a trainer has no role `rollout`, a request for it ends as "not here": at once,
+        after its step, or at the end.
         """
         session.not_here = {"rollout"}
         session.enter(5, "actor")
@@ -331,8 +331,8 @@ class TestRefusing:
 
 class TestManyFilesOfOthers:
     def test_many_refused_files_share_one_line(self, session: Session, tmp_path: Path) -> None:
-        """The first 8 of 4,000 refused files have a log line each. One line counts the rest, and one at the
-        end the later file.
+        """The first 8 of 4,000 refused files have a log line each. One line counts the rest, and
+        one at the end the later file.
         """
         place_request(tmp_path, Request.make(7))
         for number in range(2000):

@@ -64,8 +64,8 @@ class TestWhen:
         assert published.after(2.1)["rank-0.json"]["published_unix_ns"] > before
 
     def test_in_large_jobs_steps_wait_for_the_heartbeat(self, tmp_path: Path) -> None:
-        """In a job of 1,000 ranks, a new step is published with the next heartbeat, to spare the file
-        system.
+        """In a job of 1,000 ranks, a new step is published with the next
+        heartbeat, to spare the file system.
         """
         published = WatchedPublisher(tmp_path, world_size=1000)
         published.publisher.publish()
@@ -88,8 +88,8 @@ class TestName:
     def test_a_living_process_of_the_same_rank_keeps_its_file(
         self, published: WatchedPublisher, tmp_path: Path
     ) -> None:
-        """If another living process has the rank's file, the second one gets a number. The file of an ended
-        process is replaced.
+        """If another living process has the rank's file, the second one gets a number. The file of
+        an ended process is replaced.
         """
         script = (
             "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
@@ -122,8 +122,8 @@ class TestName:
         assert "rank-0.2.json" in published.read()
 
     def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
-        """If a pipe has the name, the publisher does not block on it, because `init` publishes on the
-        training thread.
+        """If a pipe has the name, the publisher does not block on it, because `init`
+        publishes on the training thread.
         """
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
@@ -142,8 +142,8 @@ class TestName:
 
 class TestFailing:
     def test_a_failure_is_logged_once_and_retried(self, published: WatchedPublisher, tmp_path: Path) -> None:
-        """If the run directory disappears, one line is logged. When it is back, the status is written
-        again.
+        """If the run directory disappears, one line is logged. When it is back,
+        the status is written again.
         """
         moved = tmp_path.with_name(f"{tmp_path.name}-moved")
         tmp_path.rename(moved)
@@ -166,8 +166,8 @@ class TestPace:
         return (role or "step", "window", round(start * 1e9), round(end * 1e9), 1, None, scope, None, False)
 
     def test_the_pace_of_windows(self) -> None:
-        """The time of a step is from the begin of its first window to the end of its last one. The pace is
-        from begin to begin.
+        """The time of a step is from the begin of its first window to the end of its last one. The
+        pace is from begin to begin.
         """
         pace = Pace()
         assert (pace.seconds, pace.shortest) == (None, None)
@@ -204,8 +204,8 @@ class TestPace:
         assert (pace.newest, pace.shortest, pace.stride, pace.seconds) == (9, 10.0, 1, 19.0)
 
     def test_the_pace_of_steps_far_apart(self) -> None:
-        """Steps are numbered by tens. A window that was open for long does not reset the pace; going back
-        to a checkpoint does.
+        """Steps are numbered by tens. A window that was open for long does not reset the pace;
+        going back to a checkpoint does.
         """
         pace = Pace()
         pace.see([self.window(10 * number, number, number + 0.5) for number in range(1, 20)])

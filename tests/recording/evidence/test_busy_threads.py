@@ -53,8 +53,8 @@ class TestBusyThreads:
             threads.over.set()
 
     def test_a_semaphore_and_another_program(self, threads) -> None:
-        """A thread that waits for a semaphore or for another program is busy: only waiting for work or for
-        a thread is idle.
+        """A thread that waits for a semaphore or for another program is busy: only waiting for
+        work or for a thread is idle.
         """
         before = ids()
         limit = threading.Semaphore(0)

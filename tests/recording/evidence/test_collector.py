@@ -43,8 +43,8 @@ def awake():
 
 @pytest.fixture
 def evidence(run_script, tmp_path):
-    """Return a function that runs the lines of a job, and returns the evidence of step 2 of its only
-    process.
+    """Return a function that runs the lines of a job, and returns the evidence
+    of step 2 of its only process.
     """
 
     def run(job: str, **more: object) -> Evidence:
@@ -233,7 +233,7 @@ with profile_step(2):
         [run] = list_runs(tmp_path / "stepprof-runs")
         [window] = read_step(run, 2)["windows"]
         for each in (*found.stretches, *found.collections, *found.threads, *found.captures):
-            # each anchor of the same clock is rounded to some nanoseconds
+            # two anchors of one clock differ by some nanoseconds of rounding
             assert window["start_unix_ns"] - 1000 <= each.start_unix_ns <= each.end_unix_ns
         assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.05)
 
@@ -271,8 +271,8 @@ with profile_step(2):
         assert asleep == {"rollout": pytest.approx(0.3, abs=0.15), "actor": pytest.approx(0.3, abs=0.15)}
 
     def test_objects_of_the_job_are_freed_on_their_own_thread(self, evidence, tmp_path) -> None:
-        """The sampler never destroys a local variable of the job, because it holds no frame while another
-        thread runs.
+        """The sampler never destroys a local variable of the job, because it holds no
+        frame while another thread runs.
         """
         evidence("""
 seen = set()
@@ -428,8 +428,8 @@ for step in (1, 2, 3):
 
 class TestThreadsAndProcess:
     def test_the_use_of_the_thread(self, evidence) -> None:
-        """The CPU time of the window's thread is 0.3 s; together with the run-queue delay it is not longer
-        than the window.
+        """The CPU time of the window's thread is 0.3 s; together with the run-queue delay it
+        is not longer than the window.
         """
         found = evidence("""
 with profile_step(2):
@@ -497,8 +497,8 @@ time.sleep(0.3)
         assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
 
     def test_a_fork(self, evidence) -> None:
-        """A forked child has no callback of the garbage collector and fewer open files. The parent's
-        evidence continues.
+        """A forked child has no callback of the garbage collector and fewer open files. The
+        parent's evidence continues.
         """
         found = evidence("""
 before = len(gc.callbacks)
@@ -518,8 +518,8 @@ assert os.waitpid(child, 0)[1] == 0
         assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
 
     def test_no_thread_can_be_started(self, run_script, tmp_path) -> None:
-        """If the sampler cannot start, the window is complete without evidence, and the log gives the
-        reason.
+        """If the sampler cannot start, the window is complete without evidence,
+        and the log gives the reason.
         """
         ran = run_script(
             PRELUDE
@@ -577,8 +577,8 @@ assert not gc.callbacks
 class TestOff:
     @pytest.mark.parametrize("config", [{"evidence": False}, {"spans": False}])
     def test_nothing_is_collected(self, run_script, tmp_path, config) -> None:
-        """If evidence or spans are switched off, there is no callback, no sampler, no line of evidence and
-        no CPU time.
+        """If evidence or spans are switched off, there is no callback, no sampler, no line
+        of evidence and no CPU time.
         """
         run_script(f"""
 import gc, threading, stepprof
@@ -595,8 +595,8 @@ with stepprof.profile_step(2), stepprof.region("a"):
 
 class TestOneAtMost:
     def test_a_window_that_is_left_open_samples_until_the_next_one(self, run_script) -> None:
-        """If a second window begins while the first is open, one sampler and one callback serve it, and
-        both end with it.
+        """If a second window begins while the first is open, one sampler and one callback
+        serve it, and both end with it.
         """
         done = run_script(
             AWAKE

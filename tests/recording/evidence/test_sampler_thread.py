@@ -71,8 +71,8 @@ class TestSamplerThread:
         }
 
     def test_close(self) -> None:
-        """`close` ends the thread while it waits for the next window, and does nothing if it was never
-        started.
+        """`close` ends the thread while it waits for the next window, and does
+        nothing if it was never started.
         """
         sampler = SamplerThread()
         sampler.close(30)

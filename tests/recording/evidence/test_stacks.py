@@ -86,8 +86,8 @@ class TestReturn:
 
 class TestBounds:
     def test_many_short_threads_stay_within_the_limits(self, threads) -> None:
-        """With many short threads, the number of totals is limited, and only a few files of ended threads
-        stay open.
+        """With many short threads, the number of totals is limited, and only a few
+        files of ended threads stay open.
         """
         sampler = StackSampler(
             {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()

@@ -15,8 +15,8 @@ SECONDS = 0.05
 
 
 def seen(main):
-    """Return what another thread sees while the coroutines of `main` wait: the function and the three
-    counts.
+    """Return what another thread sees while the coroutines of `main` wait: the
+    function and the three counts.
     """
     found = []
 

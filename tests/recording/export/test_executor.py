@@ -59,8 +59,8 @@ class TestModes:
 
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_a_failure_keeps_the_existing_artifacts(self, mode: str) -> None:
-        """If an export fails, its error and the finished artifacts are returned, and its leftovers are
-        removed.
+        """If an export fails, its error and the finished artifacts are returned,
+        and its leftovers are removed.
         """
         removed: list[str] = []
 
@@ -210,8 +210,8 @@ class TestBadEnds:
         assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
 
     def test_a_child_that_other_code_reaps_is_still_reported(self) -> None:
-        """If SIGCHLD is ignored, the exit status is lost. The child's report suffices; without one, the job
-        fails.
+        """If SIGCHLD is ignored, the exit status is lost. The child's report
+        suffices; without one, the job fails.
         """
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
@@ -367,8 +367,8 @@ linux = pytest.mark.skipif(deadlock._FUTEX is None, reason="no system call numbe
 class TestHungChild:
     @linux
     def test_runs_again_in_the_parent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If a child waits for a lock of a thread that it lacks, it is killed. The parent removes its
-        leftovers and exports again, as do the queued jobs.
+        """If a child waits for a lock that a thread of its parent holds, the parent removes its leftovers
+        and exports in a thread. The queued jobs do the same.
         """
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         parent = os.getpid()
@@ -433,8 +433,8 @@ class TestHungChild:
     def test_a_child_that_hangs_at_its_end_has_reported(
         self, pid_is_lost: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A child that hangs in a replaced `os._exit` after its report is killed. Its job is complete, and
-        the next jobs run.
+        """A child that hangs in a replaced `os._exit` after its report is killed. Its job is
+        complete, and the next jobs run.
         """
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         pids: list[int] = []
@@ -489,8 +489,8 @@ class TestHungChild:
     def test_without_proc_a_hung_child_is_killed_at_its_limit(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without `/proc`, a hung child is not detected. It is killed at the time limit, and its job
-        fails.
+        """Without `/proc`, a hung child is not detected. It is killed at the
+        time limit, and its job fails.
         """
         monkeypatch.setattr(deadlock, "_PROC", tmp_path)
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.0)
@@ -504,8 +504,8 @@ class TestHungChild:
 
 class TestTheChild:
     def test_runs_no_handler_and_finishes(self, tmp_path: Path) -> None:
-        """In the child, signals of a terminal or launcher do not end the export, and no signal handler of
-        the program runs.
+        """In the child, signals of a terminal or launcher do not end the export, and no signal
+        handler of the program runs.
         """
         ran = tmp_path / "handler"
         before = signal.signal(signal.SIGUSR1, lambda *_: ran.touch())
@@ -534,8 +534,8 @@ class TestTheChild:
         exporter.wait(30)
 
     def test_runs_no_finalizer_and_no_atexit(self, run_script: Callable[..., object]) -> None:
-        """The child runs no finalizer and no `atexit` function, and prints no buffered text. The parent
-        does each once.
+        """The child runs no finalizer and no `atexit` function, and prints no buffered
+        text. The parent does each once.
         """
         ran = run_script(
             """
@@ -585,8 +585,8 @@ class TestTheChild:
         assert (tmp_path / "done").exists()
 
     def test_under_warnings_as_errors(self, run_script: Callable[..., object]) -> None:
-        """If warnings are errors, Python's warning about a fork with threads neither fails the export nor
-        is printed.
+        """If warnings are errors, Python's warning about a fork with threads neither
+        fails the export nor is printed.
         """
         ran = run_script(
             """
@@ -607,8 +607,8 @@ class TestTheChild:
         assert ran.stderr == ""
 
     def test_a_child_is_found_by_the_pid_in_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the warning still raises an error in the parent, the child's report is read, and its pid is
-        used to reap it.
+        """If the warning still raises an error in the parent, the child's report is read,
+        and its pid is used to reap it.
         """
         pids: list[int] = []
         monkeypatch.setattr(os, "fork", fork_and_warn(pids))

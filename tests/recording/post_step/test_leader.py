@@ -1,5 +1,5 @@
-"""The work after a recording in real processes: commands, uploads and deletion. None of it changes the
-job's result.
+"""The work after a recording in real processes: commands, uploads and deletion. None of
+it changes the job's result.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Job:
         )
 
     def end(self, *, killed: tuple[int, ...] = (), status: int = 0, steps: int = 5) -> None:
-        """Wait for all processes. Check that each has the result and the exit status of a job without
-        stepprof.
+        """Wait for all processes. Check that each has the result and the exit
+        status of a job without stepprof.
         """
         for rank, process in self._ranks.items():
             self.printed[rank] = process.communicate(timeout=60)[0]
@@ -134,7 +134,7 @@ NOTE = ["sh", "-c", "echo $STEPPROF_STEP $STEPPROF_STATUS $STEPPROF_BYTES $STEPP
 class TestCommand:
     def test_once_per_step_on_one_of_two_ranks(self, job: Job) -> None:
         """The command runs once per step on one of two ranks, after both have recorded it. Its environment
-        has the facts of the run, and no file of the job is open in it.
+        has the facts of the run, and it inherits no span file or socket.
         """
         facts = 'env | grep ^STEPPROF | sort > facts.$STEPPROF_STEP; ls -l /proc/self/fd | grep -c "\\.jsonl\\|socket" >> facts.$STEPPROF_STEP; '
         command = ["sh", "-c", facts + NOTE[2]]
@@ -202,8 +202,8 @@ class TestCommand:
             assert manifests[2]["completions"][0]["output"] == "oh no\n"
 
     def test_a_command_that_prints_without_end(self, job: Job) -> None:
-        """Of a command that prints without end, the last 2,000 characters are kept, and the command fails
-        at its time limit.
+        """Of a command that prints without end, the last 2,000 characters are kept, and the
+        command fails at its time limit.
         """
         config = {"on_complete": ["yes", "x" * 50], "on_complete_timeout_seconds": 1.0, "steps": "2"}
         job.start(config=config)
@@ -214,8 +214,8 @@ class TestCommand:
         assert (len(entry["output"]), entry["status"]) == (2000, "failed")
 
     def test_a_rank_that_dies_before_its_export(self, job: Job) -> None:
-        """If a rank dies before its export, the command still runs, with the status `lost`, even if that
-        rank was the leader.
+        """If a rank dies before its export, the command still runs, with the status `lost`, even
+        if that rank was the leader.
         """
         job.env["FILING_SECONDS"] = "0.5"
         config = {"on_complete": NOTE}
@@ -264,8 +264,8 @@ class TestCommand:
 class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
     def test_a_run_directory_that_becomes_unwritable(self, job: Job, strict: bool) -> None:
-        """If the run directory becomes a file, in which no user can write, the log says so, and the job
-        ends as usual.
+        """If the run directory becomes a file, in which no user can write, the log says
+        so, and the job ends as usual.
         """
         gone = """
 import shutil
@@ -287,8 +287,8 @@ while not os.path.isfile('runs/job'):  # what is written at this very moment mak
 
 class TestUpload:
     def test_a_copy_is_a_run(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Both ranks upload and verify their artifacts and manifests. `check` and `merge` can read the
-        copy.
+        """Both ranks upload and verify their artifacts and manifests. `check`
+        and `merge` can read the copy.
         """
         url = f"file://{job.folder}/up"
         for rank in (0, 1):
@@ -335,8 +335,8 @@ class TestUpload:
     def test_a_permanent_failure_is_in_the_manifest(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """If every try fails, the manifest and the status give the reason. One more try is made at the end,
-        and the file stays.
+        """If every try fails, the manifest and the status give the reason. One more try is made at
+        the end, and the file stays.
         """
         job.env |= {"FLAKY": "refuse=1000", "FLAKY_ON": "step-000004/actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up"}, timeout=60.0)
@@ -372,8 +372,8 @@ class TestUpload:
         assert verify_run(job.run).ok
 
     def test_nothing_is_overwritten(self, job: Job) -> None:
-        """A file in the store with the same name and another size stays. The manifest says why ours was not
-        uploaded.
+        """A file in the store with the same name and another size stays. The manifest
+        says why ours was not uploaded.
         """
         there = job.folder / "up/job/step-000002/actor/rank-0.trace.json"
         there.parent.mkdir(parents=True)
@@ -394,8 +394,8 @@ class TestUpload:
         assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
 
     def test_a_missing_package_is_warned_about(self, job: Job) -> None:
-        """If the package of the store is missing, there is one warning at `init`, and the manifest has the
-        reason.
+        """If the package of the store is missing, there is one warning at `init`, and
+        the manifest has the reason.
         """
         (job.folder / "packages" / "sitecustomize.py").write_text(
             "import importlib.util as u\nfind = u.find_spec\n"
@@ -411,8 +411,8 @@ class TestUpload:
 
 class TestKeeping:
     def test_the_oldest_steps_go(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """The oldest artifacts are deleted. Manifests and other files stay, and `ls`, `show`, `check` and
-        `merge` report it.
+        """The oldest artifacts are deleted. Manifests and other files stay, and `ls`, `show`,
+        `check` and `merge` report it.
         """
         job.env["FILING_BYTES"] = "2000"
         config = {"keep_bytes": 9000, "steps": "1-8"}
@@ -443,8 +443,8 @@ class TestKeeping:
         assert "deleted" in capsys.readouterr().out
 
     def test_a_step_is_deleted_after_its_upload_and_command(self, job: Job) -> None:
-        """A step is deleted after it was uploaded and its command has ended, and its copy stays in the
-        store.
+        """A step is deleted after it was uploaded and its command has ended, and
+        its copy stays in the store.
         """
         command = ["sh", "-c", "ls $STEPPROF_STEP_DIR/actor | wc -l >> ran"]
         config = {"keep_steps": 1, "upload": f"file://{job.folder}/up", "on_complete": command}

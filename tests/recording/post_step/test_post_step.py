@@ -81,8 +81,8 @@ MISTAKES = [
 class TestConfiguration:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
     def test_mistakes(self, mapping, message) -> None:
-        """A mistake raises a ConfigError when the configuration is read. Where possible the error suggests
-        the correction.
+        """A mistake raises a ConfigError when the configuration is read. Where possible the
+        error suggests the correction.
         """
         with pytest.raises(ConfigError) as caught:
             Config.from_mapping(mapping)
@@ -111,8 +111,8 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("key", ["on_complete", "on_complete_when", "upload", "keep_steps", "keep_bytes"])
     def test_a_request_sets_none_of_it(self, key, tmp_path, capsys) -> None:
-        """A request for a recording can set no command, upload or deletion, neither by a key nor inside a
-        mapping.
+        """A request for a recording can set no command, upload or deletion, neither
+        by a key nor inside a mapping.
         """
         value = {"on_complete": ["touch", str(tmp_path / "owned")], "upload": "file:///tmp/x"}.get(key, 1)
         with pytest.raises(ConfigError, match=f"{key} = .*unknown key"):
@@ -136,8 +136,8 @@ class TestConfiguration:
         assert {key for key in _OF_THE_DRIVER if key not in config} == set()
 
     def test_variables_with_facts_set_no_keys(self) -> None:
-        """The variables that a command gets set no keys, so that the command can use stepprof itself. A
-        wrong name is refused.
+        """The variables that a command gets set no keys, so that the command can use stepprof
+        itself. A wrong name is refused.
         """
         environ = {**dict.fromkeys(FACTS, "x"), "STEPPROF_RUN_ID": "r"}
         assert list(overrides(environ)) == []
@@ -145,8 +145,8 @@ class TestConfiguration:
             list(overrides({"STEPPROF_STEP": "2"}))
 
     def test_nothing_is_loaded_unless_configured(self, run_script) -> None:
-        """A session that does not configure this work imports none of its modules and starts no thread for
-        it.
+        """A session that does not configure this work imports none of its modules
+        and starts no thread for it.
         """
         ran = run_script(
             """
@@ -179,8 +179,8 @@ class TestChildProcess:
         return run_bounded(argv, os.environ, seconds, stop or threading.Event(), "stopped")
 
     def test_exit_status_and_output(self) -> None:
-        """The exit status and the output are returned, also if the program closes its output before it
-        ends.
+        """The exit status and the output are returned, also if the program
+        closes its output before it ends.
         """
         ended = self.run("sh", "-c", "echo a; echo b >&2; exit 5")
         assert (ended.status, ended.killed, ended.output) == (5, None, "a\nb\n")
@@ -221,8 +221,8 @@ class TestChildProcess:
         assert ran.stdout.strip() == "None None it did not end within 0.2 s"
 
     def test_the_program_inherits_no_descriptors(self, tmp_path) -> None:
-        """The program inherits no descriptor of the job, not even an inheritable one, and has a session of
-        its own.
+        """The program inherits no descriptor of the job, not even an inheritable one,
+        and has a session of its own.
         """
         with (tmp_path / "x").open("w") as file:
             os.set_inheritable(file.fileno(), True)
@@ -283,8 +283,8 @@ class TestWhole:
         assert (step.pending, step.not_uploaded) == (False, 1)
 
     def test_ranks_that_have_not_reached_the_step_are_awaited(self, tmp_path, monkeypatch) -> None:
-        """A step waits for living ranks that have not reached it. A rank on another host counts as ended if
-        its status is too old.
+        """A step waits for living ranks that have not reached it. A rank on another host counts as
+        ended if its status is too old.
         """
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
@@ -305,8 +305,8 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_ranks_of_an_earlier_job_are_not_awaited(self, tmp_path) -> None:
-        """A step does not wait for a rank of an earlier job on another host once the new job has published
-        a status.
+        """A step does not wait for a rank of an earlier job on another host once the
+        new job has published a status.
         """
         run = runs.make_run(tmp_path)
         elsewhere = {**writer_identity(), "host": "another"}
@@ -322,8 +322,8 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_each_further_rank_costs_the_same(self, tmp_path) -> None:
-        """Reading a step costs the same for each further rank: the process of a fragment is looked up, not
-        searched.
+        """Reading a step costs the same for each further rank: the process of a
+        fragment is looked up, not searched.
         """
         run = runs.make_run(tmp_path)
         costs = []
@@ -366,8 +366,8 @@ HEADER = {"schema_version": 1, "run_id": "r", "writer": {}}
 
 class TestPruning:
     def test_the_oldest_steps_are_chosen(self) -> None:
-        """The oldest steps are chosen for deletion. The newest one always stays, and steps without
-        artifacts do not count.
+        """The oldest steps are chosen for deletion. The newest one always stays, and steps
+        without artifacts do not count.
         """
         steps = [Step(n, artifacts={"a": n}) for n in (5, 6, 7)] + [Step(8)]
         assert [step.number for step, _ in choose(steps, 1, None)] == [5, 6]
@@ -377,8 +377,8 @@ class TestPruning:
         assert choose([], 1, 1) == []
 
     def test_only_what_the_manifest_names(self, tmp_path) -> None:
-        """The artifacts in the manifest and the folders that become empty are deleted. Other files of the
-        step stay.
+        """The artifacts in the manifest and the folders that become empty are deleted.
+        Other files of the step stay.
         """
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
@@ -433,8 +433,8 @@ class TestPruning:
         assert file.exists()
 
     def test_files_that_cannot_be_deleted_are_reported(self, tmp_path, mocker) -> None:
-        """A file that cannot be deleted is listed with the reason, in the entry and in the notes of the
-        step.
+        """A file that cannot be deleted is listed with the reason, in the entry
+        and in the notes of the step.
         """
         run = runs.make_run(tmp_path)
         runs.record(run)
@@ -458,8 +458,8 @@ class TestLeader:
         return Leader(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
 
     def test_only_one_process_is_the_leader(self, tmp_path) -> None:
-        """The second process becomes the leader when the first one has ended. The third one does so when
-        the second has died.
+        """The second process becomes the leader when the first one has ended. The third one does
+        so when the second has died.
         """
         run = runs.make_run(tmp_path)
         first, second, third = (self.leader(run, keep_steps=1) for _ in range(3))
@@ -475,8 +475,8 @@ class TestLeader:
         assert third._claim.name == "leader.3.json"
 
     def test_processes_that_do_not_lead_only_read(self, tmp_path) -> None:
-        """A process that does not lead changes nothing in the shared folder, because thousands of them may
-        look there.
+        """A process that does not lead changes nothing in the shared folder, because
+        thousands of them may look there.
         """
         run = runs.make_run(tmp_path)
         self.leader(run, keep_steps=1).look(final=False)
@@ -489,8 +489,8 @@ class TestLeader:
         assert (run.path / "after").stat().st_mtime_ns == 0
 
     def test_a_participant_on_another_host(self, tmp_path, monkeypatch) -> None:
-        """If the leader runs on another host or its file is damaged, another process leads once it has been
-        silent too long.
+        """If the leader runs on another host or its file is damaged, another process leads once
+        it has been silent too long.
         """
         run = runs.make_run(tmp_path)
         first = self.leader(run, keep_steps=1)
@@ -544,7 +544,7 @@ class TestLeader:
         assert len(leader._peers._statuses) == 1
 
     def test_a_rank_that_stays_in_a_step_is_awaited_ten_minutes(self, tmp_path, monkeypatch) -> None:
-        """If a rank does not leave the step, its command runs after ten minutes."""
+        """If a rank does not leave the step, the command of the step runs after ten minutes."""
         run = runs.make_run(tmp_path)
         runs.record(run)
         TestWhole().status(run, rank=1, step=2)
@@ -556,8 +556,8 @@ class TestLeader:
         assert (tmp_path / "ran").exists()
 
     def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
-        """If no time is left, the command is not started and the step not deleted. A process that continues
-        the run does both.
+        """If no time is left, the command is not started and the step not deleted. A process that
+        continues the run does both.
         """
         run = runs.make_run(tmp_path)
         first = runs.record(run, step=2).folder / "actor" / "rank-0.trace.json.gz"
@@ -573,8 +573,8 @@ class TestLeader:
         assert not first.exists()
 
     def test_a_command_that_cannot_be_taken(self, tmp_path) -> None:
-        """If the command's claim cannot be written, the command does not run, and the log and the error
-        give the reason.
+        """If the command's claim cannot be written, the command does not run, and the log
+        and the error give the reason.
         """
         run = runs.make_run(tmp_path)
         runs.record(run)
@@ -622,8 +622,8 @@ class TestLeader:
 
 class TestUploader:
     def test_a_long_run_is_not_remembered_as_a_whole(self, tmp_path, monkeypatch) -> None:
-        """The uploader forgets files that were uploaded, except the latest ones. It keeps failed ones up to
-        a limit.
+        """The uploader forgets files that were uploaded, except the latest ones. It
+        keeps failed ones up to a limit.
         """
         monkeypatch.setattr(uploads, "REMEMBERED", 3)
         run = runs.make_run(tmp_path)
@@ -640,8 +640,8 @@ class TestUploader:
         assert list(uploader._known) == [8, 9]
 
     def test_a_manifest_that_changes_is_uploaded_again(self, tmp_path) -> None:
-        """A manifest that changes replaces its earlier version in the store, and the artifact is not
-        uploaded again.
+        """A manifest that changes replaces its earlier version in the store, and the
+        artifact is not uploaded again.
         """
         run = runs.make_run(tmp_path)
         origin = Origin(run, 0, 1)
@@ -666,8 +666,8 @@ class TestUploader:
         assert (uploader.failures, fragment.uploads[0].status, uploader.pending) == (0, "uploaded", 0)
 
     def test_keys_in_a_stores_message_are_masked(self, tmp_path) -> None:
-        """The reason of a failed upload has no secret, even in a long message, and is one line of limited
-        length.
+        """The reason of a failed upload has no secret, even in a long message, and
+        is one line of limited length.
         """
         key, file = "sk-canary-5f2e9", tmp_path / "a"
         hide(key)
@@ -712,8 +712,8 @@ class TestTarget:
 
     @pytest.mark.parametrize("key", ["ETag", "md5Hash", "content_settings"])
     def test_an_object_is_read_if_the_stores_checksum_differs(self, file, memory, monkeypatch, key) -> None:
-        """If the store's checksum agrees, it suffices. If it differs, the object is read, and a wrong
-        object is removed.
+        """If the store's checksum agrees, it suffices. If it differs, the object is read,
+        and a wrong object is removed.
         """
         digest = hashlib.md5(file.read_bytes()).digest()
         stated = {"ETag": f'"{digest.hex()}"', "md5Hash": base64.b64encode(digest).decode(), "content_settings": {"content_md5": bytearray(digest)}}[key]  # fmt: skip
@@ -743,8 +743,8 @@ class TestTarget:
         )
 
     def test_a_folder_is_an_artifact_too(self, tmp_path, memory) -> None:
-        """An artifact that is a folder is uploaded with all its files, without links. An empty folder is an
-        error.
+        """An artifact that is a folder is uploaded with all its files, without links.
+        An empty folder is an error.
         """
         from stepprof.recording.post_step.upload import child
 
@@ -767,8 +767,8 @@ class TestTarget:
 
 class TestDoctor:
     def test_doctor_tests_the_upload(self, tmp_path) -> None:
-        """`doctor` writes a file to the store and removes it afterwards. A path that cannot be a folder is
-        a problem.
+        """`doctor` writes a file to the store and removes it afterwards. A path that
+        cannot be a folder is a problem.
         """
         from stepprof.doctor.upload import upload_findings
 
@@ -783,8 +783,8 @@ class TestDoctor:
 
 class TestReading:
     def test_damaged_entries_are_corrected_and_reported(self) -> None:
-        """Values of a wrong type are replaced and reported. A lost command of a living process is read as
-        running.
+        """Values of a wrong type are replaced and reported. A lost command of a
+        living process is read as running.
         """
         entry = {"path": 3, "url": [], "bytes": "x", "status": "uploaded", "more": 1}
         known, problems = read_after("uploads", entry, None)

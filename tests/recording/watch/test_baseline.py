@@ -1,5 +1,5 @@
-"""The baseline of the watch: noise causes no alert, each slow step causes one, and an outlier does not move
-the baseline.
+"""The baseline of the watch: noise causes no alert, each slow step causes one, and an
+outlier does not move the baseline.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TestHistory:
         scale=st.floats(0.001, 1000),
     )
     def test_noise_alone_causes_no_alert(self, kind, seed, scale) -> None:
-        """Steps that vary by a half, are skewed, of two kinds, or equal cause no alert in a thousand, at
-        any scale.
+        """Steps that vary by a half, are skewed, of two kinds, or equal cause no alert
+        in a thousand, at any scale.
         """
         watched = history()
         assert [value for value in noise(kind, seed, 1000) if watched.add(value * scale) is not None] == []
@@ -54,8 +54,8 @@ class TestHistory:
         place=st.integers(30, 900),
     )
     def test_a_slow_step_causes_an_alert(self, kind, seed, place) -> None:
-        """A step that is ten times slower than usual causes the only alert, wherever it comes after the
-        first 30 steps.
+        """A step that is ten times slower than usual causes the only alert, wherever it
+        comes after the first 30 steps.
         """
         watched = history()
         values = noise(kind, seed, 1000)

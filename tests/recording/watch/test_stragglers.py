@@ -23,8 +23,8 @@ def status(rank, step, seconds=10.0, **more) -> dict:
 
 class TestLags:
     def test_steps_times_their_seconds(self) -> None:
-        """A rank that is six steps of ten seconds behind lags by 60 s. A rank that is one step behind does
-        not lag.
+        """A rank that is six steps of ten seconds behind lags by 60 s. A rank that is
+        one step behind does not lag.
         """
         (lag,) = lags([status(0, 50), status(1, 50), status(2, 44), status(3, 49), status(4, 50)], 60)
         assert (lag.rank, lag.step, lag.median_step, lag.seconds) == (2, 44, 50, 60.0)
@@ -111,8 +111,8 @@ class TestFinder:
         finder.close(1)
 
     def test_a_step_that_it_can_still_reach(self, finder, tmp_path) -> None:
-        """If steps are fast, the capture is requested for a later step, so that the request arrives in
-        time.
+        """If steps are fast, the capture is requested for a later step, so that
+        the request arrives in time.
         """
         self.publish(tmp_path / "run", pace=0.05, r0=500, r1=500, r2=500, r3=40)
         (line,) = self.look(finder)

@@ -56,8 +56,8 @@ class TestLoop:
     """Real loops in separate processes."""
 
     def test_a_slow_step_arms_one_capture(self, run_script, tmp_path) -> None:
-        """A slow step causes one log line, one mark, one claim and one recorded step, and does not change
-        the job's result.
+        """A slow step causes one log line, one mark, one claim and one recorded step, and does
+        not change the job's result.
         """
         ran = run_script(LOOP + "run(5000, {150}, captures=1)").check()
         run = one_run(tmp_path)
@@ -91,8 +91,8 @@ class TestLoop:
         assert not any(line.startswith("forged") or "\x1b" in line for line in ran.stderr.splitlines())
 
     def test_slow_steps_stay_within_the_budget(self, run_script, tmp_path) -> None:
-        """Of a thousand steps, one in 40 is slow. At most two are recorded, and the log says that the
-        budget is used up.
+        """Of a thousand steps, one in 40 is slow. At most two are recorded, and the log
+        says that the budget is used up.
         """
         ran = run_script(
             LOOP
@@ -104,8 +104,8 @@ class TestLoop:
         assert "max_captures = 2 of this run are used up" in ran.stderr
 
     def test_growing_memory_causes_alerts(self, run_script, tmp_path) -> None:
-        """A loop that keeps 4 MiB per step is logged at each 64 MiB of growth, and the first alert requests
-        a capture.
+        """A loop that keeps 4 MiB per step is logged at each 64 MiB of growth, and the
+        first alert requests a capture.
         """
         ran = run_script(
             """
@@ -131,8 +131,8 @@ class TestLoop:
         assert claim["bytes"] - claim["bytes_before"] >= 64 << 20
 
     def test_a_run_directory_that_vanishes(self, run_script, tmp_path) -> None:
-        """If a file replaces the run directory, the slow step is logged without a capture, and the loop
-        continues.
+        """If a file replaces the run directory, the slow step is logged without a
+        capture, and the loop continues.
         """
         vanish = """
         if step == 100:
@@ -259,8 +259,8 @@ class TestWatcher:
         assert len(watched.look()) == 1
 
     def test_failed_windows_are_not_in_the_history(self, loop) -> None:
-        """A window that raised an exception is not in the history, because the exception changes its
-        duration.
+        """A window that raised an exception is not in the history, because the
+        exception changes its duration.
         """
         watched = loop()
         watched.steps(1, 10)
@@ -302,8 +302,8 @@ class TestWatcher:
         assert watched.watcher._next_step("actor-3") == watched.watcher._next_step("actor-999")
 
     def test_the_next_step_by_the_loop_s_numbering(self, loop) -> None:
-        """The next step follows the loop's numbering. If steps are fast, it is later, so that the request
-        arrives in time.
+        """The next step follows the loop's numbering. If steps are fast, it is later, so that
+        the request arrives in time.
         """
         watched = loop()
         for number in range(1, 11):
@@ -340,8 +340,8 @@ class TestBudget:
         assert ranks[0].selector.policy_at(52, None) is None
 
     def test_the_same_step_of_a_job_before_this_one(self, tmp_path) -> None:
-        """If a restarted job finds the same slow step, the claim of the earlier job does not prevent a
-        capture.
+        """If a restarted job finds the same slow step, the claim of the earlier
+        job does not prevent a capture.
         """
         assert self.slow(Loop(tmp_path / "run"), 10) == "step 12"
         (path,) = (tmp_path / "run" / "watch").iterdir()
@@ -367,8 +367,8 @@ class TestBudget:
         assert self.slow(watched, 11) == "none: the capture of step 12 is pending"
 
     def test_the_bytes_of_captures_are_limited(self, loop) -> None:
-        """The bytes of all captures count. The next capture is limited to the rest, and without a rest
-        there is none.
+        """The bytes of all captures count. The next capture is limited to the rest, and
+        without a rest there is none.
         """
         watched = loop(max_bytes="1MB")
         assert self.slow(watched, 10) == "step 12"
@@ -407,8 +407,8 @@ class TestBudget:
         assert watched.selector.requests == ()
 
     def test_a_repeated_request_may_fail(self, loop) -> None:
-        """If a repeated request cannot be written, this is logged, and the next slow step may request a
-        capture.
+        """If a repeated request cannot be written, this is logged, and the next
+        slow step may request a capture.
         """
         watched = loop()
         self.slow(watched, 10)
@@ -421,8 +421,8 @@ class TestBudget:
         assert self.slow(watched, 40) == "step 42"
 
     def test_an_unavailable_backend_uses_no_budget(self, loop) -> None:
-        """If the backend is unavailable or the role disabled, no capture is requested, and none is
-        counted.
+        """If the backend is unavailable or the role disabled, no capture is
+        requested, and none is counted.
         """
         watched = loop()
         watched.probe = "no torch"
