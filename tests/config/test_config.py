@@ -172,7 +172,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         'roles = "../x": not fit for a file name (letters, digits, ".", "_" and "-", at most 64, no dot at the start); did you mean "x"?',
     ),
     ({"roles": {"step": {}}}, 'roles = "step": reserved for windows without a role'),
-    # what cannot stand together
+    # conflicting keys
     (
         {"torch": {"all_threads": True, "profile_memory": True}},
         "torch.all_threads = true: torch cannot record all threads together with profile_memory",

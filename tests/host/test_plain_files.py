@@ -34,7 +34,7 @@ class TestOpenPlain:
 
     def test_neither_devices_nor_sockets(self, tmp_path, monkeypatch):
         """Devices and sockets are refused."""
-        monkeypatch.chdir(tmp_path)  # the address of a socket is short
+        monkeypatch.chdir(tmp_path)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("socket")
             for path in ("/dev/zero", "socket"):

@@ -384,7 +384,7 @@ class TestRealLife:
                 "generator": generator,
                 "async generator": async_generator,
             }[kind]()
-            await asyncio.sleep(0.2)  # made, but not begun
+            await asyncio.sleep(0.2)  # created, not started
             if kind == "coroutine":
                 await made
             elif kind == "generator":

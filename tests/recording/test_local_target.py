@@ -494,7 +494,7 @@ class TestArming:
         start(steps="2")
         loop([1])
         assert stepprof.state().status == "armed"
-        loop([1])  # an earlier step does not
+        loop([1])  # an earlier step does not disarm
         assert stepprof.state().status == "armed"
         loop([3])
         assert stepprof.state().status == "idle"

@@ -463,7 +463,7 @@ class Sequences(RuleBasedStateMachine):
         self._check_outcomes()
         self._init()
 
-    # -- what holds always
+    # -- invariants
 
     def _check_outcomes(self) -> None:
         """Each window has one entry in the manifest, with the predicted outcome."""

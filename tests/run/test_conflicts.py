@@ -60,7 +60,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path):
-    """Start jobs with one run id."""
+    """Return a function that starts a job with the run id `shared`."""
     made = []
 
     def job():
@@ -79,8 +79,8 @@ class TestTwoJobs:
     """Concurrent processes, each of them rank 0 of a different job."""
 
     def test_two_jobs_at_once_are_logged_as_a_conflict(self, job, tmp_path):
-        """The second job logs the conflict once, `check` reports it, and the windows of each job are a
-        separate occurrence.
+        """At least one job logs the conflict, and each at most once. `check` reports it, and the windows of
+        each job are a separate occurrence.
         """
         one, other = job(), job()
         one.enter()

@@ -141,7 +141,9 @@ class TestManifest:
         ],
     )
     def test_a_damaged_clock_is_a_finding(self, run, clock, problem):
-        """The damaged comparison is dropped and reported: times placed by it would be wrong."""
+        """A damaged comparison of clocks is dropped and reported, because times according to it would be
+        wrong.
+        """
         tell_engines(run, clocks=[clock])
         manifest = read_step(run.path, 2)
         assert [c["host"] for c in manifest["clocks"]] == ["h"]

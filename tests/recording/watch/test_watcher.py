@@ -399,7 +399,7 @@ class TestBudget:
         with capture_logs() as logs:
             for step in (12, 15, 18, 21):
                 assert watched.selector.policy_at(step, None) is not None
-                watched.captures.look(step, lambda role: 0)  # not over yet
+                watched.captures.look(step, lambda role: 0)  # the step has not ended
                 self.passed(watched, step, entered_steps=False)
         assert [line["reason"] for line in logs] == ["the step had begun already"]
         (claim,) = claims(watched.captures._run)
