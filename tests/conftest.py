@@ -1,4 +1,6 @@
-"""What every test gets: an environment in which no launcher has left a trace, and a way to run a script in a process of its own."""
+"""Fixtures for all tests: an environment without variables of a launcher, and a function that runs a
+script in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from other_user import shared  # noqa: F401 - a fixture
 from ran import Ran
 from simulated import engine  # noqa: F401 - a fixture
 
-if importlib.util.find_spec("hypothesis"):  # an engine's own environment has none of it
+if importlib.util.find_spec("hypothesis"):  # the environment of an engine does not have it
     from hypothesis import settings
 
-    settings.register_profile("busy", deadline=None)  # how long an example takes says how busy the machine is
+    settings.register_profile("busy", deadline=None)  # examples take longer on a busy machine
     settings.load_profile("busy")
 
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
@@ -53,8 +55,8 @@ MEASURED = tuple(
         *("recording/test_interrupts", "recording/test_rank_discovery"),
     )
 )
-"""Tests with processes whose coverage is measured. In those of the other tests coverage would find nearly nothing new, and add two thirds to
-their CPU time.
+"""Tests with processes whose coverage is measured. For the other tests, coverage would find almost nothing
+new, and add two thirds to their CPU time.
 """
 
 
@@ -92,7 +94,7 @@ def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True)
 def clean_log() -> Iterator[None]:
-    """Take back what `capture_logs` leaves: structlog as if the application had configured it, so that lines go to stdout from then on."""
+    """Reset structlog after `capture_logs`, which leaves it as if the application had configured it."""
     yield
     if (structlog := sys.modules.get("structlog")) is not None:
         structlog.reset_defaults()
@@ -107,7 +109,7 @@ def clean_secrets() -> None:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., Ran]:
-    """Return a function that runs the text of a script in a process of its own, with the test's folder as its working directory."""
+    """Return a function that runs a script in a separate process, in the folder of the test."""
 
     def run(script: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Ran:
         path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
@@ -127,32 +129,36 @@ def run_script(tmp_path: Path) -> Callable[..., Ran]:
 
 
 WORKERS = 4
-"""For two cores: half of the time the tests wait for what they have started."""
+"""Four processes for two cores, because the tests wait for started processes half of the time."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the whole suite in four processes, unless `-n` says otherwise; what is named on the command line runs in one."""
-    if hasattr(config, "workerinput"):  # this is one of the four
+    """Run the whole suite in four processes unless `-n` is given. Tests that the
+    command line names run in one.
+    """
+    if hasattr(config, "workerinput"):  # this is one of the four processes
         hanging.keep_pipe(config)
         return
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     option = config.option
     if whole and getattr(option, "numprocesses", 0) is None and not option.usepdb and not option.collectonly:
         option.numprocesses = WORKERS
-        option.dist = "loadscope"  # a class is not divided: its tests share what is dear to make
-        option.loadscopereorder = False  # the dearest are among the first
+        option.dist = "loadscope"  # a class is not divided, because its tests share expensive fixtures
+        option.loadscopereorder = False  # the slowest tests are among the first
     if getattr(option, "numprocesses", None):
         hanging.watch_workers(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run without what the tests need: a missing package is no reason to skip. Whoever means to, deselects by marker."""
+    """Refuse to run without the packages that the tests need, instead of skipping
+    tests. Markers deselect them.
+    """
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # started in the background of a script: Ctrl-C would be ignored in each process of a test
+    ):  # a script started it in the background: each process of a test would ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    stderr = config.stash[STDERR] = os.dup(sys.__stderr__.fileno())  # beside the capturing
+    stderr = config.stash[STDERR] = os.dup(sys.__stderr__.fileno())  # a copy that is not captured
     hanging.watch_end(stderr)
     deselected = config.getoption("markexpr")
     for package, marker in (("torch", "torch"), ("transformers", "demo"), ("ray", "ray")):
@@ -168,7 +174,7 @@ STDERR = pytest.StashKey[int]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process, and say where it was, where a test hangs in spite of pytest-timeout."""
+    """If a test hangs in spite of pytest-timeout, write where it hangs, and end the process."""
     if not item.config.option.usepdb:
         marker = item.get_closest_marker("timeout")
         bound = marker.args[0] if marker is not None else item.config.getini("timeout") or 0
@@ -181,7 +187,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def torch_server() -> Iterator[Server]:
-    """Return the process that forks for each script of `warm`."""
+    """Yield the process that forks for each script of `warm`."""
     from warm import Server
 
     server = Server()
@@ -191,7 +197,7 @@ def torch_server() -> Iterator[Server]:
 
 @pytest.fixture
 def warm(torch_server: Server, tmp_path: Path) -> Warm:
-    """Return what starts scripts that find torch loaded."""
+    """Return an object that starts scripts in which torch is loaded."""
     from warm import Warm
 
     return Warm(torch_server, tmp_path)
@@ -199,7 +205,7 @@ def warm(torch_server: Server, tmp_path: Path) -> Warm:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB under `disk`."""
+    """Mount a disk of 1 MB under `disk`. The test is skipped if mounting is not permitted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(

@@ -1,4 +1,4 @@
-"""Text from outside on its way into a message: nothing secret, no control characters, no more than so much."""
+"""Text from outside in a message: it has no secrets, no control characters, and a limited length."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class TestMasked:
         ],
     )
     def test_every_form_of_a_secret(self, form):
-        """As it was given, encoded for a URL, for Basic, for JSON, for Python, for HTML; also twice, as one server's answer in another's."""
+        """A secret is masked as it is and encoded for URLs, Basic, JSON, Python and HTML,
+        also if it is encoded twice.
+        """
         hide(KEY)
         shown = masked(f"before {form} after")
         assert "7f3a" not in shown.lower()
@@ -57,28 +59,30 @@ class TestMasked:
         assert shown.endswith(" after")
 
     def test_a_short_key_is_masked_as_a_word(self):
-        """`EMPTY` is what servers without keys are given: it does not make other words unreadable."""
+        """A short key is masked as a whole word only. `EMPTY` is the key of servers without
+        keys, and a part of other words.
+        """
         hide("EMPTY", "k")
         assert masked("key EMPTY, k: backend empty NONEMPTY") == "key …, …: backend empty NONEMPTY"
 
     def test_a_color_inside_a_secret(self):
-        """It is removed before the search for secrets."""
+        """Color codes inside a secret are removed before the search for secrets."""
         hide("canary-0123")
         assert quoted("cana\x1b[0mry-0123") == "…"
         assert redacted("cana\x1b[1;31mry-0123") == "…"
 
     def test_short_secrets_do_not_mask_our_own_words(self):
-        """A server's key may be `key`: what it says is masked, what stepprof says stays readable."""
+        """A key may be `key`. It is masked in a server's text and stays in stepprof's own text."""
         hide("key")
         assert str(EngineFailure(f"it wants another key: {quoted('no key')}")) == "it wants another key: no …"
 
     def test_text_without_secrets_is_unchanged(self):
-        """Neither None nor an empty string is a secret."""
+        """None and an empty string are no secrets."""
         hide(None, "")
         assert masked("a text") == "a text"
 
     def test_secrets_are_bounded(self):
-        """A job that renews its keys for ever does not fill the memory."""
+        """The number of secrets in memory is limited, and the latest ones are masked."""
         hide(*(f"secret-{number}" for number in range(3000)))
         assert len(redaction._secrets) == redaction.MOST_SECRETS
         assert masked("secret-2999") == "…"
@@ -87,14 +91,14 @@ class TestMasked:
 class TestQuoted:
     @given(st.text(max_size=400))
     def test_quoted_text_is_one_printable_line(self, text):
-        """Whatever it is."""
+        """Any quoted text is one printable line of limited length."""
         shown = quoted(text, most=100)
         assert shown.isprintable()
         assert len(shown) <= 101
 
     @given(st.integers(0, 400), st.integers(1, 60))
     def test_a_secret_at_the_cut(self, before, most):
-        """It is masked before the text is cut, so that no part of it is left over."""
+        """A secret is masked before the text is cut, so that no part of it remains."""
         hide("canary-0123456789")
         shown = quoted("x" * before + "canary-0123456789" * 2, most=most)
         assert not set(shown) - {"x", "…"}
@@ -110,11 +114,13 @@ class TestQuoted:
         ],
     )
     def test_printable_text_is_shown(self, text, shown):
-        """Control characters are visible; a secret by its position is masked although it was not registered."""
+        """Control characters are escaped. Passwords in URLs, parameters and headers are masked,
+        even if they are not registered.
+        """
         assert quoted(text) == shown
 
     def test_an_exception_whose_text_fails(self):
-        """The exception's type is shown."""
+        """If the text of an exception cannot be read, its type is shown."""
 
         class Odd(Exception):
             def __str__(self):
@@ -126,7 +132,7 @@ class TestQuoted:
         "unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39, "\\", "/", "%25", "&amp;"]
     )
     def test_any_text_is_quoted_quickly(self, unit):
-        """Four million characters cost less than two seconds of CPU time."""
+        """Quoting four million characters takes less than 2 s of CPU time."""
         hide(KEY, "/%&\\\\" + KEY)
         began = time.process_time()
         quoted(unit * (4_000_000 // len(unit)))
@@ -134,10 +140,10 @@ class TestQuoted:
 
 
 class TestSinks:
-    """Everything that is logged, written or raised passes, wherever it came from."""
+    """The text in log lines, errors and manifests is masked, whatever its source."""
 
     def test_a_log_line(self, log):
-        """Its fields are masked and one line each, also inside lists."""
+        """The fields of a log line, and values in lists, are masked and each on one line."""
         hide(KEY)
         logger.warning("area.verb", reason=f"\n[forged] {KEY}", names=[KEY, 3], step=2)
         [line] = log
@@ -145,18 +151,18 @@ class TestSinks:
         assert (line["names"], line["step"]) == (["…", 3], 2)
 
     def test_a_failure_of_an_engine(self):
-        """Its message is masked when it is made."""
+        """The message of an EngineFailure is masked and cut when it is made."""
         hide(KEY)
         assert str(EngineFailure(f"it said\n{KEY}{'x' * 5000}")).startswith("it said\\n…xxx")
         assert len(str(EngineFailure("x" * 5000))) == MOST + 1
 
     def test_an_exception_in_a_manifest(self):
-        """Of any library."""
+        """The description of any exception is masked."""
         hide(KEY)
         assert describe_error(OSError(f"no\n{KEY}")) == "OSError: no\\n…"
 
     def test_a_mapping(self):
-        """Keys are ours and stay."""
+        """The values of a mapping are masked, and the keys stay."""
         hide(KEY)
         assert redacted({"error": KEY, "bytes": 3, "more": [{"a": KEY}]}) == {
             "error": "…",
@@ -165,7 +171,7 @@ class TestSinks:
         }
 
     def test_there_is_no_other_way_into_the_log(self):
-        """No module but `log` speaks to a logger or to structlog; `ray_workers` quiets Ray's."""
+        """Only `log/logger.py` uses logging or structlog. `ray_workers` uses logging to silence Ray."""
         found = {
             path.relative_to(PACKAGE).as_posix()
             for path in PACKAGE.rglob("*.py")

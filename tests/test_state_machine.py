@@ -1,4 +1,4 @@
-"""The four states of a target, without any backend or engine."""
+"""The four states of a target, without a backend or engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUND = ("arm", "start", "stop")
 
 
 def destinations(trigger: str, state: str) -> list[str]:
-    """Where the table says that a trigger leads to from a state."""
+    """Return the states to which a trigger leads from a state, according to the table."""
     return [
         each["dest"]
         for each in TRANSITIONS
@@ -28,7 +28,7 @@ def _sources(source: str | list[str]) -> list[str]:
 
 
 def in_state(state: str) -> TargetMachine:
-    """A machine of the local target in this state."""
+    """Return a machine of the local target in this state."""
     machine = TargetMachine("rank-0")
     for trigger in ROUND[: STATES.index(state)]:
         getattr(machine, trigger)(holder=HOLDER)
@@ -36,7 +36,7 @@ def in_state(state: str) -> TargetMachine:
 
 
 def engine_in_state(state: str, lines: list) -> EngineTargetMachine:
-    """A machine of an engine in this state."""
+    """Return a machine of an engine in this state."""
     machine = EngineTargetMachine("rollout/0", lines.append)
     for trigger in ROUND[: STATES.index(state)]:
         machine.commit(trigger)
@@ -50,7 +50,7 @@ def pairs(*more: str) -> list[tuple[str, str]]:
 
 class TestTargetMachine:
     def test_each_state_of_a_round_logs_one_line(self, log) -> None:
-        """idle, armed, recording, flushing and back: one line each."""
+        """Each transition from idle to flushing and back writes one log line."""
         machine = TargetMachine("rank-0")
         for trigger in (*ROUND, "done"):
             assert getattr(machine, trigger)(holder=HOLDER, step=2, role="actor", reason=None)
@@ -65,7 +65,7 @@ class TestTargetMachine:
 
     @pytest.mark.parametrize(("state", "trigger"), pairs())
     def test_every_trigger_in_every_state(self, state, trigger, log) -> None:
-        """An illegal trigger is refused, names the state and the holder, and changes nothing."""
+        """An illegal trigger raises an error that names the state and the holder, and changes nothing."""
         machine = in_state(state)
         before = len(log)
         expected = destinations(trigger, state)
@@ -84,7 +84,9 @@ class TestTargetMachine:
     @pytest.mark.parametrize(("state", "trigger"), [("idle", "arm"), ("armed", "start")])
     @pytest.mark.parametrize("error", [BackendError("no"), KeyboardInterrupt()])
     def test_the_act_runs_before_the_state_changes(self, state, trigger, error, log) -> None:
-        """If it raises, the state is as before, nothing is logged, and the caller gets the error itself."""
+        """The act runs before the transition. If it raises an error, the caller gets
+        it, and the state is unchanged.
+        """
         machine = in_state(state)
         before, seen = len(log), []
 
@@ -100,7 +102,9 @@ class TestTargetMachine:
         assert seen == [state, state]
 
     def test_stop_on_another_thread_than_its_owner(self, log) -> None:
-        """Nothing changes, and `stop` returns False; the owner can still stop it."""
+        """`stop` on another thread than the owner's returns False and changes
+        nothing. The owner can still stop.
+        """
         machine = in_state("recording")
         machine.owner = threading.get_ident()
         before, answers = len(log), []
@@ -115,7 +119,7 @@ class TestTargetMachine:
         assert machine.stop(holder=HOLDER)
 
     def test_an_idle_machine_has_no_holder(self) -> None:
-        """From whatever state it became idle."""
+        """After an abort in any state, the machine has no holder."""
         for state in STATES[1:]:
             machine = in_state(state)
             assert machine.holder == HOLDER
@@ -123,7 +127,7 @@ class TestTargetMachine:
             assert machine.holder == "no window"
 
     def test_the_librarys_own_log_lines_are_dropped(self, caplog) -> None:
-        """Each transition has one line; the lines of other machines of the application are not touched."""
+        """The log lines of the library `transitions` are dropped for this machine, and kept for others."""
         with caplog.at_level(logging.DEBUG, logger="transitions"):
             TargetMachine("rank-0").arm(holder="x")
             logging.getLogger("transitions.core").info("%sExecuted", "theirs: ")
@@ -135,7 +139,9 @@ class TestTargetMachine:
 class TestEngineTargetMachine:
     @pytest.mark.parametrize(("state", "trigger"), pairs("nonsense"))
     def test_an_engine_has_the_transitions_of_the_local_target(self, state, trigger, log) -> None:
-        """An engine has the transitions of the local target; an illegal trigger changes nothing."""
+        """An engine has the transitions of the local target. An illegal trigger raises
+        an error and changes nothing.
+        """
         machine = engine_in_state(state, [])
         expected = destinations(trigger, state)
         if expected:
@@ -147,7 +153,7 @@ class TestEngineTargetMachine:
         assert machine.state == state
 
     def test_the_owner_writes_the_log_lines(self, log) -> None:
-        """One for each transition, with the fields that have a value."""
+        """The log line of a transition has the fields with a value, and is passed to the owner."""
         lines: list[dict] = []
         machine = engine_in_state("recording", lines)
         machine.commit("abort", step=2, reason=None)

@@ -1,4 +1,4 @@
-"""The configuration: what applies to a role, and the message for each mistake."""
+"""The configuration: the settings of each role, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         'roles = "../x": not fit for a file name (letters, digits, ".", "_" and "-", at most 64, no dot at the start); did you mean "x"?',
     ),
     ({"roles": {"step": {}}}, 'roles = "step": reserved for windows without a role'),
-    # what cannot stand together
+    # conflicting keys
     (
         {"torch": {"all_threads": True, "profile_memory": True}},
         "torch.all_threads = true: torch cannot record all threads together with profile_memory",
@@ -193,12 +193,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 class TestMistakes:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:60] for _, message in MISTAKES])
     def test_mistakes_name_key_value_and_suggestion(self, mapping: dict[str, Any], message: str) -> None:
-        """A mistake raises a ConfigError that names the key, the value and the nearest valid one."""
+        """A mistake raises a ConfigError that names the key, the value and, where possible, a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config.from_mapping(mapping)
 
     def test_the_error_carries_its_parts(self) -> None:
-        """The error has the attributes key, value and problem. Its class is also a ValueError."""
+        """The error has the attributes key, value and problem, and is also a ValueError."""
         with pytest.raises(ValueError, match="unknown backend") as caught:
             Config(roles={"rollout": {"backend": "Torch"}})
         assert isinstance(caught.value, ConfigError)
@@ -206,7 +206,7 @@ class TestMistakes:
         assert caught.value.problem.startswith("unknown backend")
 
     def test_python_objects_get_the_same_errors(self) -> None:
-        """A dataclass made by hand is checked as a file is."""
+        """A dataclass that is made in Python gets the same errors as a file."""
         with pytest.raises(ConfigError, match="max_iterations = 0: did you mean"):
             EngineOptions(max_iterations=0)
         with pytest.raises(ConfigError, match='backend = "Torch"'):
@@ -215,18 +215,18 @@ class TestMistakes:
             RolePolicy(torch={"x": 1})
 
     def test_no_cap_must_be_written_as_none(self) -> None:
-        """A cap is taken away by "none", never by leaving it None."""
+        """A cap is removed with "none". None is refused."""
         with pytest.raises(ConfigError, match='max_seconds = None: did you mean "none"'):
             Config(max_seconds=None)  # type: ignore[arg-type]
 
     def test_a_long_value_is_shortened(self) -> None:
-        """A message stays readable whatever the value."""
+        """The error about a long value has fewer than 1,000 characters."""
         with pytest.raises(ConfigError) as caught:
             Config(steps="x" * 5000)
         assert len(str(caught.value)) < 1000
 
     def test_a_configuration_must_be_a_mapping(self) -> None:
-        """What is no mapping is refused as a whole."""
+        """A configuration that is no mapping is refused as a whole."""
         with pytest.raises(
             ConfigError, match="config = 3: expected a Config, a mapping, or the path of a TOML file"
         ):
@@ -235,7 +235,7 @@ class TestMistakes:
 
 class TestDefaults:
     def test_record_nothing(self) -> None:
-        """Without a word of configuration no step is selected and everything heavy is off."""
+        """Without configuration, no step is selected, and each setting has its documented default."""
         config = Config()
         policy = config.policy(None)
         assert config.off
@@ -250,14 +250,16 @@ class TestDefaults:
 
 class TestPolicies:
     def test_a_role_inherits_unset_keys(self) -> None:
-        """What a role leaves out is the base's; a role that is not named is the base."""
+        """A role inherits the keys that it does not set. A role without a table
+        has the settings of the base.
+        """
         config = Config(steps="2", max_seconds=7, roles={"rollout": {"ranks": "all"}})
         assert config.policy("rollout").max_seconds == 7.0
         assert config.policy("rollout").ranks.all
         assert config.policy("critic") is config.policy(None)
 
     def test_options_are_inherited_key_by_key(self) -> None:
-        """A table of a role changes single options; an options object replaces them all."""
+        """A table in a role changes single options. An options object replaces all of them."""
         config = Config(
             torch={"record_shapes": True},
             roles={
@@ -269,7 +271,7 @@ class TestPolicies:
         assert config.policy("b").torch == TorchOptions(with_flops=True)
 
     def test_enabled_false_leaves_a_role_out(self) -> None:
-        """A role that is not enabled has no steps, the others keep theirs."""
+        """A role with `enabled = false` has no steps, and the base keeps its own."""
         config = Config(steps="2", roles={"ref": {"enabled": False}})
         assert (
             2 in config.policy("ref").steps,
@@ -278,17 +280,17 @@ class TestPolicies:
         ) == (False, False, True)
 
     def test_a_config_that_is_not_enabled_is_off(self) -> None:
-        """Nothing in a role can switch on what is off as a whole, spans included."""
+        """With `enabled = false` at the top level, nothing is recorded, even if a role is enabled."""
         config = Config(enabled=False, steps="2", roles={"a": {"enabled": True, "steps": "all"}})
         assert (config.off, config.spans, 2 in config.policy("a").steps) == (True, False, False)
 
     def test_a_role_with_steps_is_not_off(self) -> None:
-        """One role with a step to record keeps the whole from being off."""
+        """If one role has a step to record, the configuration is not off."""
         assert not Config(roles={"a": {"steps": "2"}}).off
         assert Config(steps="2", ranks="none").off
 
     def test_none_removes_a_cap_or_a_schedule(self) -> None:
-        """ "none" lifts a cap in the base and in a role."""
+        """The value "none" removes a cap or a schedule, in the base and in a role."""
         config = Config(
             max_seconds="none",
             min_free_memory="none",
@@ -305,20 +307,20 @@ class TestPolicies:
         assert base.min_free_memory == MemoryFloor()
 
     def test_a_role_may_leave_the_regions_of_the_base(self) -> None:
-        """A role that captures per step gets no error for regions that it inherits."""
+        """A role with `capture_per = "step"` may inherit regions from a base that captures regions."""
         config = Config(
             capture_per="region", regions="update", roles={"a": {"capture_per": "step", "join_steps": True}}
         )
         assert (config.policy(None).regions, config.policy("a").capture_per) == (("update",), "step")
 
     def test_options_by_backend(self) -> None:
-        """The options of a backend are found by its name; one without a table has none."""
+        """The options of a backend are found by its name. A backend without options has an empty mapping."""
         policy = Config(torch={"with_flops": True}).policy(None)
         assert policy.options("torch") == TorchOptions(with_flops=True)
         assert policy.options("null") == {}
 
     def test_every_field_of_a_policy_is_a_key_of_a_role(self) -> None:
-        """What can hold for a role can be set for a role, and for all."""
+        """Each setting of a policy can be set for a role and at the top level."""
         for name in Policy.__dataclass_fields__:
             assert name in RolePolicy.__dataclass_fields__
             assert name in Config.__dataclass_fields__
@@ -326,7 +328,7 @@ class TestPolicies:
 
 class TestWorld:
     def test_ranks_beyond_the_world_are_refused(self) -> None:
-        """The base and each role are checked, under their own key."""
+        """A rank beyond the world is refused, in the base and in a role, with its own key."""
         with pytest.raises(
             ConfigError,
             match=re.escape('ranks = "0-9": there is no rank 8 in a world of 8; did you mean 7?'),
@@ -338,7 +340,7 @@ class TestWorld:
             Config(roles={"actor": {"ranks": 99}}).check_world(8)
 
     def test_ranks_of_engines_are_checked_when_they_are_attached(self) -> None:
-        """A role with a table of engine options has ranks that need not be of this world."""
+        """The ranks of a role with engine options may lie beyond this world."""
         assert (
             Config(
                 roles={"rollout": {"ranks": "8-15", "engine": {"max_iterations": 3}}, "ref": {}}
@@ -349,7 +351,7 @@ class TestWorld:
 
 class TestPlainData:
     def test_reads_back_from_json(self) -> None:
-        """What goes into run.json makes an equal configuration again."""
+        """A configuration that is written as JSON and read is equal."""
         config = Config(
             output_dir="~/x",
             steps="2,every 7",
@@ -366,7 +368,7 @@ class TestPlainData:
         assert again.policy("r") == config.policy("r")
 
     def test_pickles_and_hashes(self) -> None:
-        """A configuration can be sent to another process, and a policy can be a key."""
+        """A configuration can be pickled, and configurations and policies can be hashed."""
         config = Config(steps="2", roles={"a": {"ranks": "all"}})
         again = pickle.loads(pickle.dumps(config))
         assert (again, hash(again), hash(again.policy("a"))) == (
@@ -376,7 +378,7 @@ class TestPlainData:
         )
 
     def test_none_in_a_mapping_counts_as_absent(self) -> None:
-        """A null from YAML leaves the default, so that a cap is never lost by it."""
+        """None in a mapping, as from YAML, means the default."""
         assert Config.from_mapping({"engine": {"activities": []}}).engine.activities == ()
         assert Config.from_mapping({"max_seconds": None, "torch": {"activities": None}}) == Config()
 
@@ -395,7 +397,7 @@ class TestSizes:
         ],
     )
     def test_units(self, text: object, size: int) -> None:
-        """Binary and decimal units are read in any case, with or without a space."""
+        """Sizes with binary and decimal units are read in upper or lower case, with or without a space."""
         assert size == byte_size(text, "max_bytes")
 
     @given(
@@ -407,19 +409,19 @@ class TestSizes:
         )
     )
     def test_a_floor_reads_back(self, value: object) -> None:
-        """The text of a floor reads as the same floor."""
+        """A memory floor that is written as a string and read is equal."""
         floor = memory_floor(value, "min_free_memory")
         assert floor == memory_floor(str(floor), "min_free_memory")
 
     def test_a_floor_is_returned_as_it_is(self) -> None:
-        """A floor made by hand is taken."""
+        """A MemoryFloor object is accepted as it is."""
         assert Config(min_free_memory=MemoryFloor(bytes=5)).policy(None).min_free_memory.bytes_of(100) == 5
 
 
 class TestRoleName:
     @pytest.mark.parametrize("name", ["actor", "actor.v2", "A_b-1", "_x", "x" * 64])
     def test_file_names_pass(self, name: str) -> None:
-        """Letters, digits, dot, underscore and hyphen make a role."""
+        """A role may consist of letters, digits, dots, underscores and hyphens."""
         assert name == role_name(name)
 
     @pytest.mark.parametrize(
@@ -436,19 +438,19 @@ class TestRoleName:
         ],
     )
     def test_invalid_role_names_get_a_suggestion(self, name: str, meant: str) -> None:
-        """What could leave the folder, or surprise a file system, is refused; the suggestion is itself valid."""
+        """A role that is not a plain file name is refused, and the suggestion is a valid role."""
         with pytest.raises(ConfigError, match=re.escape(f'did you mean "{meant}"?')):
             role_name(name)
         assert meant == role_name(meant)
 
     def test_a_role_must_be_a_string(self) -> None:
-        """A number is no role."""
+        """A number is refused as a role."""
         with pytest.raises(ConfigError, match='role = 3: expected the name of a role, such as "actor"'):
             role_name(3)
 
     @given(st.text(max_size=80))
     def test_no_valid_role_is_a_path(self, name: str) -> None:
-        """Whatever passes is one plain file name."""
+        """Each valid role is one plain file name."""
         try:
             role_name(name)
         except ConfigError:
@@ -458,13 +460,15 @@ class TestRoleName:
 
 class TestDocumentation:
     def test_every_key_and_default_is_documented(self) -> None:
-        """The tables of docs/configuration.md have the keys and the defaults of the dataclasses, in their order."""
+        """The tables of docs/configuration.md have the keys and defaults of the
+        dataclasses, in their order.
+        """
         text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
         assert documented(text) == actual()
 
 
 def documented(text: str) -> dict[str, list[tuple[str, str]]]:
-    """Return, per section, the first two columns of its table."""
+    """Return the keys and defaults of each table in the page."""
     tables: dict[str, list[tuple[str, str]]] = {}
     section = ""
     for line in text.splitlines():
@@ -477,7 +481,7 @@ def documented(text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def actual() -> dict[str, list[tuple[str, str]]]:
-    """Return, per table, the keys and defaults of its dataclass."""
+    """Return the keys and defaults of each dataclass."""
     plain: Mapping[str, Any] = Config().to_dict()
     given = {"max_bytes": "2GiB", "backend": "torch"}
     sizes = {"max_bytes": "2GiB", "memory_growth": "4GiB"}
@@ -497,7 +501,7 @@ def actual() -> dict[str, list[tuple[str, str]]]:
 
 
 def toml(value: object) -> str:
-    """Write a default as the documentation does."""
+    """Return a default as the documentation writes it."""
     if value is None:
         return "not set"
     if isinstance(value, float) and value.is_integer():

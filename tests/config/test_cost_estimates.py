@@ -1,4 +1,4 @@
-"""Heavy combinations are warned about with an estimate, light ones are not."""
+"""Expensive combinations cause a warning with an estimate, and cheap ones do not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestHeavyCombinations:
     def test_expensive_combinations_are_warned_about_with_an_estimate(
         self, mapping: dict[str, Any], parts: list[str]
     ) -> None:
-        """The warning names the keys, what they cost, the assumption, and what to change."""
+        """The warning names the keys, the cost, the assumption and the change to make."""
         (warning,) = Config(**{"steps": "2", **mapping}).warnings()
         for part in parts:
             assert part in warning
@@ -64,15 +64,15 @@ class TestHeavyCombinations:
         ],
     )
     def test_cheap_combinations_are_not_warned_about(self, mapping: dict[str, Any]) -> None:
-        """Bounded or unrecorded combinations give no warning."""
+        """Combinations that are cheap, or that record nothing, cause no warning."""
         assert Config(**{"steps": "2", **mapping}).warnings() == ()
 
     def test_a_role_is_named(self) -> None:
-        """A combination that only a role has is reported under that role."""
+        """The warning about a combination that only a role has names the role."""
         config = Config(steps="2", torch={"with_stack": True}, roles={"actor": {"ranks": "all"}})
         assert config.warnings() == (f"roles.actor: {STACKS}",)
 
     def test_inherited_combinations_are_warned_about_once(self) -> None:
-        """The base's warning is not repeated for each role."""
+        """Roles that inherit an expensive combination do not repeat the warning."""
         config = Config(steps="2", ranks="all", torch={"with_stack": True}, roles={"a": {}, "b": {}})
         assert config.warnings() == (STACKS,)

@@ -1,4 +1,4 @@
-"""Steps and ranks: the grammar, membership, and the message for a mistake."""
+"""The selection of steps and ranks: its grammar, its members, and the errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ items = st.lists(st.one_of(numbers, ranges, periods.map(lambda period: ("every",
 
 
 def text_of(parts: list[object]) -> str:
-    """Write the items in the grammar."""
+    """Return the items in the grammar."""
     words = []
     for part in parts:
         if isinstance(part, int):
@@ -32,7 +32,7 @@ def text_of(parts: list[object]) -> str:
 
 
 def naive(parts: list[object], step: int) -> bool:
-    """Say by the definition whether `step` is selected."""
+    """Return whether the step is selected, according to the definition."""
     for part in parts:
         if isinstance(part, int):
             if step == part:
@@ -48,7 +48,7 @@ def naive(parts: list[object], step: int) -> bool:
 class TestSteps:
     @given(items)
     def test_numbers_and_ranges_select_their_members(self, parts: list[object]) -> None:
-        """A step is selected where a number, a range or a period says so, and nowhere else."""
+        """A step is selected if a number, a range or a period contains it, and otherwise not."""
         steps = Steps.parse(text_of(parts))
         assert [step for step in range(-3, 130) if naive(parts, step)] == [
             step for step in range(-3, 130) if step in steps
@@ -56,20 +56,20 @@ class TestSteps:
 
     @given(items)
     def test_canonical_text_reads_back(self, parts: list[object]) -> None:
-        """The text of a selection parses to an equal selection, with an equal hash."""
+        """The string of a selection is read as an equal selection with an equal hash."""
         steps = Steps.parse(text_of(parts))
         again = Steps.parse(str(steps))
         assert (again, hash(again), str(again)) == (steps, hash(steps), str(steps))
 
     @given(items, st.integers(-5, 130))
     def test_next_after_is_the_least_greater_member(self, parts: list[object], step: int) -> None:
-        """`next_after` finds the first selected step beyond the one given."""
+        """`next_after` returns the first selected step after the given one."""
         expected = next((later for later in range(step + 1, 400) if naive(parts, later)), None)
         assert expected == Steps.parse(text_of(parts)).next_after(step)
 
     @given(items)
     def test_a_list_equals_its_text(self, parts: list[object]) -> None:
-        """A list of the items selects the same as the text with commas."""
+        """A list of items selects the same steps as the string with commas."""
         text = text_of(parts)
         assert Steps.parse(text) == Steps.parse(text.split(",") if parts else [])
 
@@ -77,7 +77,7 @@ class TestSteps:
     def test_without_returns_the_listed_steps_that_never_came(
         self, parts: list[object], seen: set[int]
     ) -> None:
-        """What never came is every step that was asked for by number and was not seen."""
+        """`without` returns the listed steps that were not seen. Steps of a period are not included."""
         steps = Steps.parse(text_of(parts))
         listed = [part for part in parts if isinstance(part, int) or part[0] != "every"]
         missing = [step for step in range(70) if naive(listed, step) and step not in seen]
@@ -102,27 +102,27 @@ class TestSteps:
         ],
     )
     def test_accepts_every_form(self, value: object, text: str) -> None:
-        """Numbers, lists, ranges, sets and text in any case and spacing are read."""
+        """Numbers, lists, ranges, sets, and strings in any case and spacing are accepted."""
         assert text == str(Steps.parse(value))
 
     def test_a_selection_is_returned_as_it_is(self) -> None:
-        """Parsing what was parsed changes nothing."""
+        """Parsing a selection returns the same object."""
         steps = Steps.parse("2")
         assert steps is Steps.parse(steps)
 
     def test_step_zero_belongs_to_no_period(self) -> None:
-        """`every 100` begins at 100; step 0 has to be asked for."""
+        """`every 100` begins at 100, and step 0 has to be listed."""
         assert 0 not in Steps.parse("every 100")
         assert 0 in Steps.parse("0, every 100")
 
     def test_all_selects_everything_that_is_a_step(self) -> None:
-        """`all` selects each step from 0 on, and nothing that is no step."""
+        """`all` selects each step from 0 on, and no negative number or string."""
         steps = Steps.parse("all")
         assert (0 in steps, 10**9 in steps, -1 in steps, "2" in steps) == (True, True, False, False)
         assert (steps.next_after(-5), steps.next_after(7)) == (0, 8)
 
     def test_none_selects_nothing(self) -> None:
-        """`none` has no member and no next step."""
+        """`none` selects no step and has no next step."""
         steps = Steps.parse("none")
         assert (steps.is_none, 0 in steps, steps.next_after(0), list(steps.intervals)) == (
             True,
@@ -136,16 +136,16 @@ class TestSteps:
         [("none", 0), ("every 5", 1), ("2, 10-12", 3), ("all", math.inf), ("every 1", math.inf)],
     )
     def test_longest_run(self, value: str, longest: float) -> None:
-        """The longest run of consecutive steps is known, and infinite where every step is selected."""
+        """`longest_run` returns the length of the longest run of consecutive steps, which may be infinite."""
         assert longest == Steps.parse(value).longest_run()
 
     def test_a_long_range_costs_nothing(self) -> None:
-        """A range is kept as its ends, whatever its length."""
+        """A range of any length is stored as its two ends."""
         steps = Steps.parse("5-999999999999999999")
         assert (10**15 in steps, str(steps.without([6]))) == (True, "5,7-999999999999999999")
 
     def test_pickles(self) -> None:
-        """A selection can be sent to another process."""
+        """A selection can be pickled."""
         steps = Steps.parse("2, every 3")
         assert steps == pickle.loads(pickle.dumps(steps))
 
@@ -180,7 +180,7 @@ class TestSteps:
         ],
     )
     def test_mistakes_name_key_value_and_suggestion(self, value: object, message: str) -> None:
-        """The error names the key, the value and the nearest valid one."""
+        """The error names the key, the value and, where possible, a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Steps.parse(value)
 
@@ -188,7 +188,9 @@ class TestSteps:
 class TestRanks:
     @given(st.lists(st.one_of(numbers, ranges), max_size=6))
     def test_numbers_and_ranges_select_their_members(self, parts: list[object]) -> None:
-        """A rank is selected where a number or a range says so; the text reads back."""
+        """A rank is selected if a number or a range contains it, and the string of a
+        selection is read as an equal one.
+        """
         ranks = Ranks.parse(text_of(parts))
         expected = [rank for rank in range(70) if naive(parts, rank)]
         assert expected == [rank for rank in range(70) if rank in ranks]
@@ -196,27 +198,27 @@ class TestRanks:
         assert ranks.is_none == (not expected)
 
     def test_all(self) -> None:
-        """`all` selects every rank and every process that has none."""
+        """`all` selects each rank and each process without a rank."""
         ranks = Ranks.parse("all")
         assert (7 in ranks, "driver" in ranks, ranks.is_none) == (True, True, False)
         assert str(ranks) == "all"
         assert ranks.check(1) is None
 
     def test_a_process_without_a_rank_counts_as_rank_0(self) -> None:
-        """A Ray driver or actor is selected where rank 0 is."""
+        """A process with a name instead of a rank is selected with rank 0."""
         assert "driver" in Ranks.parse("0")
         assert "driver" not in Ranks.parse("1-3")
         assert None not in Ranks.parse("0")
 
     @pytest.mark.parametrize(("text", "absent"), [("8", 8), ("0-3,8", 8), ("0-9", 8), ("99", 99)])
     def test_a_rank_beyond_the_world_is_refused(self, text: str, absent: int) -> None:
-        """The error names the key, the rank that is not there and the nearest one that is."""
+        """The error names the key, the rank that does not exist, and the nearest one that does."""
         message = f'roles.actor.ranks = "{text}": there is no rank {absent} in a world of 8; did you mean 7?'
         with pytest.raises(ConfigError, match=re.escape(message)):
             Ranks.parse(text).check(8, "roles.actor.ranks")
 
     def test_ranks_of_the_world_pass(self) -> None:
-        """Ranks that the world has are not refused."""
+        """Ranks that exist in the world are accepted."""
         assert Ranks.parse("0-3,7").check(8) is None
 
     @pytest.mark.parametrize(
@@ -233,11 +235,11 @@ class TestRanks:
         ],
     )
     def test_mistakes_name_key_value_and_suggestion(self, value: object, message: str) -> None:
-        """The error names the key, the value and the nearest valid one."""
+        """The error names the key, the value and, where possible, a suggestion."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Ranks.parse(value)
 
     def test_a_selection_is_returned_as_it_is(self) -> None:
-        """Parsing what was parsed changes nothing."""
+        """Parsing a selection returns the same object."""
         ranks = Ranks.parse([0, 8])
         assert ranks is Ranks.parse(ranks)

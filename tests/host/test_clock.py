@@ -1,4 +1,4 @@
-"""Which anchors are of one wall clock."""
+"""Whether two anchors belong to the same wall clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(Anchor.take().to_dict()))
 class TestAheadOf:
     @pytest.fixture
     def anchor(self, run_script):
-        """Return what takes an anchor in another process, whose clocks are shifted."""
+        """Return a function that takes an anchor in another process with shifted clocks."""
 
         def take(wall, monotonic):
             return Anchor.of(json.loads(run_script(ANCHOR, str(wall), str(monotonic)).stdout))
@@ -34,24 +34,26 @@ class TestAheadOf:
         return take
 
     def test_processes_of_one_boot_have_one_clock(self, anchor):
-        """Two processes of one boot have one wall clock, also in another namespace of time."""
+        """Two processes of one boot have the same wall clock, even if the
+        monotonic clock has another offset.
+        """
         here = Anchor.take()
         assert anchor(0, 0).ahead_of(here) == (0, 0)
         assert anchor(0, 1000 * SECOND).ahead_of(here) == (0, 0)
 
     @pytest.mark.parametrize("seconds", [37, -0.001])
     def test_another_wall_clock_is_compared_by_the_monotonic_one(self, anchor, seconds):
-        """The monotonic clock shows by how much it is ahead."""
+        """If the other wall clock was shifted, the monotonic clock shows by how much."""
         ahead, error = anchor(int(seconds * SECOND), 0).ahead_of(Anchor.take())
         assert abs(ahead - seconds * SECOND) <= error + 1000
         assert error < 1_000_000
 
     def test_wall_and_monotonic_clocks_both_differ(self, anchor):
-        """The ticks show that it is another wall clock, and not by how much."""
+        """If both clocks differ, the difference of the wall clocks is unknown."""
         assert anchor(37 * SECOND, 37 * SECOND).ahead_of(Anchor.take()) is None
 
     def test_a_clock_that_was_set(self):
-        """A process compares its own readings by its monotonic clock alone."""
+        """For two readings of one process, the monotonic clock shows by how much the wall clock was set."""
         first, late = Anchor(0, 0, 5, 0), Anchor(38 * SECOND, SECOND, 5, 9 * SECOND)
         assert late.ahead_of(first, of_process=True) == (37 * SECOND, 10)
 

@@ -1,4 +1,4 @@
-"""The command line of a job, without its secrets."""
+"""The command line of a job without its secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_secret_is_not_shown(arguments) -> None:
 
 
 def test_harmless_values_are_shown() -> None:
-    """Numbers of tokens, names of columns, learning rates."""
+    """Numbers of tokens, names, paths and learning rates are shown."""
     arguments = [
         "python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=256", "actor.ppo_max_token_len_per_gpu=16384",
         "--max-tokens", "512", "--tokenizer", "Qwen/Qwen3-8B", "model.path=/models/Qwen3-8B", "trainer.monkey=long",
@@ -59,7 +59,7 @@ def test_harmless_values_are_shown() -> None:
 
 
 def test_pwd_is_not_a_password() -> None:
-    """`PWD` holds a folder."""
+    """`PWD` contains a folder, which is not masked as a password."""
     assert (
         command_line(["python", "/home/me/train.py"], {"PWD": "/home/me", "OLDPWD": "/home/me"})[1]
         == "/home/me/train.py"
@@ -67,7 +67,7 @@ def test_pwd_is_not_a_password() -> None:
 
 
 def test_code_is_left_out() -> None:
-    """That of `python -c`, and not the option of a script that has the same name."""
+    """The code after `python -c` is masked. The argument of a script's option `-c` is shown."""
     assert command_line(["python", "-X", "dev", "-c", "login('me')", "a"], {}) == [
         "python",
         "-X",
@@ -79,7 +79,7 @@ def test_code_is_left_out() -> None:
 
 
 def test_the_command_line_is_bounded() -> None:
-    """A command line of a megabyte does not fill run.json, and a control character does not reach a terminal."""
+    """The command line is limited in length, and its control characters are removed."""
     shown = command_line(["python", "x" * 10_000, "a\x1b[2Jb\n", *["--n=1"] * 10_000], {})
     assert len(shown) <= 301
     assert sum(map(len, shown)) < 10_000

@@ -1,4 +1,4 @@
-"""The lease on a device, between real processes."""
+"""The lease on a device between real processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ time.sleep(60)
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lease, until its stdin is closed."""
+    """Start a process that holds the lease until its stdin is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -56,7 +56,9 @@ def lease(tmp_path):
 
 class TestLease:
     def test_taken_by_another_process(self, holder, lease):
-        """A process that finds it taken waits no longer than its timeout, and names the holder."""
+        """If another process holds the lease, `take` waits until its timeout and raises an
+        error that names the holder.
+        """
         began = time.monotonic()
         with pytest.raises(
             Busy, match=rf"npu-0 is recorded by process {holder.pid} \(actor/rank-3, for \d"
@@ -67,7 +69,7 @@ class TestLease:
         assert not lease.held
 
     def test_a_waiting_process_gets_a_released_lease(self, holder, lease):
-        """Who waits gets it."""
+        """A process that waits gets the lease when the holder releases it."""
         holder.stdin.close()
         lease.take("rollout/rank-0", 10)
         assert lease.held
@@ -84,7 +86,7 @@ class TestLease:
         other.release()
 
     def test_a_lease_taken_twice_is_released_once(self, lease):
-        """The description is updated, and one release is enough."""
+        """If a process takes the lease twice, one release frees it."""
         lease.take("armed")
         lease.take("actor/rank-0")
         lease.release()
@@ -92,7 +94,9 @@ class TestLease:
         assert not lease.held
 
     def test_a_forked_process_holds_nothing(self, run_script, tmp_path):
-        """The child holds no lease and cannot release its parent's, whatever it does."""
+        """A forked child holds no lease and cannot release its parent's. The parent can
+        release it while the child lives.
+        """
         run_script(
             """
             import os, signal, sys, time
@@ -126,7 +130,7 @@ class TestLease:
         ).check()
 
     def test_other_users_of_the_device_are_seen(self, lease, tmp_path):
-        """Seen as long as the other lives, whether it records or not."""
+        """Another user of the device is seen while its process lives."""
         assert not lease.is_shared()
         other = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(tmp_path)],
@@ -145,13 +149,13 @@ class TestLease:
         "text", ["{", "[" * 4000, '{"pid": 1, "holder": "x", "since": 1' + "0" * 400 + "}", "7"]
     )
     def test_a_damaged_lease_file_affects_only_the_message(self, holder, lease, tmp_path, text):
-        """The content of the file is used only for the message."""
+        """A damaged lease file does not free the lease. The error does not name the holder then."""
         (tmp_path / "npu-0.lease").write_text(text)
         with pytest.raises(Busy, match="recorded by another process"):
             lease.take("rollout/rank-0")
 
     def test_a_hostile_holder_name_is_shown_on_one_line(self, holder, lease, tmp_path):
-        """A holder's name begins no line of the log, and moves no cursor."""
+        """Control characters in the holder's name do not appear in the error."""
         reported = {"pid": "1\n[forged]", "holder": "\x1b[2J" + "x" * 3000, "since": 0}
         (tmp_path / "npu-0.lease").write_text(json.dumps(reported))
         with pytest.raises(Busy, match="forged") as failure:

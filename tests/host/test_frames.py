@@ -1,4 +1,4 @@
-"""The frames of threads: of which, and while the garbage of other threads is collected."""
+"""The frames of all threads, also while garbage is collected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ assert gc.isenabled()
 
 
 def test_the_frames_of_each_thread() -> None:
-    """The caller's and those of the others, as long as they run."""
+    """`frames` has the frames of this thread and of another one while it runs."""
     mine = threading.get_ident()
     assert frames()[mine].f_back is sys._getframe()
     reached, go_on = threading.Event(), threading.Event()
@@ -73,7 +73,7 @@ def test_the_frames_of_each_thread() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_collection_stays_as_it_is(enabled: bool) -> None:
-    """On or off, as the job has it."""
+    """Garbage collection stays on or off, as the job has set it."""
     (gc.enable if enabled else gc.disable)()
     try:
         assert len(list(frames_once())) == 1
@@ -83,5 +83,5 @@ def test_garbage_collection_stays_as_it_is(enabled: bool) -> None:
 
 
 def test_threads_start_while_garbage_is_collected(run_script) -> None:
-    """The process goes on: with Python 3.11's own function it stops within a second, for ever."""
+    """The process does not hang. With Python 3.11's own function it hangs within a second."""
     run_script(BUSY, timeout=60).check()

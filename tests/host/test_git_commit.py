@@ -1,4 +1,4 @@
-"""The commit that is checked out, as git itself says it."""
+"""The commit that is checked out, compared with the output of git."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def repository(tmp_path: Path) -> Path:
 
 class TestCommit:
     def test_the_commit_of_a_branch(self, repository: Path) -> None:
-        """From any folder below, on a branch with a slash in its name."""
+        """The commit of a branch with a slash in its name is found from a folder below."""
         git(repository, "checkout", "-q", "-b", "feature/one")
         (repository / "a" / "b").mkdir(parents=True)
         assert git_commit(repository / "a" / "b") == git(repository, "rev-parse", "HEAD")
@@ -42,14 +42,14 @@ class TestCommit:
         assert git_commit(repository) == git(repository, "rev-parse", "HEAD")
 
     def test_the_commit_of_a_worktree(self, repository: Path, tmp_path: Path) -> None:
-        """Its `.git` is a file, and its branch is in the folder of the repository."""
+        """In a worktree, `.git` is a file, and the branch is in the folder of the repository."""
         git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
         git(tmp_path / "tree", "commit", "-q", "--allow-empty", "-m", "second")
         assert git_commit(tmp_path / "tree") == git(tmp_path / "tree", "rev-parse", "HEAD")
         assert git_commit(tmp_path / "tree") != git_commit(repository)
 
     def test_nothing_is_known(self, repository: Path, tmp_path: Path) -> None:
-        """No repository, no commit yet, a damaged or hostile file: None, and no error."""
+        """Without a repository, or with a missing branch, a damaged file or a link, the commit is None."""
         assert git_commit(Path("/proc/self")) is None
         head = repository / ".git" / "HEAD"
         for text in ("ref: refs/heads/../../secret\n", "ref: refs/heads/missing\n", "\xff\0", ""):

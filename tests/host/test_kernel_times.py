@@ -1,4 +1,4 @@
-"""What the kernel counts for a thread and for this process."""
+"""The kernel's figures for a thread and for this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepprof.host.kernel_times import ThreadTimes, storage_bytes
 
 
 def test_a_thread_that_works() -> None:
-    """Its CPU time grows as much as Python's clock says."""
+    """The CPU time of a thread grows as much as Python's clock shows."""
     times = ThreadTimes(threading.get_native_id())
     before, clock = times.read(), time.thread_time_ns()
     while time.thread_time_ns() < clock + 100_000_000:
@@ -27,7 +27,7 @@ def test_a_thread_that_works() -> None:
 
 
 def test_a_thread_that_has_ended() -> None:
-    """It has no times any more, whether its file was open or is opened now."""
+    """A thread that has ended has no times, whether its file was opened before or is opened now."""
     thread = threading.Thread(target=time.sleep, args=(0.2,))
     thread.start()
     times = ThreadTimes(thread.native_id)
@@ -35,7 +35,7 @@ def test_a_thread_that_has_ended() -> None:
     assert not times.ended
     thread.join()
     deadline = time.monotonic() + 20
-    while not times.ended:  # the kernel's end of the thread comes after Python's
+    while not times.ended:  # in the kernel, the thread ends later than in Python
         assert time.monotonic() < deadline
         times.read()
     times.close()
@@ -55,7 +55,7 @@ def test_bytes_of_storage(tmp_path) -> None:
 
 
 def test_on_another_system_nothing_is_known(monkeypatch, tmp_path) -> None:
-    """Nothing is known, and no thread is taken to have ended."""
+    """If the kernel's files are missing, the figures are None, and no thread counts as ended."""
     monkeypatch.setattr(kernel_times, "_TASKS", tmp_path / "task")
     monkeypatch.setattr(kernel_times, "_IO", tmp_path / "io")
     times = ThreadTimes(threading.get_native_id())

@@ -1,4 +1,4 @@
-"""How much memory there is: of the host, and of the control group."""
+"""The memory of the host and of the control group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailabl
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that sets the system's files."""
+    """Return a function that writes the system's files."""
     paths = {
         name: tmp_path / name for name in ("meminfo", "max", "current", "stat", "limit", "usage", "stat_1")
     }
@@ -36,40 +36,42 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 class TestAvailableAndTotal:
     def test_memory_of_this_machine(self) -> None:
-        """Some of it is available."""
+        """On this machine, the available memory is between 0 and the total."""
         found = memory.available_and_total()
         if found is not None:
             assert 0 < found[0] <= found[1]
 
     def test_memory_of_the_host(self, files) -> None:
-        """What can be had without swapping, not what is free."""
+        """Available memory is counted, which includes more than the free memory."""
         files(meminfo=MEMINFO)
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
     def test_a_tighter_control_group_counts(self, files) -> None:
-        """Its limit counts; the page cache is reclaimed before a process is killed."""
+        """The limit of a control group counts if it is lower. Its inactive files count as available."""
         files(
             meminfo=MEMINFO, max=f"{4 * GIB}\n", current=f"{3 * GIB}\n", stat=f"anon 1\ninactive_file {GIB}\n"
         )
         assert memory.available_and_total() == (2 * GIB, 4 * GIB)
 
     def test_a_control_group_of_version_1(self, files) -> None:
-        """Its files have other names."""
+        """The files of version 1 of control groups are read."""
         files(meminfo=MEMINFO, limit=f"{2 * GIB}", usage=f"{GIB}", stat_1="total_inactive_file 0\n")
         assert memory.available_and_total() == (GIB, 2 * GIB)
 
     def test_a_control_group_without_a_limit(self, files) -> None:
-        """Or with one that is none."""
+        """A control group without a limit, or with the largest possible one, does not count."""
         files(meminfo=MEMINFO, max="max\n", current="1\n", limit=f"{2**63 - 4096}", usage="1")
         assert memory.available_and_total() == (8 * GIB, 16 * GIB)
 
     def test_a_control_group_alone(self, files) -> None:
-        """Without the host's figures; without its own statistics nothing is reclaimable."""
+        """If the host's figures are missing, those of the control group are used,
+        also without its statistics.
+        """
         files(meminfo="MemTotal: 1 kB\n", max=f"{2 * GIB}", current=f"{GIB}")
         assert memory.available_and_total() == (GIB, 2 * GIB)
 
     def test_a_tighter_address_space_counts(self, run_script) -> None:
-        """The limit of `ulimit -v`, minus the address space that the process uses."""
+        """The limit of the address space counts, minus the space that the process uses."""
         run_script(
             """
             import resource
@@ -82,21 +84,21 @@ class TestAvailableAndTotal:
         ).check()
 
     def test_nothing_is_known(self, files) -> None:
-        """Without known limits no capture ends."""
+        """If no figure is known, the result is None."""
         files()
         assert memory.available_and_total() is None
 
 
 class TestOfThisProcess:
     def test_resident(self, monkeypatch, tmp_path) -> None:
-        """The resident memory, if the system reports it."""
+        """The resident memory is returned, or None if the system's file is missing."""
         found = memory.resident_bytes()
         assert found is None or found > 2**20
         monkeypatch.setattr(memory, "_STATM", tmp_path / "nothing")
         assert memory.resident_bytes() is None
 
     def test_memory_of_all_devices_is_added_up(self, monkeypatch) -> None:
-        """All of them together, once torch has touched one; asking loads nothing and touches nothing."""
+        """The memory of all devices is added up once torch has initialised CUDA. Before that it is None."""
         cuda = SimpleNamespace(
             is_initialized=lambda: False, device_count=lambda: 2, memory_allocated=lambda device: 100 + device
         )

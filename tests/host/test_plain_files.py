@@ -1,4 +1,4 @@
-"""The one way in which files of a run are opened."""
+"""The functions that open and read files of a run, which are the only ones that may do so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOLE = 200 * 2**30
 
 
 def sparse(path, head=b""):
-    """A file of 200 GB that takes no room on the disk."""
+    """Make a file of 200 GB that takes no room on the disk."""
     with path.open("wb") as file:
         file.write(head)
         file.truncate(HOLE)
@@ -27,14 +27,14 @@ def sparse(path, head=b""):
 
 class TestOpenPlain:
     def test_a_pipe_is_not_waited_for(self, tmp_path):
-        """The pipe has no writer."""
+        """Opening a pipe without a writer fails at once, without a wait."""
         os.mkfifo(tmp_path / "a")
         with pytest.raises(OSError, match="not a plain file"):
             open_plain(tmp_path / "a")
 
     def test_neither_devices_nor_sockets(self, tmp_path, monkeypatch):
-        """What has no end, or is no file."""
-        monkeypatch.chdir(tmp_path)  # the address of a socket is short
+        """Devices and sockets are refused."""
+        monkeypatch.chdir(tmp_path)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("socket")
             for path in ("/dev/zero", "socket"):
@@ -42,20 +42,20 @@ class TestOpenPlain:
                     open_plain(path)
 
     def test_a_folder(self, tmp_path):
-        """The error says that it is a folder."""
+        """A folder raises IsADirectoryError."""
         with pytest.raises(IsADirectoryError):
             open_plain(tmp_path)
 
     @pytest.mark.parametrize("target", ["there", "/dev/zero", "nowhere", "link"])
     def test_a_link_is_not_followed(self, tmp_path, target):
-        """A link is refused, whatever it points to."""
+        """A link is refused, whether its target is a file, a device, missing, or the link itself."""
         (tmp_path / "there").write_text("{}")
         (tmp_path / "link").symlink_to(target)
         with pytest.raises(OSError, match="a link, and links in a run are not followed"):
             open_plain(tmp_path / "link")
 
     def test_folders_may_be_links(self, tmp_path):
-        """Of the path but its last part: a step that was moved to another disk."""
+        """A folder in the path may be a link, as of a step that was moved to another disk."""
         (tmp_path / "moved").mkdir()
         (tmp_path / "moved" / "a").write_bytes(b"x")
         (tmp_path / "step").symlink_to("moved")
@@ -63,14 +63,14 @@ class TestOpenPlain:
 
     @pytest.mark.parametrize("name", ["a\0b", "a\ud800", "x" * 300])
     def test_names_that_no_file_has(self, tmp_path, name):
-        """An OSError, as for any other file that cannot be opened."""
+        """A name that no file can have raises an OSError."""
         with pytest.raises(OSError, match=r"no file can have this name|too long"):
             open_plain(tmp_path / name)
 
 
 class TestReadPlain:
     def test_up_to_a_bound(self, tmp_path):
-        """A larger one is refused before it is read."""
+        """A file that is larger than the limit is refused before it is read."""
         (tmp_path / "a").write_bytes(b"123")
         assert read_plain(tmp_path / "a", 3) == b"123"
         with pytest.raises(OSError, match=r"too large: 3 bytes \(at most 2 are read\)"):
@@ -81,7 +81,9 @@ class TestReadPlain:
 
 class TestHoles:
     def test_data_before_the_first_hole_is_counted(self, tmp_path):
-        """Counted without reading the hole, and the place in the file is kept."""
+        """The data before the first hole is counted without reading the hole, and the
+        position in the file is kept.
+        """
         path = sparse(tmp_path / "a", b"x" * 5000)
         with open_plain(path) as file:
             assert file.read(3) == b"xxx"
@@ -89,19 +91,19 @@ class TestHoles:
             assert file.read(3) == b"xxx"
 
     def test_a_file_without_holes(self, tmp_path):
-        """All of it."""
+        """All bytes of a file without holes are counted."""
         (tmp_path / "a").write_bytes(b"12345")
         with open_plain(tmp_path / "a") as file:
             assert data_bytes(file) == 5
 
     def test_an_empty_file_has_no_holes(self, tmp_path):
-        """Nothing."""
+        """An empty file has no data."""
         (tmp_path / "a").touch()
         with open_plain(tmp_path / "a") as file:
             assert (data_bytes(file), list(data_chunks(file))) == (0, [])
 
     def test_data_around_holes_is_read(self, tmp_path):
-        """Read without the holes."""
+        """The data before and after a hole of 200 GB is read without the hole."""
         path = sparse(tmp_path / "a", b"begin")
         with path.open("r+b") as file:
             file.seek(HOLE - 3)
@@ -124,13 +126,15 @@ class TestReadTable:
         ],
     )
     def test_damaged(self, tmp_path, data, problem):
-        """The error describes the damage, as a phrase after the file's name."""
+        """A file that is no JSON mapping, or is nested too deep, raises a
+        ValueError that describes the damage.
+        """
         (tmp_path / "a").write_bytes(data)
         with pytest.raises(ValueError, match=problem):
             read_table(tmp_path / "a")
 
     def test_while_it_is_replaced(self, tmp_path):
-        """A reader sees one whole version or the other."""
+        """While a file is replaced, a reader sees the complete old or the complete new version."""
         path = tmp_path / "a"
         path.write_text(json.dumps({"n": 0}))
         stop = threading.Event()
@@ -155,7 +159,7 @@ OPENERS = {"open", "read_text", "read_bytes", "connect", "fdopen", "GzipFile", "
 OPENERS |= {"copyfile", "copytree", "copy2", "move", "memmap", "fromfile"}
 OTHERS = {
     "host/plain_files.py": "the one that opens files of a run",
-    # what is written here, or was by this process
+    # files that the module or this process has written
     "host/atomic_files.py": "temporary files of its own",
     "cli/commands/open.py": "the page that it writes",
     "recording/span_files.py": "its own span file",
@@ -166,7 +170,7 @@ OTHERS = {
     "analysis/timeline/archive.py": "a member of the archive that it writes",
     "recording/post_step/retention.py": "folders, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",
-    # what is no file of a run
+    # files that belong to no run
     "cli/main.py": "/dev/null",
     "run/rendezvous.py": "/proc",
     "host/process_identity.py": "/proc",
@@ -191,7 +195,7 @@ OTHERS = {
     "analysis/timeline/npu_database.py": "SQLite opens the file itself, after open_plain has",
     "cli/commands/run.py": "the terminal of this process",
     "integrations/source_check.py": "source of an installed framework",
-    # of engines, which `remote/core/engine_files.py` opens by way of open_plain
+    # files of engines, which `remote/core/engine_files.py` opens with open_plain
     "remote/artifacts.py": "its own new artifact, and gzip over an engine's file that is open",
     "remote/core/engine_files.py": "/proc",
     "remote/nsys/server.py": "/proc",
@@ -203,7 +207,7 @@ OTHERS = {
     "remote/vllm/folder.py": "its own lock, through no link",
     "remote/http/wire.py": "a socket",
     "remote/http/workers.py": "a socket, to which nothing is sent",
-    # methods of that name
+    # methods with the same name
     "remote/core/engine_capture.py": "what calls wait for",
     "remote/core/engine_target.py": "what calls wait for",
     "remote/kinds.py": "drivers",
@@ -212,12 +216,12 @@ OTHERS = {
     "analysis/artifact_check.py": "gzip over a file that open_plain has opened",
     "recording/post_step/upload/child.py": "the store's file",
 }
-"""Modules that may open something, and what."""
-EXAMPLES = "examples/"  # programs of users, which the wheel brings along
+"""The modules that may open something else, and what they open."""
+EXAMPLES = "examples/"  # programs of users, which are part of the wheel
 
 
 def opens(path):
-    """Whether a module calls what opens a file."""
+    """Return whether a module calls a function that opens a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             function = node.func
@@ -228,7 +232,9 @@ def opens(path):
 
 
 def test_only_this_module_opens_files_of_a_run():
-    """Whatever reads a run does so through `stepprof.host.plain_files`; a module that opens something else is listed, with what that is."""
+    """Only `stepprof.host.plain_files` opens files of a run. Each module that opens
+    something else is listed with it.
+    """
     package = Path(stepprof.__file__).parent
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if opens(path)}
     assert {name for name in found if not name.startswith(EXAMPLES)} == set(OTHERS)

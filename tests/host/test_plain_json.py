@@ -1,4 +1,4 @@
-"""JSON from anywhere: its values can be walked, printed, compared and written."""
+"""JSON from any source is parsed into values that can be printed, compared and written again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = [b"", b"{", b"[1,]", b'"\xff"', b"nan", b"\x00", b"[" * 65 + b"]" * 65
 
 @pytest.fixture(params=["msgspec", "base"])
 def decoder(request, monkeypatch):
-    """With what readers have installed, and as a process that records parses it."""
+    """Parse with msgspec, and without it."""
     if request.param == "base":
         monkeypatch.delitem(sys.modules, "msgspec.json")
     else:
@@ -37,7 +37,7 @@ def decoder(request, monkeypatch):
 class TestParse:
     @pytest.mark.parametrize(("text", "value"), TEXTS)
     def test_valid_json_is_parsed(self, text, value):
-        """The same with and without msgspec, and JSON again."""
+        """With and without msgspec, valid JSON has the same value, which can be written as JSON again."""
         found = parse_json(text)
         assert found == value or value is None
         assert json.dumps(found, allow_nan=False).encode().decode()
@@ -45,12 +45,12 @@ class TestParse:
 
     @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
     def test_invalid_or_deep_json_is_refused(self, text):
-        """A ValueError is raised, at any depth."""
+        """Invalid JSON, or JSON that is nested too deep, raises a ValueError."""
         with pytest.raises(ValueError, match=r"\w"):
             parse_json(text)
 
 
 def test_text_without_half_pairs_is_unchanged():
-    """Text without halves stays as it is, byte for byte."""
+    """Text without unpaired surrogates is unchanged, byte for byte."""
     text = json.dumps({"a": "\U0001f600\\u\n", "b": "\\\\ud800"}).encode()
     assert whole_pairs(text) == text

@@ -1,4 +1,4 @@
-"""Who wrote something, and whether it still lives."""
+"""The identity of a writing process, and whether that process still lives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepprof.host.process_identity import is_alive, process_start, writer_ident
 
 @pytest.fixture
 def child():
-    """Return a process that lives until it is asked to end."""
+    """Yield a process that lives until its stdin is closed."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
@@ -23,12 +23,12 @@ def child():
 
 class TestWriterIdentity:
     def test_names_this_process(self):
-        """The same for the life of the process, and JSON-able."""
+        """The identity names this process and does not change."""
         assert writer_identity() == writer_identity()
         assert writer_identity()["pid"] == os.getpid()
 
     def test_without_proc_identity_fields_are_none(self, monkeypatch, tmp_path):
-        """Without /proc (macOS, Windows) there is neither boot nor start."""
+        """Without /proc, as on macOS and Windows, the start, the boot and the namespace are None."""
         monkeypatch.setattr(process_identity, "Path", lambda *_: tmp_path / "none")
         monkeypatch.setattr(process_identity, "_BOOT_ID", tmp_path / "none")
         identity = writer_identity()
@@ -37,7 +37,7 @@ class TestWriterIdentity:
 
 class TestIsAlive:
     def test_a_process_of_this_host(self, child):
-        """True while it lives, False when it has ended, also before its parent has waited for it."""
+        """A process is alive until it has ended, also before its parent has waited for it."""
         identity = {**writer_identity(), "pid": child.pid, "pid_start": process_start(child.pid)}
         assert is_alive(identity) is True
         child.stdin.close()
@@ -61,11 +61,13 @@ class TestIsAlive:
         ],
     )
     def test_liveness_is_known_only_on_this_host(self, change, expected):
-        """A process id that was given out again is another process; of another host or container nothing is known."""
+        """A process id that was used again counts as ended. For another host or
+        container, the result is None.
+        """
         assert is_alive({**writer_identity(), **change}) is expected
 
     def test_without_proc_only_the_process_id_is_used(self, monkeypatch, tmp_path, child):
-        """Without /proc only the process id is used. On Windows it is not used either."""
+        """Without /proc, the process id decides on POSIX, and on Windows the result is None."""
         monkeypatch.setattr(process_identity, "_BOOT_ID", tmp_path / "none")
         identity = {**writer_identity(), "pid": child.pid}
         assert is_alive(identity) is True
@@ -82,11 +84,11 @@ class TestIsAlive:
 
 class TestProcessStart:
     def test_no_such_process_has_no_start(self):
-        """None for a process that does not exist, or an unreadable line."""
+        """A process that does not exist has no start."""
         assert process_start(2**22 + 1) is None
 
     def test_a_name_with_spaces_and_brackets(self, tmp_path):
-        """The name of the process does not shift the fields."""
+        """Spaces and brackets in the name of a process do not change its start."""
         odd = tmp_path / "a) S 1 (b"
         odd.symlink_to("/bin/sleep")
         process = subprocess.Popen([odd, "60"])

@@ -1,4 +1,4 @@
-"""Which rank a process is."""
+"""How the rank of a process is found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepprof.host.rank import Identity, find_identity
 
 
 class Index:
-    """A number as numpy has it."""
+    """An integer of another type, as of numpy."""
 
     def __init__(self, number) -> None:
         self.number = number
@@ -22,13 +22,13 @@ class Index:
 
 
 def module(monkeypatch, name, **members) -> None:
-    """Have a module of this name loaded: what is asked of it, and nothing else."""
+    """Install a module with these members only."""
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
 
 
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch) -> None:
-    """Neither torch nor ray."""
+    """Remove torch and ray from the loaded modules."""
     for name in ("torch", "ray"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -38,17 +38,17 @@ LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
 
 class TestGiven:
     def test_a_given_rank_comes_first(self) -> None:
-        """Before what any launcher says."""
+        """A rank that the caller passes has priority over the launcher's variables."""
         found = find_identity(3, 8, {"RANK": "1", "WORLD_SIZE": "2"})
         assert found == Identity(3, 8, "rank")
         assert (found.final, found.records) == (True, True)
 
     def test_integers_of_numpy_are_accepted(self) -> None:
-        """numpy's, say."""
+        """Integers of other types, as of numpy, are accepted."""
         assert find_identity(Index(3), Index(8), {}) == Identity(3, 8, "rank")
 
     def test_a_world_without_a_rank(self) -> None:
-        """The rank is looked for; this may be the first of them."""
+        """If only the world size is passed, the rank comes from the launcher, or else is 0 for now."""
         assert find_identity(None, 8, {}) == Identity(0, 8, "default", final=False)
         assert find_identity(None, 8, {"RANK": "3"}) == Identity(3, 8, "$RANK")
 
@@ -56,7 +56,7 @@ class TestGiven:
         ("name", "value"), [("rank", "3"), ("rank", 1.5), ("rank", True), ("world_size", "8")]
     )
     def test_an_invalid_rank_is_refused(self, name, value) -> None:
-        """The error names the source of the invalid number."""
+        """The error names the argument with the invalid value."""
         arguments = {"rank": 0, "world_size": 8, name: value}
         with pytest.raises(ConfigError, match=f"^{name} = .*: expected an integer"):
             find_identity(arguments["rank"], arguments["world_size"], {})
@@ -78,7 +78,9 @@ class TestGiven:
 
 class TestNames:
     def test_a_process_without_a_rank(self, monkeypatch) -> None:
-        """It is called by its name in place of a rank, and gets its rank where one becomes known."""
+        """A process without a rank has its name in place of one. If a rank is
+        known, the process has that rank.
+        """
         assert find_identity(None, None, {}, "driver") == Identity("driver", None, "name", final=False)
         assert find_identity(None, None, {"RANK": "3"}, "trainer") == Identity(3, None, "$RANK")
         context = SimpleNamespace(get_actor_id=lambda: "0123456789abcdef")
@@ -92,7 +94,7 @@ class TestLaunchers:
         ("environ", "expected"),
         [
             ({"RANK": "3", "WORLD_SIZE": "8"}, Identity(3, 8, "$RANK")),
-            # Lightning; on a later node the number of ranks before it is not known
+            # Lightning: on later nodes the number of earlier ranks is unknown
             ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "0"}, Identity(1, 2, "$LOCAL_RANK")),
             ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "1"}, Identity(0, 2, "default", final=False)),
             (LIGHTNING, Identity(0, 1, "default", final=False)),
@@ -103,19 +105,21 @@ class TestLaunchers:
         ],
     )
     def test_variables(self, environ, expected) -> None:
-        """torchrun's, then Slurm's, then a process of its own."""
+        """The variables of torchrun count first, then those of Lightning and
+        Slurm. Without any, the rank is 0.
+        """
         assert find_identity(None, None, environ) == expected
 
     def test_an_invalid_variable_is_refused(self) -> None:
-        """The error names the source of the invalid number."""
+        """The error names the variable with the invalid value."""
         with pytest.raises(ConfigError, match=r'\$RANK = "one": expected an integer'):
             find_identity(None, None, {"RANK": "one"})
 
 
 class TestTorchDistributed:
     def test_initialised(self, monkeypatch) -> None:
-        """The process group has priority over the variables, because a framework may number its ranks
-        again.
+        """The process group has priority over the variables, because a framework
+        may have renumbered its ranks.
         """
         distributed = SimpleNamespace(
             is_available=lambda: True,
@@ -136,7 +140,7 @@ class TestTorchDistributed:
         ],
     )
     def test_before_initialisation_variables_count(self, monkeypatch, distributed) -> None:
-        """Half imported, not built, not initialised: then the variables speak."""
+        """If torch.distributed is missing, incomplete or not initialised, the variables count."""
         module(monkeypatch, "torch", **({} if distributed is None else {"distributed": distributed}))
         assert find_identity(None, None, {"RANK": "1"}) == Identity(1, None, "$RANK")
 
@@ -144,13 +148,13 @@ class TestTorchDistributed:
 class TestRay:
     @pytest.mark.parametrize(("actor", "name"), [(None, "driver"), ("a1b2", "actor-a1b2")])
     def test_a_process_without_a_rank(self, monkeypatch, actor, name) -> None:
-        """A driver or an actor takes part and records nothing, until torch.distributed comes up in it."""
+        """A driver or actor of Ray without a rank is called by its name and records nothing."""
         context = SimpleNamespace(get_actor_id=lambda: actor)
         module(monkeypatch, "ray", is_initialized=lambda: True, get_runtime_context=lambda: context)
         assert find_identity(None, None, {}) == Identity(name, None, "ray", final=False, records=False)
 
     def test_ray_is_not_started_to_find_the_rank(self, monkeypatch) -> None:
-        """To ask it would start one."""
+        """If Ray is not initialised, it is not asked, because asking would start it."""
         module(monkeypatch, "ray", is_initialized=lambda: False)
         assert find_identity(None, None, {}).source == "default"
         module(monkeypatch, "ray")

@@ -1,4 +1,4 @@
-"""Windows of another process: what is open here, and what it leaves in the spans."""
+"""Windows that another process announces: their regions here, and their spans."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def session(start):
 
 class TestHeardWindows:
     def test_regions_belong_to_the_innermost_announced_window(self, session) -> None:
-        """Regions take their step and role from the innermost window, until its end is announced. A late
-        announcement changes nothing.
+        """Regions have the step and role of the innermost announced window. An announcement
+        with an older number is ignored.
         """
         windows_there = AnnouncedWindows()
         for number, windows in ((1, [(1, None)]), (3, [(1, None), (1, "actor")]), (2, []), (4, [(1, None)])):
@@ -38,7 +38,9 @@ class TestHeardWindows:
         assert [(s["step"], s["kind"]) for s in spans_of(session)] == [(2, "window")]
 
     def test_own_windows_replace_announced_ones(self, session) -> None:
-        """A window that this process enters itself is not entered again by an announcement, and has one span."""
+        """If this process enters a window itself, the announced one is dropped, and later
+        announcements of it are ignored.
+        """
         windows_there = AnnouncedWindows()
         windows_there.follow(1, [(1, "actor")], (), session)
         assert windows_there.drop((1, "actor"))

@@ -1,4 +1,4 @@
-"""Names of regions without bound, as a loop makes them that formats a tensor into a name: they are cut, and cost no memory."""
+"""Very long region names, as from a formatted tensor: they are cut, and use no memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = "x" * 2**20
 
 class TestShortName:
     def test_different_long_names_stay_different(self) -> None:
-        """Two that differ behind the cut are two, and one that was cut is not cut again."""
+        """Two long names that differ only at their end stay different. A cut name is not cut again."""
         names = [short_name(LONG + end) for end in ("a", "b", "\ud800")]
         assert len(set(names)) == 3
         assert all(len(name) == LONGEST_NAME for name in names)
@@ -34,7 +34,7 @@ class TestShortName:
 @pytest.mark.usefixtures("faulty")
 class TestRecording:
     def test_every_kind_of_span(self, start, caplog) -> None:
-        """Regions as blocks and decorators, marks and counters; one line in the log says so."""
+        """Names of regions, decorated functions, marks and counters are cut, and one log line says so."""
         session = start(steps="none")
         with caplog.at_level(logging.WARNING, "stepprof"):
             for number in range(3):
@@ -53,7 +53,7 @@ class TestRecording:
         assert len(reported[0]) < 500
 
     def test_backends_get_the_short_names(self, start) -> None:
-        """A backend gets names that are as short, for the ranges of its trace and for what it writes into it."""
+        """A backend gets the cut names, for its ranges and its annotations."""
         start(steps="1")
         with profile_step(1), region(LONG, batch=1):
             pass
@@ -62,7 +62,7 @@ class TestRecording:
         assert max(len(each.name) for some in control.annotations for each in some) == LONGEST_NAME
 
     def test_long_names_do_not_use_memory(self, run_script) -> None:
-        """600 names of 1 MB each leave a process as small as it was."""
+        """After 600 names of 1 MB, the process has grown by less than 64 MB."""
         done = run_script(
             """
             import resource, stepprof, sys
@@ -82,7 +82,7 @@ class TestRecording:
 
 class TestReading:
     def test_long_names_of_other_programs_are_cut(self, tmp_path: Path, capsys) -> None:
-        """Every reader cuts long names."""
+        """`read_spans`, `spans` and `merge` cut long names that another program has written."""
         run = make_run(tmp_path)
         record(run)
         write_spans(run, 0, *(region_line(f"{number}{LONG}", 1) for number in range(20)))

@@ -1,5 +1,5 @@
-"""Under torch.compile: with any stepprof call in a compiled function, there is one graph, and no
-recompile between recorded and other steps.
+"""Calls of stepprof in a function under torch.compile: one graph, and no compilation
+between recorded and other steps.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def counted():
-    """A backend of torch.compile that counts how often a function is compiled."""
+    """Yield a backend of torch.compile that counts the compilations."""
     torch._dynamo.reset()
     from torch._dynamo.testing import CompileCounter
 
@@ -148,7 +148,7 @@ def begin(tmp_path):
 
 
 def loop(compiled, steps, *arguments):
-    """A training loop that calls it in every step; the results."""
+    """Call the function in every step of a loop, and return the results."""
     results = []
     for step in steps:
         with profile_step(step), profile_step(step, role="actor"), region("around"):
@@ -159,7 +159,7 @@ def loop(compiled, steps, *arguments):
 class TestInside:
     @pytest.mark.parametrize("function", FUNCTIONS)
     def test_without_a_session_nothing_is_recompiled(self, counted, function) -> None:
-        """One graph, the same result, no recompile."""
+        """Without a session, the function has one graph and the same results, and is compiled once."""
         compiled = torch.compile(function, backend=counted, fullgraph=True)
         for result in loop(compiled, range(4), X):
             assert torch.equal(result, function(X))
@@ -168,7 +168,7 @@ class TestInside:
     @pytest.mark.parametrize("backend", ["null", "torch"])
     @pytest.mark.parametrize("function", FUNCTIONS)
     def test_with_a_session_it_is_compiled_once(self, counted, begin, function, backend) -> None:
-        """Compiled once, for recorded steps and the others alike; a capture that runs changes nothing."""
+        """With a session, the function is compiled once for recorded and other steps."""
         begin(backend)
         compiled = torch.compile(function, backend=counted, fullgraph=True)
         expected = function(X)
@@ -180,7 +180,7 @@ class TestInside:
 
     @pytest.mark.parametrize("function", FUNCTIONS)
     def test_a_session_that_begins_and_ends(self, counted, begin, function) -> None:
-        """Each change from off to on or back compiles once more at most, and none where both are known."""
+        """The begin and the end of a session cause at most one more compilation each."""
         compiled = torch.compile(function, backend=counted, fullgraph=True)
         loop(compiled, [1, 2, 3], X)
         begin("null")
@@ -193,7 +193,7 @@ class TestInside:
 
     @pytest.mark.parametrize("how", ["region", "schedule"])
     def test_single_regions_that_are_captured(self, counted, begin, how) -> None:
-        """Captures of single regions around the compiled call come and go without a recompile."""
+        """Captures of regions around the compiled call cause no compilation."""
         begin(
             "torch",
             **(
@@ -207,7 +207,7 @@ class TestInside:
         assert counted.frame_count == 1
 
     def test_names_and_attributes_cause_no_recompilation(self, counted, begin) -> None:
-        """Other names, attributes and steps around the compiled call compile nothing anew."""
+        """Other names, attributes and steps around the compiled call cause no compilation."""
         begin("null")
         compiled = torch.compile(everything, backend=counted, fullgraph=True)
         for number in range(5):
@@ -216,7 +216,7 @@ class TestInside:
         assert counted.frame_count == 1
 
     def test_gradients(self, counted, begin) -> None:
-        """The backward pass of a compiled function with regions gives the same gradients."""
+        """The gradients of a compiled model with regions equal those of the plain model."""
         begin("torch")
         model = Model()
         compiled = torch.compile(model, backend=counted, fullgraph=True)
@@ -233,7 +233,7 @@ class TestInside:
 class TestOutside:
     @pytest.mark.parametrize("backend", ["null", "torch"])
     def test_a_decorated_compiled_function(self, counted, begin, backend) -> None:
-        """Decorating what is compiled gives a span per call, and leaves the graph alone."""
+        """Decorating a compiled function gives a span for each call, and no further compilation."""
         session = begin(backend)
         compiled = region("compiled")(torch.compile(plain_block, backend=counted, fullgraph=True))
         loop(compiled, range(1, 6), X)
@@ -244,7 +244,7 @@ class TestOutside:
         assert '"plain"' not in text
 
     def test_a_compiled_decorated_function(self, counted, begin) -> None:
-        """Compiling a decorated function works, too, also with a window."""
+        """A decorated function is compiled once and has the same result, with a region and with a window."""
         begin("torch")
         for decorated in (region("r", a=1)(plain_block), profile_step(2, role="actor")(plain_block)):
             before = counted.frame_count
@@ -254,7 +254,9 @@ class TestOutside:
             assert counted.frame_count == before + 1
 
     def test_a_module(self, counted, begin) -> None:
-        """A decorated `forward`, compiled as a module and in place."""
+        """A module with a decorated `forward` is compiled from outside and in
+        place, with the same results.
+        """
         begin("torch")
         model = Model()
         expected = model(X)
@@ -265,7 +267,7 @@ class TestOutside:
         assert counted.frame_count <= 2
 
     def test_a_decorated_compiled_module(self, counted, begin) -> None:
-        """A compiled module is an object that can be called; decorated, its calls are spans."""
+        """Each call of a decorated compiled module is a span."""
         session = begin("null")
         call = region("call")(torch.compile(Model(), backend=counted, fullgraph=True))
         loop(call, range(1, 4), X)
@@ -276,7 +278,9 @@ class TestOutside:
 
 class TestLateTorch:
     def test_a_session_that_began_before_torch(self, run_script) -> None:
-        """Compiling right after the import is one graph too, with what the session knew before torch was there."""
+        """If torch is imported after `init`, a function that is compiled right after the
+        import has at most two graphs.
+        """
         run_script(
             """
             import stepprof

@@ -1,4 +1,4 @@
-"""Decorated functions: they stay what they are, run once, and are measured over their real life."""
+"""Decorated functions keep their behaviour, run once, and are measured from start to end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def session(start):
 
 @pytest.fixture(params=["off", "on"])
 def either(request, start):
-    """Without a session, and with one: everything below must be the same."""
+    """Run a test without a session and with one: the results must be the same."""
     return start(backend="null", steps="5") if request.param == "on" else None
 
 
@@ -49,7 +49,7 @@ DECORATORS = pytest.mark.parametrize(
 @DECORATORS
 class TestSameFunction:
     def test_a_function(self, decorate) -> None:
-        """Arguments, result, name, docstring, signature and the way back are those of the function."""
+        """A decorated function has the arguments, result, name, docstring and signature of the original."""
 
         def f(a: int, /, b: str = "x", *c: int, d: float, **e: bool) -> list:
             """Doc."""
@@ -70,7 +70,7 @@ class TestSameFunction:
             assert not is_kind(g)
 
     def test_an_exception(self, decorate) -> None:
-        """The very object arrives; the function ran once."""
+        """The caller gets the same exception object, and the function ran once."""
         ran = []
         error = KeyError("mine")
 
@@ -86,7 +86,7 @@ class TestSameFunction:
         assert ran == [1]
 
     def test_wrong_arguments(self, decorate) -> None:
-        """A call that the function refuses is refused in the function's own words."""
+        """A call with wrong arguments raises the function's own TypeError."""
 
         @decorate
         def f(a):
@@ -96,9 +96,7 @@ class TestSameFunction:
             f()
 
     def test_a_coroutine_function(self, decorate) -> None:
-        """The decorated function is still a coroutine function. Its awaits, result and exceptions are
-        passed through.
-        """
+        """A decorated coroutine function stays one, and returns or raises as before."""
 
         @decorate
         async def f(x):
@@ -113,7 +111,7 @@ class TestSameFunction:
             asyncio.run(f(-1))
 
     def test_a_cancelled_coroutine_may_clean_up(self, decorate) -> None:
-        """It sees the cancellation at its await, and may clean up."""
+        """A cancelled coroutine gets the cancellation at its await, and can clean up."""
         cleaned = []
 
         @decorate
@@ -135,7 +133,7 @@ class TestSameFunction:
         assert cleaned == [True]
 
     def test_a_generator(self, decorate) -> None:
-        """send, throw, close and the return value reach it and come back from it."""
+        """A decorated generator gets `send`, `throw` and `close`, and its return value is passed on."""
         seen = []
 
         @decorate
@@ -166,7 +164,7 @@ class TestSameFunction:
         assert list(f(2)) == [0, 1]
 
     def test_a_generator_that_raises(self, decorate) -> None:
-        """The same exception object reaches the code that iterates."""
+        """The caller that iterates gets the same exception object."""
         error = OSError("mine")
 
         @decorate
@@ -179,7 +177,7 @@ class TestSameFunction:
         assert caught.value is error
 
     def test_an_async_generator(self, decorate) -> None:
-        """asend, athrow and aclose reach it and come back from it."""
+        """A decorated async generator gets `asend`, `athrow` and `aclose`."""
         seen = []
 
         @decorate
@@ -213,7 +211,9 @@ class TestSameFunction:
         assert seen == ["sent", "thrown", None, "closed", "closed", None, None, "closed"]
 
     def test_an_async_generator_that_raises(self, decorate) -> None:
-        """The same exception arrives; a generator that refuses to close gets Python's own error."""
+        """The caller gets the same exception object. A generator that does not
+        close raises Python's own error.
+        """
         error = OSError("mine")
 
         @decorate
@@ -239,7 +239,7 @@ class TestSameFunction:
         asyncio.run(main())
 
     def test_a_generator_based_coroutine(self, decorate) -> None:
-        """What `types.coroutine` has made awaitable stays so."""
+        """A function that `types.coroutine` has made awaitable stays awaitable."""
 
         @decorate
         @types.coroutine
@@ -252,7 +252,9 @@ class TestSameFunction:
         assert asyncio.run(main()) == "slept"
 
     def test_methods(self, decorate) -> None:
-        """Methods, and static and class methods with the decorator above or below, are found and bound as before."""
+        """Methods, static and class methods and properties are bound as before, with
+        the decorator above or below.
+        """
 
         class Worker:
             @decorate
@@ -302,7 +304,7 @@ class TestSameFunction:
         assert isinstance(inspect.getattr_static(Worker, "class_below"), classmethod)
 
     def test_attributes_of_the_function_are_kept(self, decorate) -> None:
-        """Attributes, abstractness and partial application survive."""
+        """Attributes, abstract methods, partial functions and builtins are kept."""
 
         class Base(abc.ABC):
             @decorate
@@ -322,7 +324,7 @@ class TestSameFunction:
         assert decorate(len)([1]) == 1
 
     def test_objects_that_can_be_called(self, decorate) -> None:
-        """Their method says what kind of function they are."""
+        """An object with a synchronous or asynchronous `__call__` can be decorated."""
 
         class Sync:
             def __call__(self, x):
@@ -340,7 +342,7 @@ class TestSameFunction:
 
 class TestRealLife:
     def test_the_qualified_name_is_the_default(self, session) -> None:
-        """A bare decorator takes the qualified name."""
+        """A decorator without a name uses the qualified name of the function."""
 
         class Worker:
             @region
@@ -359,7 +361,7 @@ class TestRealLife:
 
     @pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
     def test_coroutines_and_generators_last_until_their_end(self, session, kind) -> None:
-        """A coroutine or generator lasts from its start to its end, not to its first await or yield."""
+        """The span of a coroutine or generator lasts from its start to its end, not from its creation."""
 
         @region("coroutine")
         async def coroutine():
@@ -382,7 +384,7 @@ class TestRealLife:
                 "generator": generator,
                 "async generator": async_generator,
             }[kind]()
-            await asyncio.sleep(0.2)  # made, but not begun
+            await asyncio.sleep(0.2)  # created, not started
             if kind == "coroutine":
                 await made
             elif kind == "generator":
@@ -398,7 +400,9 @@ class TestRealLife:
         assert "error" not in span
 
     def test_errors_are_flagged(self, session) -> None:
-        """What raises or is cancelled is flagged; a generator that is merely closed is not."""
+        """The span of a function that raises or is cancelled has the error flag. A
+        generator that is closed has none.
+        """
 
         @region("raised")
         def raised():
@@ -449,7 +453,7 @@ class TestRealLife:
         }
 
     def test_generators_that_interleave(self, session) -> None:
-        """Each keeps its own length, whichever ends first."""
+        """If two generators overlap, each span lasts until its own generator ends."""
 
         @region("g")
         def g():
@@ -465,7 +469,7 @@ class TestRealLife:
         assert a["start"] <= b["start"] < a["start"] + a["dur"] <= b["start"] + b["dur"]
 
     def test_a_recursive_function(self, session) -> None:
-        """Each call is a span inside that of its caller."""
+        """Each recursive call has a span inside that of its caller."""
 
         @region("fact")
         def fact(n):
@@ -481,7 +485,9 @@ class TestRealLife:
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_are_annotations_not_ranges(self, start) -> None:
-        """In a capture, decorated coroutines and generators are annotations with their real length, never ranges of a stack."""
+        """In a capture, decorated coroutines and generators are annotations. Plain
+        functions are ranges of the backend.
+        """
         from faulty import control
 
         session = start(steps="2")
@@ -569,13 +575,15 @@ MAKING = """
 
 class TestPickling:
     def test_functions_are_pickled_by_name(self) -> None:
-        """A function of a module is pickled by its name."""
+        """A decorated function of a module is pickled by its name."""
         assert pickle.loads(pickle.dumps(module_level)) is module_level
         assert cloudpickle.loads(cloudpickle.dumps(module_level))(1) == 2
 
     @pytest.mark.parametrize("session", ["on", "off"])
     def test_functions_are_pickled_by_value(self, run_script, tmp_path, session) -> None:
-        """Functions of a script, sent elsewhere as Ray does, record into the session of the process they arrive in."""
+        """Functions of a script that are pickled by value, as Ray does, record into the
+        session of the receiving process.
+        """
         path = tmp_path / "functions.pickle"
         run_script(textwrap.dedent(MAKING), str(path), session).check()
         done = run_script(textwrap.dedent(LOADING), str(path)).check()
@@ -589,7 +597,7 @@ class TestPickling:
         assert done.stdout.strip() == str(expected)
 
     def test_the_cell_is_never_copied(self) -> None:
-        """Unpickling always returns the cell of this process."""
+        """Unpickling or copying the cell returns the cell of this process."""
         import copy
 
         assert pickle.loads(pickle.dumps(cell)) is cell
@@ -601,7 +609,7 @@ class TestPickling:
 class TestOurOwnFailures:
     @pytest.mark.parametrize("call", ["arm", "start", "stop", "export", "mark", "abort", "export_mode"])
     def test_a_backend_that_raises(self, start, call) -> None:
-        """Whatever a plug-in raises, wherever: the function runs exactly once and its result arrives."""
+        """If a call of the backend raises an error, the function still runs once and returns its result."""
         from faulty import control
 
         session = start(steps="1,2,3")
@@ -621,7 +629,7 @@ class TestOurOwnFailures:
 
     @pytest.mark.parametrize("call", ["start", "stop", "mark"])
     def test_the_functions_exception_wins(self, start, call) -> None:
-        """The function's exception arrives, not the plug-in's; also when asked to be strict."""
+        """If the function and the backend raise an error, the caller gets the function's."""
         from faulty import control
 
         start(steps="1", strict=call == "stop")

@@ -1,4 +1,6 @@
-"""Regions as blocks: what a span says, how long it lasts, whose it is, and that the code inside never notices."""
+"""Regions as blocks: their spans, their windows and attributes, and that they
+do not change the code inside.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Phase(str, enum.Enum):
 
 
 class Integer:
-    """An integer of another type, as those of numpy."""
+    """An integer of another type, as of numpy."""
 
     def __init__(self, number):
         self.number = number
@@ -33,7 +35,7 @@ class Integer:
 
 
 class Hostile:
-    """Whatever is asked of it raises."""
+    """An object whose methods raise errors."""
 
     def __str__(self):
         raise RuntimeError("no text")
@@ -53,7 +55,7 @@ def session(start):
 
 class TestBlock:
     def test_a_block_is_a_span(self, session) -> None:
-        """Its name, kind, thread, absolute time and duration are in the files of spans."""
+        """The span of a block has its name, kind, attributes, thread, absolute time and duration."""
         before = time.time_ns()
         with region("reward", batch=64):
             time.sleep(0.01)
@@ -68,7 +70,7 @@ class TestBlock:
         assert 10_000_000 <= span["dur"] < 5_000_000_000
 
     def test_an_async_block_is_one_too(self, session) -> None:
-        """The region lasts over its awaits, and its span names its task."""
+        """The span of an async block includes its awaits, and has the id of its task."""
 
         async def tool_call():
             async with region("tool_call"):
@@ -81,7 +83,7 @@ class TestBlock:
         assert span["task"] == task
 
     def test_nested_and_sibling_blocks(self, session) -> None:
-        """Inner blocks lie within the outer one; siblings do not overlap."""
+        """Inner blocks lie within the outer one, and consecutive blocks do not overlap."""
         with region("outer"):
             with region("first"):
                 pass
@@ -94,7 +96,7 @@ class TestBlock:
         assert ends[2] <= ends[0]
 
     def test_an_exception_passes_through_unchanged(self, session) -> None:
-        """The very object that was raised arrives, and the span is flagged."""
+        """The caller gets the same exception object, and the span has the error flag."""
         error = ValueError("mine")
         with pytest.raises(ValueError, match="mine") as caught, region("failing"):
             raise error
@@ -103,7 +105,7 @@ class TestBlock:
         assert only(session, "failing")["error"] is True
 
     def test_a_block_is_used_again_after_it_has_ended(self, session) -> None:
-        """Each use is a span of its own."""
+        """If a block is entered three times, it has three spans."""
         block = region("again")
         for _ in range(3):
             with block:
@@ -111,13 +113,13 @@ class TestBlock:
         assert len(spans_of(session, "again")) == 3
 
     def test_without_a_session_nothing_is_kept(self) -> None:
-        """A block before `init` leaves nothing behind, whatever happens in it."""
+        """A block without a session passes its exception on and records nothing."""
         with pytest.raises(KeyError), region("early", x=1):
             raise KeyError
         assert cell.recorder is None
 
     def test_a_session_may_begin_or_end_inside(self, start) -> None:
-        """A block that was entered without a session is none of its spans; one that outlives it is none either."""
+        """A block that begins before the session, or ends after it, has no span."""
         with region("before"):
             first = start(backend="null")
         assert spans_of(first) == []
@@ -127,7 +129,9 @@ class TestBlock:
         assert spans_of(second) == []
 
     def test_a_block_of_a_former_session(self, start) -> None:
-        """A block that was entered under one session is no span of the next, also when it is used a second time."""
+        """A block that was entered in one session has no span in the next one,
+        even if it is entered again.
+        """
         first = start(backend="null")
         across, again = region("across"), region("again")
         with across, again:
@@ -140,7 +144,7 @@ class TestBlock:
         assert [spans_of(session, kind="region") for session in (first, second, third)] == [[], [], []]
 
     def test_spans_switched_off(self, start) -> None:
-        """With `spans = false` no file is made, and windows and regions work on."""
+        """With `spans = false`, no file of spans is made, and windows and regions still work."""
         session = start(backend="null", spans=False, steps="9")
         with profile_step(1) as window, region("quiet"):
             pass
@@ -149,19 +153,19 @@ class TestBlock:
         assert not (session.path / "spans").exists()
 
     def test_a_subclass_of_str_is_a_name(self, session) -> None:
-        """A member of an enum of texts names a region by its value."""
+        """A member of a string enum names a region by its value."""
         with region(Phase.ACTOR):
             pass
         assert only(session)["name"] == "actor"
 
     @pytest.mark.parametrize("thing", [None, 3, property(lambda self: 1)])
     def test_an_invalid_name_is_refused(self, thing) -> None:
-        """An invalid name is refused at once, and the message states the expected type."""
+        """An invalid name raises a TypeError that states the expected type."""
         with pytest.raises(TypeError, match="expected a name or a function"):
             region(thing)
 
     def test_a_class_is_not_decorated(self) -> None:
-        """It would become a function; the message says what to decorate."""
+        """Decorating a class raises a TypeError that says to decorate its methods."""
         with pytest.raises(TypeError, match="is a class; decorate its methods"):
             region(Hostile)
         with pytest.raises(TypeError, match="is a class; decorate its methods"):
@@ -195,7 +199,7 @@ class TestAttributes:
         ids=lambda value: type(value).__name__,
     )
     def test_values(self, session, value, kept) -> None:
-        """Plain values are kept, of all others the type; none of them raises or is asked for its text."""
+        """Plain values are kept, and other values are replaced by their type. No value raises an error."""
         with region("r", value=value), bind(bound=value):
             mark("m", value=value)
         spans = {span["name"]: span for span in spans_of(session)}
@@ -204,7 +208,7 @@ class TestAttributes:
 
     @pytest.mark.torch
     def test_numpy(self, session) -> None:
-        """A scalar is its value; an array is its type."""
+        """A numpy scalar is kept as its value, and an array as its type."""
         import numpy
 
         with region("r", scalar=numpy.int64(3), zero=numpy.array(2.5), many=numpy.zeros(3)):
@@ -213,7 +217,9 @@ class TestAttributes:
 
     @pytest.mark.torch
     def test_a_tensor_is_never_read(self, session) -> None:
-        """On a device that holds no data every reading would raise; the span keeps the type."""
+        """The value of a tensor is not read; its type is kept. Reading this tensor on the meta
+        device would raise an error.
+        """
         import torch
 
         tensor = torch.ones(2, device="meta")
@@ -222,7 +228,7 @@ class TestAttributes:
         assert only(session)["attrs"] == {"loss": "<Tensor>", "losses": ["<Tensor>"]}
 
     def test_nothing_of_the_loop_is_held(self, start) -> None:
-        """The arguments of a region can be freed as soon as it has ended, before its span is written."""
+        """The arguments of a region can be freed as soon as it ends, before its span is written."""
         import gc
         import weakref
 
@@ -242,7 +248,7 @@ class TestAttributes:
         assert gone() is None
 
     def test_huge_values_are_cut(self, session) -> None:
-        """Neither long texts nor wide, deep or endless lists make an endless line."""
+        """Long strings and wide, deep or endless lists are cut."""
         endless: list = []
         endless.append(endless)
         wide = [[[["x"] * 1000] * 1000] * 1000] * 1000
@@ -253,7 +259,7 @@ class TestAttributes:
         assert len(str(attributes)) < 50_000
 
     def test_a_dict_that_raises_while_it_is_read(self, session) -> None:
-        """If a mapping raises while it is read, its type is kept, and the region continues."""
+        """If a mapping raises an error while it is read, its type is kept."""
 
         class Broken(dict):
             def items(self):
@@ -264,7 +270,7 @@ class TestAttributes:
         assert only(session)["attrs"] == {"config": "<Broken>", "deep": ["<Broken>"]}
 
     def test_a_name_in_the_attributes(self, session) -> None:
-        """Attributes may be called what the arguments are called."""
+        """Attributes may have the names `name` and `self`."""
         with region("r", name="n", self=1):
             mark("m", name="k")
         assert [span["attrs"] for span in spans_of(session)] == [{"name": "n", "self": 1}, {"name": "k"}]
@@ -272,7 +278,7 @@ class TestAttributes:
 
 class TestScope:
     def test_step_and_role(self, session) -> None:
-        """A region is of the innermost window around it, and of none outside."""
+        """A region belongs to the innermost window around it. Outside of windows it belongs to none."""
         with region("before"):
             pass
         with profile_step(2):
@@ -294,7 +300,7 @@ class TestScope:
         }
 
     def test_windows_that_overlap(self, session) -> None:
-        """Started and stopped in any order: a region is of the latest one that is still open."""
+        """If windows overlap in any order, a region belongs to the latest one that is open."""
         one, two, three = (profile_step(step, role=f"r{step}") for step in (1, 2, 3))
         one.start()
         two.start()
@@ -314,7 +320,7 @@ class TestScope:
         assert found == {"1,2": 2, "2": 2, "3": 3, "none": None}
 
     def test_an_endless_pipeline_holds_nothing(self, session) -> None:
-        """Windows that always overlap with the next one do not hold on to all before them."""
+        """If each window overlaps with the next one, earlier windows are freed."""
         import gc
 
         from stepprof.instrument.step import StepWindow
@@ -323,7 +329,7 @@ class TestScope:
             gc.collect()
             return sum(type(thing) is StepWindow for thing in gc.get_objects())
 
-        before = alive()  # what other tests left in contexts of theirs
+        before = alive()  # windows in contexts that other tests have left
         last = profile_step(0, role="even").start()
         for step in range(1, 500):
             window = profile_step(step, role="odd" if step % 2 else "even").start()
@@ -334,7 +340,7 @@ class TestScope:
         assert alive() - before < 20
 
     def test_threads_without_context(self, session) -> None:
-        """They belong to the window that was entered last and is still open, on any thread."""
+        """A region on a thread without context belongs to the last window that was entered and is open."""
         found = []
 
         def elsewhere(name):
@@ -364,7 +370,9 @@ class TestScope:
         ]
 
     def test_a_window_ended_in_another_task_leaves_the_open_one(self, session) -> None:
-        """One task's window ends; a thread without context is of the other task's, which is open."""
+        """After the window of one task has ended, a thread without context belongs to the
+        open window of the other task.
+        """
 
         async def rollout(step, seconds):
             async with profile_step(step, role="rollout"):
@@ -383,7 +391,7 @@ class TestScope:
         assert only(session, "helper")["step"] == 1
 
     def test_a_task_that_outlives_its_window(self, session) -> None:
-        """The task keeps the step in which it began, while the loop is in the next one."""
+        """A task that outlives its window keeps its step, although the next step has begun."""
 
         async def sample(go_on):
             with region("early"):
@@ -406,7 +414,9 @@ class TestScope:
         assert found == {"early": 5, "late": 5}
 
     def test_work_sent_to_another_event_loop(self, session, other_loop) -> None:
-        """Coroutines that a synchronous loop hands to the loop of another thread are of the window they were sent from."""
+        """Coroutines that are sent to the event loop of another thread belong to the
+        window from which they were sent.
+        """
 
         async def sample(go_on):
             await asyncio.to_thread(go_on.wait, 10)
@@ -424,7 +434,7 @@ class TestScope:
         assert sorted(s["step"] for s in spans_of(session, "sample")) == [1, 2]
 
     def test_a_window_of_a_former_session(self, start) -> None:
-        """One that was left open when its session ended is no window of the next session's."""
+        """A window that was left open does not count in the next session."""
         start(backend="null")
         profile_step(3, role="actor").start()
         stepprof.shutdown()
@@ -434,7 +444,7 @@ class TestScope:
         assert only(again, "r")["step"] is None
 
     def test_a_context_that_was_copied(self, session) -> None:
-        """A thread that runs in a copy of the context stays of its window."""
+        """A thread that runs in a copied context belongs to the window of that context."""
         with profile_step(3, role="critic"):
             context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(region("copied")(lambda: None),))
@@ -445,7 +455,9 @@ class TestScope:
 
 class TestBind:
     def test_attributes_below(self, session) -> None:
-        """Every region, mark, counter and window below has them; inner ones win over outer ones."""
+        """Regions, marks, counters and windows inside a `bind` have its attributes. Inner
+        attributes replace outer ones.
+        """
         with bind(sample="a", turn=1), region("outer"), bind(turn=2), profile_step(4, role="rollout"):
             with region("inner", turn=3):
                 pass
@@ -463,7 +475,9 @@ class TestBind:
         }
 
     def test_a_bound_step_is_the_step(self, session) -> None:
-        """It is no attribute, and the role around is kept; a step that is no number changes nothing."""
+        """A bound step replaces the step and keeps the role. It is no attribute,
+        and an invalid one is ignored.
+        """
         with profile_step(7, role="rollout"):
             with bind(step=6, sample=1), region("r"):
                 pass
@@ -482,7 +496,7 @@ class TestBind:
         ],
     )
     def test_an_invalid_bound_step_is_logged_once(self, session, log, step, reason) -> None:
-        """It is logged once; the step around and the other attributes hold."""
+        """An invalid step is logged once, and the surrounding step and the other attributes are kept."""
         for _ in range(2):
             with profile_step(7), bind(step=step, sample=1), region("r"):
                 pass
@@ -492,14 +506,14 @@ class TestBind:
         assert line["reason"].startswith(reason)
 
     def test_steps_of_other_integer_types(self, session) -> None:
-        """They are kept as plain numbers; None changes nothing."""
+        """Integers of other types are bound as plain numbers. None does not change the step."""
         for step in (Integer(5), True, None):
             with profile_step(7), bind(step=step), region("r"):
                 pass
         assert [s["step"] for s in spans_of(session, "r")] == [5, 1, 7]
 
     def test_across_awaits_and_tasks(self, session) -> None:
-        """Each task has its own; a task inherits what was bound where it was made."""
+        """Each task has its own attributes, and a task that it creates inherits them."""
 
         async def child():
             await asyncio.sleep(0)
@@ -525,8 +539,8 @@ class TestBind:
         assert ["attrs" in s for s in spans if s["name"] == "outside"] == [False]
 
     def test_left_in_any_order(self, session) -> None:
-        """A region may be left out of order, twice, or inside itself. A region that has ended never becomes
-        current again.
+        """If bindings are left out of order, twice, or inside themselves, one that
+        has ended never applies again.
         """
         one, two = bind(a=1), bind(b=2)
         one.__enter__()
@@ -546,7 +560,7 @@ class TestBind:
         assert found == [("two", {"a": 1, "b": 2}), ("none", None), ("one", {"a": 1}), ("none", None)]
 
     def test_a_window_around_or_within(self, session) -> None:
-        """A window that ends inside a `bind`, and a `bind` that ends inside a window, leave the other in force."""
+        """If a window and a `bind` overlap, each applies until its own end."""
         window = profile_step(3, role="actor")
         with bind(sample=1):
             window.start()
@@ -564,7 +578,7 @@ class TestBind:
         assert found["neither"] == (None, None)
 
     def test_without_a_session_nothing_is_bound(self) -> None:
-        """Nothing is bound, and leaving is as quiet as coming in."""
+        """Without a session, entering and leaving a `bind` has no effect and raises no error."""
         with bind(sample=1) as bound:
             assert bound is not None
         asyncio.run(self.enter_async())
@@ -577,7 +591,7 @@ class TestBind:
 
 class TestPoints:
     def test_marks_and_counters(self, session) -> None:
-        """An instant with its attributes, a value over time with its number."""
+        """A mark has a time and attributes, and a counter has a value."""
         with profile_step(2):
             mark("weights_synced", version=3)
             counter("queue_length", 17)
@@ -590,7 +604,7 @@ class TestPoints:
         assert {s["step"] for s in spans.values()} == {2}
 
     def test_names_and_values_of_any_type(self, session) -> None:
-        """Other values become text or a number; the other attributes stay."""
+        """Names and values of other types become strings or the name of their type."""
         mark(Phase.ACTOR)
         mark([1, 2])  # type: ignore[arg-type]
         counter("c", Hostile())  # type: ignore[arg-type]
@@ -600,7 +614,7 @@ class TestPoints:
         assert spans[2]["value"] == "<Hostile>"
 
     def test_without_a_session_points_do_nothing(self) -> None:
-        """They cost a look at one cell, and leave nothing."""
+        """Without a session, marks and counters do nothing."""
         mark("m")
         counter("c", 1)
         assert cell.recorder is None
@@ -609,7 +623,7 @@ class TestPoints:
 @pytest.mark.usefixtures("faulty")
 class TestInACapture:
     def test_synchronous_regions_are_marked(self, start) -> None:
-        """While a capture runs each becomes a range of the backend; before and after it none does."""
+        """A region in the captured step is a range of the backend, and regions of other steps are not."""
         session = start(steps="2")
         for step in (1, 2, 3):
             with profile_step(step), region(f"r{step}"):
@@ -619,7 +633,9 @@ class TestInACapture:
 
     @pytest.mark.parametrize("where", ["enter", "exit"])
     def test_a_backend_that_fails_at_a_mark(self, start, log, where) -> None:
-        """The region runs on, once, to its end; the failure is logged once."""
+        """If the backend fails to mark a region, this is logged once. Bodies run once,
+        and exceptions are passed on.
+        """
         session = start(steps="2")
         ran = []
         if where == "enter":
@@ -647,7 +663,9 @@ class TestInACapture:
         assert sum(line["event"] == "region.not_marked" for line in log) == 1
 
     def test_suspendable_regions_are_annotations(self, start) -> None:
-        """Blocks in coroutines and generators would break the nesting of a thread's stack: they are annotations, with their real length."""
+        """Blocks in coroutines and generators are annotations, because they would break the
+        nesting of a thread's stack.
+        """
         session = start(steps="2")
 
         def numbers():
@@ -682,7 +700,9 @@ class TestInACapture:
         assert names == {"in a generator", "in a coroutine", "without an event loop"}
 
     def test_attributes_reach_the_artifact(self, start) -> None:
-        """The backend gets a region's attributes in addition to its range, with step, role and bound attributes."""
+        """The backend gets the attributes of regions, marks and counters, with
+        step, role and bound attributes.
+        """
         session = start(steps="2")
         with profile_step(2, role="actor"), bind(sample=9):
             with region("r", batch=4, bad=Hostile()):

@@ -1,4 +1,6 @@
-"""What `mark_request` reads of the answers of engines. tests/real has the answers of real ones."""
+"""The figures that `mark_request` reads from answers of engines. Answers of
+real engines are in tests/real.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ WHOLE = {"first_token_seconds": 0.25, "decode_seconds": 2.0, "generated_tokens":
 
 
 def of_vllm(*, finished=True, sequences=1, **metrics):
-    """Return an answer in the form of vLLM's."""
+    """Return an answer in vLLM's form."""
     times = {
         "num_generation_tokens": 9,
         "first_token_latency": 0.25,
@@ -27,7 +29,7 @@ def of_vllm(*, finished=True, sequences=1, **metrics):
 
 
 def of_sglang(**changed):
-    """Return an answer in the form of SGLang's."""
+    """Return an answer in SGLang's form."""
     stated = {"first_token_latency": 0.25, "e2e_latency": 2.25, "completion_tokens": 9, **changed}
     return {"text": "a", "meta_info": {name: value for name, value in stated.items() if value is not None}}
 

@@ -1,4 +1,4 @@
-"""`profile_step` in every form: which values are steps, the step of each window, and that each exits exactly once."""
+"""`profile_step` in each form: valid steps, the step of each window, and that each window exits once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Role(str, enum.Enum):
 
 
 class Integer:
-    """As numpy's and torch's integers are."""
+    """An integer of another type, as of numpy and torch."""
 
     def __init__(self, value):
         self.value = value
@@ -36,13 +36,13 @@ def session(start):
 
 
 def seen(session):
-    """(step, role, name) of the windows in the spans."""
+    """Return step, role and name of the windows in the spans."""
     return [(s["step"], s["role"], s["name"]) for s in spans_of(session, kind="window")]
 
 
 class TestForms:
     def test_a_block(self, session) -> None:
-        """Entering returns the window. Its span has its step and role, and no attributes."""
+        """Entering a block returns the window. Its span has the step and the role."""
         with profile_step(3, role="actor", version=7) as window:
             assert isinstance(window, stepprof.instrument.step.StepWindow)
         with profile_step(4):
@@ -50,7 +50,7 @@ class TestForms:
         assert seen(session) == [(3, "actor", "actor"), (4, None, "step")]
 
     def test_an_async_block(self, session) -> None:
-        """It lasts over its awaits, in its task."""
+        """The span of an async block includes its awaits, and has the id of its task."""
 
         async def main():
             async with profile_step(3, role="rollout"):
@@ -63,7 +63,9 @@ class TestForms:
         assert span["task"] == task
 
     def test_start_and_stop(self, session) -> None:
-        """`start` returns the window, `stop` takes what the body raised."""
+        """`start` returns the window. If `stop` gets the exception of the body,
+        the span has the error flag.
+        """
         window = profile_step(3, role="actor").start()
         window.stop()
         window = profile_step(4, role="actor").start()
@@ -71,7 +73,7 @@ class TestForms:
         assert [span.get("error", False) for span in spans_of(session)] == [False, True]
 
     def test_astart_and_astop(self, session) -> None:
-        """The same for coroutines."""
+        """`astart` and `astop` do the same in a coroutine."""
 
         async def main():
             window = await profile_step(3, role="rollout").astart()
@@ -82,7 +84,7 @@ class TestForms:
         assert only(session)["error"] is True
 
     def test_the_same_window_again(self, session) -> None:
-        """After it has ended it may be used once more, as a block and by start and stop."""
+        """A window can be used again after it has ended, as a block and with `start` and `stop`."""
         window = profile_step(3)
         with window:
             pass
@@ -92,7 +94,7 @@ class TestForms:
         assert [s["step"] for s in spans_of(session)] == [3, 3, 3, 3]
 
     def test_without_a_session_every_form_does_nothing(self) -> None:
-        """Every form is quiet, and a stop that was never started is too."""
+        """Without a session, each form does nothing, and so does a `stop` without a `start`."""
         with profile_step(1), profile_step(1, role="actor"):
             tick()
         profile_step(1).start().stop()
@@ -108,7 +110,9 @@ class TestForms:
         assert state().status == "idle"
 
     def test_a_session_that_ends_inside(self, start) -> None:
-        """The window exits silently, and holds nothing afterwards."""
+        """If the session ends inside a window, the window exits without an
+        error and leaves no step behind.
+        """
         session = start(backend="null")
         with profile_step(3):
             stepprof.shutdown()
@@ -121,14 +125,14 @@ class TestForms:
 
 class TestSteps:
     def test_other_integer_types_are_steps(self, session) -> None:
-        """Anything that is an index is a step."""
+        """Integers of other types are steps."""
         for step in (Integer(5), True, 0):
             with profile_step(step):
                 pass
         assert [s["step"] for s in spans_of(session)] == [5, 1, 0]
 
     def test_none_means_the_last_step(self, session) -> None:
-        """Without a number it is the step last entered in this process, in whatever thread."""
+        """Without a number, a window belongs to the step that this process entered last, on any thread."""
         thread = threading.Thread(target=lambda: profile_step(8, role="rollout").start().stop())
         thread.start()
         thread.join()
@@ -147,7 +151,7 @@ class TestSteps:
         ],
     )
     def test_an_invalid_step_is_reported_once(self, session, log, step, reported) -> None:
-        """An invalid step is reported once, and the body runs as without a window."""
+        """An invalid step is logged once, and the body runs without a window."""
         ran = []
         for _ in range(3):
             with profile_step(step, role="actor"):
@@ -158,7 +162,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("role", ["../x", 3, ["a"], ".hidden", "step", ""])
     def test_an_invalid_role_is_reported_once(self, start, log, role) -> None:
-        """It is reported, and causes neither a path nor an exception, in any form."""
+        """An invalid role is logged in each form of a window. It makes no folder and raises no error."""
         session = start(backend="null", steps="2")
         ran = []
         with profile_step(2, role=role):
@@ -177,7 +181,7 @@ class TestSteps:
 
     @pytest.mark.usefixtures("faulty")
     def test_a_role_of_another_text_type(self, start) -> None:
-        """A member of an enum of texts is the role that it is equal to."""
+        """A member of a string enum is the role with its value."""
         session = start(steps="2")
         with profile_step(2, role=Role.ACTOR):
             pass
@@ -188,7 +192,9 @@ class TestSteps:
 class TestCurrentStep:
     @pytest.mark.parametrize("options", [{}, {"spans": False}])
     def test_recorded_or_not(self, start, options) -> None:
-        """It is the step of the open window, also where nothing is recorded; between windows it is None, also while the next step is armed."""
+        """`current_step` returns the step of the open window, recorded or not.
+        Between windows it returns None.
+        """
         start(backend="null", steps="3", **options)
         seen = []
         for step in (1, 2, 3, 4):
@@ -203,7 +209,7 @@ class TestCurrentStep:
 
     @pytest.mark.parametrize("options", [{}, {"spans": False}])
     def test_windows_that_end_in_another_order(self, start, options) -> None:
-        """The step that is still open is named, whichever was entered last."""
+        """If windows end in another order, the step that is still open is returned."""
         start(backend="null", steps="1000", **options)
         first, second, third = (profile_step(step, role=f"r{step}").start() for step in (1, 2, 3))
         second.stop()
@@ -213,7 +219,7 @@ class TestCurrentStep:
         assert current_step() is None
 
     def test_threads_follow_the_open_step_and_tasks_keep_theirs(self, session) -> None:
-        """A thread is in the step that is open; a task stays in the step in which it began; `bind` overrules both."""
+        """A thread has the step that is open, and a task the step in which it began. `bind` replaces both."""
         found = []
 
         async def late():
@@ -238,14 +244,14 @@ class TestCurrentStep:
         assert found == [5, 6, 7, 4]
 
     def test_without_a_session_there_is_no_step(self) -> None:
-        """There is no step."""
+        """Without a session, `current_step` returns None inside a window."""
         with profile_step(1):
             assert current_step() is None
 
 
 class TestRefusals:
     def test_a_second_start(self, session, log) -> None:
-        """The second start is refused with a reason, and the window continues."""
+        """A second start of an open window is logged with the reason, and the window continues."""
         window = profile_step(3, role="actor").start()
         window.start()
         window.stop()
@@ -255,7 +261,7 @@ class TestRefusals:
         ]
 
     def test_a_stop_without_a_start(self, session, log) -> None:
-        """So is this, once more after a stop."""
+        """A stop without a start, and a second stop, are logged with the reason."""
         window = profile_step(3)
         window.stop()
         window.start().stop()
@@ -266,7 +272,7 @@ class TestRefusals:
         ] * 2
 
     def test_thousands_left_open(self, session) -> None:
-        """Starts and stops in thousands of tasks find each its own window, from any thread, in no time."""
+        """4,000 tasks on two threads each start and stop their own window, and no window remains open."""
 
         async def one(number):
             window = await profile_step(number % 2, role="rollout").astart()
@@ -287,7 +293,7 @@ class TestRefusals:
 
 class TestDecorator:
     def test_the_step_by_the_arguments_name(self, session) -> None:
-        """By position, by keyword, by its default; keyword-only, positional-only, among the rest."""
+        """The step is the named argument, whether it is passed by position, by keyword, or by default."""
 
         @profile_step(step="n", role="actor")
         def f(batch, n=4, *rest, key=None):
@@ -311,7 +317,9 @@ class TestDecorator:
         assert [s["step"] for s in spans_of(session)] == [1, 2, 4, 3, 4, 5, 6, 7, 8, 8]
 
     def test_the_step_by_a_callable(self, session) -> None:
-        """It gets the call's arguments; where it raises, the function runs without a window."""
+        """The step is computed from the call's arguments. If that raises an error, the
+        function runs without a window.
+        """
 
         class Trainer:
             global_step = 6
@@ -325,7 +333,7 @@ class TestDecorator:
         assert [s["step"] for s in spans_of(session)] == [7]
 
     def test_a_step_that_is_known(self, session) -> None:
-        """A number, or none: the step that is under way."""
+        """The step of a decorator is a number, or without one the step that is open."""
 
         @profile_step(role="reward")
         def reward():
@@ -339,7 +347,7 @@ class TestDecorator:
         assert [(s["step"], s["role"]) for s in spans_of(session)] == [(9, None), (9, "reward")]
 
     def test_methods_and_kinds(self, session) -> None:
-        """Coroutines, generators, class and static methods: the named argument is found in each."""
+        """The named argument is found in coroutines, generators, class methods and static methods."""
 
         class Worker:
             @profile_step(step="n")
@@ -369,7 +377,9 @@ class TestDecorator:
         assert spans[0]["dur"] >= 5_000_000
 
     def test_an_unknown_argument_name_is_refused(self) -> None:
-        """It is refused where it is written, with the names that there are."""
+        """A name that no argument has raises a TypeError with the existing names
+        when the function is decorated.
+        """
         with pytest.raises(TypeError, match=r'step="steps".*f has no such argument; it has: a, step'):
 
             @profile_step(step="steps")
@@ -377,9 +387,7 @@ class TestDecorator:
                 pass
 
     def test_classes_and_missing_parentheses_are_refused(self) -> None:
-        """A decorator without parentheses, and a decorated class, are refused. The message names the
-        mistake.
-        """
+        """Decorating something that is no function, or a class, raises a TypeError that names the mistake."""
         with pytest.raises(TypeError, match="expected a name or a function"):
             profile_step(1)(3)  # type: ignore[type-var]
         with pytest.raises(TypeError, match="decorate its methods"):
@@ -388,7 +396,9 @@ class TestDecorator:
 
 class TestConcurrency:
     def test_five_thousand_coroutines_over_two_overlapping_steps(self, session) -> None:
-        """Every span of every coroutine has its own step, role, sample and length, while the next step's rollout overlaps with the last one."""
+        """5,000 coroutines of two overlapping steps: each span has its own
+        step, role, sample and duration.
+        """
         chance = random.Random(0)
         pauses = [chance.uniform(0.001, 0.02) for _ in range(5000)]
 
@@ -443,7 +453,7 @@ class TestConcurrency:
         assert first["start"] < second["start"] < first["start"] + first["dur"]
 
     def test_a_task_that_begins_after_a_window(self, session) -> None:
-        """The task belongs to no step: only tasks that began inside a window keep its step and role."""
+        """A task that begins after a window belongs to the step around it, or to none."""
 
         async def later():
             with region("later"):
@@ -472,7 +482,7 @@ class TestConcurrency:
         assert found == [(None, None, None), (2, None, None), (None, None, None), (None, None, None)]
 
     def test_a_window_left_open_by_an_earlier_run(self, start) -> None:
-        """A task of the next run is of no step, though the code around it began inside the window."""
+        """A task in the next run belongs to no step, although a window of the previous run was left open."""
 
         async def later():
             with region("later"):
@@ -491,7 +501,7 @@ class TestConcurrency:
         assert (span["step"], span["role"], span.get("attrs")) == (None, None, None)
 
     def test_windows_of_one_task_that_end_in_another_order(self, session) -> None:
-        """A task that begins then is of the window that is still open."""
+        """A task belongs to the window that is open when the task begins."""
 
         async def later():
             with region("later"):
@@ -508,7 +518,7 @@ class TestConcurrency:
         assert [(s["step"], s["role"]) for s in spans_of(session, "later")] == [(1, "actor"), (None, None)]
 
     def test_windows_of_threads_do_not_mix(self, session) -> None:
-        """Windows and regions of several threads at once are each of their own thread and step."""
+        """Windows and regions of eight threads have their own thread and step each."""
 
         def work(step):
             for _ in range(200):
@@ -527,7 +537,9 @@ class TestConcurrency:
 
     @pytest.mark.usefixtures("faulty")
     def test_coroutines_of_a_recorded_step(self, start) -> None:
-        """All regions reach the artifact with step, sample and length; other steps do not affect it."""
+        """The regions of the captured step are annotations with step, sample and duration,
+        although other steps overlap.
+        """
         session = start(steps="2")
 
         async def sample(number):
@@ -553,7 +565,9 @@ class TestConcurrency:
 class TestWaitingForAStop:
     @pytest.mark.usefixtures("faulty")
     def test_other_event_loops_wait_without_asyncio(self, start) -> None:
-        """An async window driven by another library's loop waits without asyncio's help."""
+        """If an async window runs without asyncio's event loop, it waits for the target
+        without asyncio, and is recorded.
+        """
         session = start(steps="2")
 
         async def main():

@@ -1,4 +1,4 @@
-"""The table of log events, the calls of the logger, and the page that shows the table."""
+"""The table of log events, the logger's calls, and the page that shows the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 def calls_in(path: Path) -> Iterator[Call]:
-    """Return each call of the logger in a module."""
+    """Yield each call of the logger in a module."""
     text = path.read_text()
     if "logger" not in text:
         return
@@ -48,13 +48,15 @@ def calls_in(path: Path) -> Iterator[Call]:
 
 @pytest.fixture(scope="module")
 def calls() -> list[Call]:
-    """Each call of the logger in the package: read once, where a test needs them."""
+    """Return each call of the logger in the package."""
     return [call for path in sorted(PACKAGE.rglob("*.py")) for call in calls_in(path)]
 
 
 class TestTable:
     def test_each_call_names_an_event_at_its_level_with_its_fields(self, calls):
-        """The event is a literal, so that it can be searched for."""
+        """Each call has an event of the table as a literal, at the level of the
+        event and with its fields only.
+        """
         assert len(calls) > 100
         for call in calls:
             assert call.event in EVENTS, call
@@ -63,12 +65,12 @@ class TestTable:
             assert call.fields <= {*event.fields.split(), *BOUND}, call
 
     def test_every_event_is_used(self, calls):
-        """Every event in the table is used."""
+        """Each event in the table is used by a call."""
         assert {call.event for call in calls} == set(EVENTS)
 
     @pytest.mark.parametrize("name", EVENTS)
     def test_an_event(self, name):
-        """Its name is `area.verb`, and its sentence names fields that it has."""
+        """The name of an event is `area.verb`, and its sentence contains only fields that it has."""
         event = EVENTS[name]
         assert re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
         named = {field for _, field, _, _ in string.Formatter().parse(event.sentence) if field}
@@ -76,7 +78,7 @@ class TestTable:
         assert not event.sentence.endswith(".")
 
     def test_no_module_keeps_the_logger_under_another_name(self):
-        """A call that the walk does not see would not be checked."""
+        """No module uses the logger under another name, because such calls would not be checked."""
         for path in PACKAGE.rglob("*.py"):
             text = path.read_text()
             assert not re.search(
@@ -86,7 +88,7 @@ class TestTable:
 
 class TestPage:
     def test_the_page_is_current(self):
-        """After a change of the table: python docs/make_events.py."""
+        """The page equals the table. `python docs/make_events.py` updates it."""
         made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_events.py"))
         page = made["PAGE"].read_text()
         assert page == made["updated"](page)

@@ -1,6 +1,7 @@
-"""The benchmark suite runs and says what it promises to say. No time is asserted anywhere: a figure belongs to a machine.
+"""The benchmark suite runs and prints each documented figure.
 
-Here runs what needs nothing but stepprof; `tests/trial` runs all of it.
+No time is asserted, because it depends on the machine. These tests run the measurements that need only
+stepprof; `tests/trial` runs all of them.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ LIMITED = {
 
 
 def trial(folder: Path, *only: str, against: Path | None = None) -> dict[str, Any]:
-    """The JSON of one trial run of these measurements, or of all, as a user starts it; and what it printed."""
+    """Start the benchmarks as a user does, with these measurements or all. Return
+    the JSON and the printed text.
+    """
     path = folder / "bench.json"
     chosen = [argument for name in only for argument in ("--only", name)]
     chosen += [] if against is None else ["--against", str(against)]
-    with unmeasured():  # a traced benchmark measures the tracer
+    with unmeasured():  # a traced benchmark would measure the tracer
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks", "--quick", "--json", str(path), *chosen],
             cwd=REPOSITORY,
@@ -59,13 +62,13 @@ def trial(folder: Path, *only: str, against: Path | None = None) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A trial of the measurements whose limits the documentation promises."""
+    """Run the measurements whose limits the documentation promises."""
     return trial(tmp_path_factory.mktemp("bench"), "calls", "starting")
 
 
 class TestSuite:
     def test_the_document_states_versions_and_machine(self, whole: dict[str, Any]) -> None:
-        """The JSON holds the versions, the machine and that it was a trial run."""
+        """The JSON has the versions, the machine, and the note that this was a trial run."""
         assert whole["schema_version"] == 1
         assert whole["quick"] is True
         assert {"python", "platform", "processor", "cores", "versions", "absent", "rows"} <= whole.keys()
@@ -74,7 +77,7 @@ class TestSuite:
         ].keys()
 
     def test_every_row_has_the_same_keys(self, whole: dict[str, Any]) -> None:
-        """A row is a group, a name, a value with its unit, and its reference."""
+        """Each row has the same keys."""
         keys = {"group", "name", "unit", "value", "median", "spread", "added", "ratio"}
         keys |= {"limit", "limit_on", "judged", "within", "note"}
         assert {frozenset(keys)} == {frozenset(row) for row in whole["rows"]}
@@ -87,7 +90,7 @@ class TestSuite:
 
 class TestTiming:
     def test_base_and_statement_are_timed_alike(self) -> None:
-        """Every subject gets both clocks and as many samples as there were rounds."""
+        """Each subject is measured with both clocks, with one sample per round."""
         timed = time_subjects(
             [Subject("sum", "sum(values)", {"values": [1, 2, 3]}), Subject("pass", "pass")],
             Effort(rounds=3, seconds=0.0002),
@@ -96,7 +99,7 @@ class TestTiming:
         assert [timed["sum"].process.rounds, timed["sum"].thread.rounds] == [3, 3]
 
     def test_a_statement_may_await(self) -> None:
-        """A coroutine is driven to its end by the loop around it."""
+        """A statement may await a coroutine that does not wait."""
 
         async def nothing() -> None:
             return None
@@ -105,7 +108,7 @@ class TestTiming:
         assert timed["await"].process.rounds == 2
 
     def test_a_statement_that_waits_is_refused(self) -> None:
-        """There is no event loop here: a coroutine that really waits is an error and no figure."""
+        """A coroutine that really waits raises an error, because there is no event loop."""
 
         class Waits:
             def __await__(self) -> Any:
@@ -117,17 +120,17 @@ class TestTiming:
 
 class TestFigures:
     def test_minimum_median_and_spread(self) -> None:
-        """The spread is the distance between the quartiles as a share of the median."""
+        """The spread is the distance between the quartiles, as a share of the median."""
         figure = Figure.of([4.0, 1.0, 2.0, 3.0, 5.0])
         assert (figure.minimum, figure.median, figure.rounds) == (1.0, 3.0, 5)
         assert pytest.approx(2 / 3) == figure.spread
 
     def test_a_single_sample_has_no_spread(self) -> None:
-        """One round says nothing about the spread."""
+        """The spread of a single sample is 0."""
         assert Figure(2.0, 2.0, 0.0, 1) == Figure.of([2.0])
 
     def test_verdicts_in_the_table(self) -> None:
-        """A kept limit reads yes, a missed one NO, no limit leaves the cell empty."""
+        """A kept limit reads "yes" and a missed one "NO". Without a limit the verdict is empty."""
         rows = [
             Row("g", "kept", "ns", 90.0, limit=100, limit_on="value", judged=90.0),
             Row("g", "missed", "ns", 110.0, limit=100, limit_on="value", judged=110.0, note="why"),

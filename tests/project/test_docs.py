@@ -1,4 +1,6 @@
-"""What the documentation says can be done as it stands: its configurations are valid, its programs compile, its links lead somewhere, its commands exist."""
+"""The documentation can be used as written: configurations are valid, programs
+compile, links and commands exist.
+"""
 
 from __future__ import annotations
 
@@ -34,25 +36,25 @@ DIALECT = re.compile(
     r"\b(is|are|was|were) told\b|\btold of\b|\bnobody|\bwhoever|\bsomebody|what came of|stands? in the way|hand-over|lets go"
     r"|last word|\bowed?\b|\bbeside\b|given up|as far as it goes|(comes|goes) (in|out)\b"
 )
-"""Phrases that a reader has to decode; docs say who does what."""
+"""Phrases of the project's old dialect, which pages must not contain."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
 def blocks(language):
-    """Each block of a language, under the page and the line that it begins in."""
+    """Return each code block of a language, with the page and the line in which it begins."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in FENCED.finditer(text):
-            if match[1] == language and "[project." not in match[2]:  # a package's own file
+            if match[1] == language and "[project." not in match[2]:  # the file of another package
                 line = text.count("\n", 0, match.start()) + 1
                 found.append(pytest.param(match[2], id=f"{page.name}:{line}"))
     return found
 
 
 def anchors(page):
-    """What headings are called in an address."""
+    """Return the anchors of the headings of a page."""
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -71,7 +73,7 @@ def test_programs_compile(text):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """To a file, and in a page to a heading of it."""
+    """Each relative link leads to a file that exists and, if it has an anchor, to a heading of that page."""
     dead = []
     for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
@@ -87,13 +89,13 @@ def test_links_lead_somewhere(page):
     "page", [page for page in PAGES if page.name != "reference.md"], ids=lambda page: page.name
 )
 def test_pages_are_in_plain_english(page):
-    """No phrase of the word list, outside of code."""
+    """Outside of code, no page contains a phrase of the word list."""
     text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text(encoding="utf-8")))
     assert [match[0] for match in DIALECT.finditer(text)] == []
 
 
 def test_commands_that_are_named_exist():
-    """Every named command exists, and the README names every command."""
+    """Each command that a page names exists, and the README names every command."""
     named = {
         word for page in PAGES for word in re.findall(r"`stepprof ([a-z]+)", page.read_text(encoding="utf-8"))
     }
@@ -117,7 +119,7 @@ COLUMNS = {
 
 
 def columns_of(heading):
-    """The first cells of the table below a heading of docs/concepts.md."""
+    """Return the first cells of the table below a heading of docs/concepts.md."""
     text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     section = text.split(f"### {heading}\n")[1].split("\n#")[0]
     return tuple(re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE))[1:]
@@ -125,12 +127,12 @@ def columns_of(heading):
 
 @pytest.mark.parametrize("heading", COLUMNS)
 def test_every_printed_column_is_defined(heading):
-    """The concepts page defines the columns of each table of `ls` and `show`, in their order."""
+    """docs/concepts.md defines the columns of each table of `ls` and `show`, in their order."""
     assert columns_of(heading) == COLUMNS[heading]
 
 
 def test_every_folder_of_the_package_is_shown():
-    """The tree of docs/how-it-works.md has the folders of the package, and those inside them."""
+    """The tree in docs/how-it-works.md has the folders of the package, and those inside them."""
     (tree,) = re.findall(
         r"^stepprof/\n(.*?)```", (ROOT / "docs" / "how-it-works.md").read_text(), re.M | re.S
     )
@@ -145,7 +147,7 @@ def test_every_folder_of_the_package_is_shown():
 
 
 def test_the_columns_of_tables_are_current():
-    """docs/data.md is what the code says; `python docs/make_data.py` writes it."""
+    """docs/data.md equals the code. `python docs/make_data.py` updates it."""
     made = runpy.run_path(str(ROOT / "docs" / "make_data.py"))
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert page == made["updated"](page)
@@ -153,17 +155,19 @@ def test_the_columns_of_tables_are_current():
 
 
 class TestAgentsPage:
-    """docs/agents.md against the schema of report.json."""
+    """docs/agents.md compared with the schema of report.json."""
 
     PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 
     def test_is_current(self):
-        """`python docs/make_agents.py` writes its tables from the docstrings."""
+        """The tables of the page equal the docstrings. `python docs/make_agents.py` updates them."""
         made = runpy.run_path(str(ROOT / "docs" / "make_agents.py"))
         assert made["updated"](self.PAGE) == self.PAGE
 
     def test_lists_the_fields_of_the_schema(self):
-        """Every struct that the JSON of a report or of a comparison can contain, its fields in their order, each with a meaning."""
+        """The page lists each struct in the JSON of a report or comparison, with its fields
+        in order and their meanings.
+        """
         listed = {
             name: re.findall(r"^\| `(\w+)` \|(?:[^|]*\|){2} \S", table, re.MULTILINE)
             for name, table in re.findall(r"^### `(\w+)`\n(.*?)(?=^#|<!-- end)", self.PAGE, re.M | re.S)
@@ -173,7 +177,7 @@ class TestAgentsPage:
         assert listed == {name: list(each.get("properties", ())) for name, each in schemas.items()} | bars
 
     def test_excerpts_have_the_shape_of_a_report(self):
-        """Each value of the three diagnoses is valid for its field; omitted fields aside."""
+        """Each value in the three excerpts is valid for its field."""
         excerpts = [json.loads(text) for language, text in FENCED.findall(self.PAGE) if language == "json"]
         assert len(excerpts) == 3
         for excerpt in excerpts:
@@ -181,7 +185,7 @@ class TestAgentsPage:
 
 
 def check_excerpt(value, kind):
-    """Raise unless `value` is a part of what `kind` is in JSON."""
+    """Raise an error unless the value is a valid part of this type in JSON."""
     if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
         hints = typing.get_type_hints(kind)
         for name, inner in value.items():
@@ -194,13 +198,15 @@ def check_excerpt(value, kind):
 
 
 def test_the_reference_is_current():
-    """docs/reference.md is what the docstrings say; `python docs/make_reference.py` writes it."""
+    """docs/reference.md equals the docstrings. `python docs/make_reference.py` updates it."""
     made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
     assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == made["page"]()
 
 
 def test_the_readmes_example_records_the_stated_windows(tmp_path, monkeypatch):
-    """Its loop and its configuration, with the null backend: the two roles of step 2, and the state that its last line logs."""
+    """The README's loop and configuration, with the null backend, record the two roles of step
+    2, and log the stated state.
+    """
     (loop,) = [text for _, text in FENCED.findall(README) if "stepprof.init(" in text]
     (configuration,) = [text for language, text in FENCED.findall(README) if language == "toml"]
     (tmp_path / "stepprof.toml").write_text(configuration.replace('backend = "torch"', 'backend = "null"'))

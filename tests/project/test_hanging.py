@@ -1,4 +1,4 @@
-"""What hangs in the tests says where, and ends."""
+"""Tests that hang: the run names them and ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ran import Ran
 
 
 def start(tmp_path, test, *options, seconds):
-    """Start a file of tests in a process of its own, in which a test, or the end, may last so long. Return the process and where it writes to."""
+    """Start a file of tests in a separate process, in which a test, or the end, may last this long. Return
+    the process and its output files.
+    """
     (tmp_path / "conftest.py").write_text(
         f"""
 import sys
@@ -28,7 +30,7 @@ from conftest_of_ours import *
     ours = Path(__file__).parents[1] / "conftest.py"
     (tmp_path / "conftest_of_ours.py").write_text(ours.read_text())
     (tmp_path / "test_it.py").write_text(test)
-    # files, not pipes: the end of a pipe is that of the last process that a test has left
+    # files, not pipes: a pipe ends only when the last process that a test has left ends
     written = tmp_path / "stdout", tmp_path / "stderr"
     with written[0].open("w") as stdout, written[1].open("w") as stderr:
         process = subprocess.Popen(
@@ -40,7 +42,7 @@ from conftest_of_ours import *
 
 
 def run(tmp_path, test, *options, seconds):
-    """Run it to its end."""
+    """Run the file of tests to its end."""
     process, stdout, stderr = start(tmp_path, test, *options, seconds=seconds)
     code = process.wait(timeout=100)
     return Ran(code, stdout.read_text(), stderr.read_text())
@@ -62,13 +64,15 @@ def test_keeps_a_child():
 def test_another():
     pass
 """
-"""A test that waits for its child, where neither ends."""
+"""A test that waits for its child, and neither ends."""
 
 
 class TestAWorkerThatHangs:
     @pytest.mark.parametrize("dist", ["loadscope", "worksteal"])
     def test_a_living_child_does_not_delay_the_end(self, tmp_path, dist) -> None:
-        """The run ends soon after the bound although the worker's child lives on. It names the test, once, and its status is no failure's."""
+        """The run ends soon after the time limit, although the child of a worker lives. It names the test
+        once, with the status of a crash.
+        """
         began = time.monotonic()
         ran = run(tmp_path, HELD, "-n", "2", "--dist", dist, seconds=2)
         assert time.monotonic() - began < 40
@@ -79,7 +83,7 @@ class TestAWorkerThatHangs:
         assert "in test_keeps_a_child" in ran.stderr
 
     def test_an_interrupted_run_names_the_running_tests(self, tmp_path) -> None:
-        """The output names the tests that the workers were running."""
+        """If a run is interrupted, its output names the tests that were running."""
         test = """
 import pathlib, time
 def test_lasts():
@@ -97,7 +101,9 @@ def test_lasts():
 
 class TestAProcessThatHangs:
     def test_a_thread_that_keeps_the_process_is_named(self, tmp_path) -> None:
-        """A thread that a test has left keeps it: it is named, with where it stands."""
+        """If a thread that a test has left keeps the process alive, the output names
+        the function in which it waits.
+        """
         ran = run(
             tmp_path,
             """
@@ -115,7 +121,7 @@ def test_leaves_a_thread():
         assert "in keep" in ran.stderr
 
     def test_a_process_that_hangs_in_c_is_ended(self, tmp_path) -> None:
-        """A process that hangs in C code is ended, although no exception reaches it."""
+        """A process that hangs in C code, which no exception interrupts, is ended."""
         ran = run(
             tmp_path,
             """

@@ -1,4 +1,4 @@
-"""Importing stepprof costs next to nothing, and brings nothing that a job did not ask for."""
+"""Importing stepprof is cheap, and loads only what a job has requested."""
 
 from __future__ import annotations
 
@@ -58,12 +58,16 @@ USED = """
 class TestImport:
     @pytest.mark.parametrize("body", ["", USED], ids=["imported", "used"])
     def test_nothing_heavy_is_loaded(self, run_script, body) -> None:
-        """Neither the import nor any use without a session loads torch, an engine, numpy, or our own dependencies."""
+        """Neither the import nor a use without a session loads torch, an engine, numpy
+        or a dependency of stepprof.
+        """
         done = run_script(LOADED.replace("    BODY\n", body)).check()
         assert done.stdout.split() == []
 
     def test_only_what_the_training_loop_calls_is_loaded(self, run_script) -> None:
-        """The import loads no other module of stepprof: each is a file to find and read in every process."""
+        """The import loads only the modules that a training loop calls, because each is a
+        file to read in every process.
+        """
         done = run_script(
             """
             import sys, stepprof
@@ -78,7 +82,7 @@ class TestImport:
         ]
 
     def test_a_session_without_torch(self, run_script) -> None:
-        """A session over the null backend records without any of the heavy ones."""
+        """A session with the null backend records without loading torch, Ray, an engine or numpy."""
         done = run_script(
             """
             import sys, stepprof
@@ -92,7 +96,7 @@ class TestImport:
         assert done.stdout.split() == []
 
     def test_an_import_leaves_the_process_alone(self, run_script) -> None:
-        """No signal handler, no thread, no line of output, no file."""
+        """The import installs no signal handler, starts no thread, prints nothing and makes no file."""
         done = run_script(
             """
             import os, signal, threading
@@ -108,7 +112,7 @@ class TestImport:
         assert (done.stdout.strip(), done.stderr) == ("", "")
 
     def test_the_package_works_without_assertions_and_docstrings(self, tmp_path) -> None:
-        """`python -OO` removes both; the package relies on neither."""
+        """The package works under `python -OO`, which removes assertions and docstrings."""
         code = "import stepprof\n@stepprof.region\ndef f(): return 3\nassert_ = f(); print(assert_)"
         done = subprocess.run(
             [sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -118,7 +122,7 @@ class TestImport:
 
 class TestPublicNames:
     def test_every_name_is_there(self) -> None:
-        """Every name in `__all__` and `dir` exists and has a docstring."""
+        """Each name in `__all__` is in `dir` and has a docstring."""
         assert stepprof.__all__ == sorted(stepprof.__all__)
         assert set(stepprof.__all__) <= set(dir(stepprof))
         for name in stepprof.__all__:
@@ -131,7 +135,9 @@ class TestPublicNames:
             stepprof.profil_step  # noqa: B018
 
     def test_after_init_it_is_a_module_like_any_other(self, run_script) -> None:
-        """`init`, also one that is switched off, leaves nothing to load, so that CPython specialises `stepprof.region`; every name, and a reload, work on."""
+        """After `init`, all names are plain attributes of the module, so that CPython specialises them.
+        Names and a reload still work.
+        """
         run_script(
             """
             import dis, importlib, pickle, sys, stepprof
@@ -160,7 +166,7 @@ class TestPublicNames:
         ).check()
 
     def test_functions_have_examples(self) -> None:
-        """Each public function and block shows how it is used."""
+        """Each public function has an example in its docstring."""
         for name in (
             "bind",
             "counter",
@@ -175,15 +181,15 @@ class TestPublicNames:
             assert ">>>" in (inspect.getdoc(getattr(stepprof, name)) or ""), name
 
     def test_types_are_shipped(self) -> None:
-        """The marker by which type checkers read the package is there."""
+        """The package has the file `py.typed`, by which type checkers recognise its annotations."""
         assert (Path(stepprof.__file__).parent / "py.typed").exists()
 
     def test_types_of_the_public_face(self, tmp_path) -> None:
-        """mypy, strict, agrees with every line of the checked examples."""
+        """mypy in strict mode accepts the examples in tests/typing."""
         pytest.importorskip("mypy")
         here, root = Path(__file__).parents[1], Path(stepprof.__file__).parent.parent
         paths = {} if "site-packages" in root.parts else {"MYPYPATH": str(root)}
-        config = tmp_path / "mypy.ini"  # what no public type is made of need not be read
+        config = tmp_path / "mypy.ini"  # modules of which no public type consists are skipped
         config.write_text("[mypy]\n[mypy-torch.*,numpy.*,rich.*]\nfollow_imports = skip\n")
         done = subprocess.run(
             [
@@ -207,7 +213,7 @@ class TestPublicNames:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_modules_import_alone(self, run_script) -> None:
-        """Each of what a program imports by name can be the first."""
+        """Each of these modules can be imported first."""
         for name in (
             "stepprof.errors",
             "stepprof.instrument.region",

@@ -20,7 +20,7 @@ NOT_TESTED = {
     "remote/core/constants": "two constants",
     "version": "one constant",
 }
-"""Modules without anything to test, with the reason."""
+"""Modules without code to test, with the reason."""
 
 TESTED_THROUGH = {
     "analysis/findings/test_threads.py": "analysis/findings/busy",
@@ -90,11 +90,13 @@ TESTED_THROUGH = {
     "remote/sglang/test_request.py": "config/options/engine",
     "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
 }
-"""Modules that no test imports: they are parts of what this test file runs."""
+"""Modules that no test imports. The test file given here runs them."""
 
 
 def cycles(graph: Imports) -> list[list[str]]:
-    """Return the groups of modules that reach each other: the strongly connected components (Kosaraju's algorithm)."""
+    """Return the groups of modules that reach each other, the strongly connected
+    components (Kosaraju's algorithm).
+    """
     reverse: Imports = {module: set() for module in graph}
     for module, targets in graph.items():
         for each in targets:
@@ -119,11 +121,13 @@ class TestCycles:
         ],
     )
     def test_groups_are_found(self, graph, found) -> None:
-        """Modules that reach each other form one group."""
+        """Modules that reach each other form a group."""
         assert cycles(graph) == found
 
     def test_no_modules_import_each_other(self) -> None:
-        """No two modules import each other, directly or through others: not for types and not inside functions either."""
+        """No two modules import each other, directly or through others. Imports for
+        types and inside functions count.
+        """
         graph = imports()
         assert len(graph) > 300
         assert "stepprof.instrument.context" in graph["stepprof.instrument.step"]
@@ -132,12 +136,14 @@ class TestCycles:
 
 class TestFiles:
     def test_each_module_has_one(self) -> None:
-        """`stepprof/a/b.py` has `tests/a/test_b.py`, or another file of `tests/a` imports it, or a list says where it is tested."""
+        """Each module has a test file of its name, is imported by a test file of its
+        folder, or is in one of the lists.
+        """
         listed = {*NOT_TESTED, *(module for parts in TESTED_THROUGH.values() for module in parts.split())}
         assert sorted(set(untested()) - listed) == []
 
     def test_the_lists_are_current(self) -> None:
-        """Nothing is listed that has a test file of its own, that is not there, or twice."""
+        """The lists name only existing modules without a test file of their own, and each once."""
         listed = [*NOT_TESTED, *(module for parts in TESTED_THROUGH.values() for module in parts.split())]
         assert sorted(set(listed) - set(untested())) == []
         assert len(listed) == len(set(listed))
@@ -145,7 +151,9 @@ class TestFiles:
 
 
 def untested() -> Iterator[str]:
-    """Yield the paths of the modules that no test file of the mirrored folder is named after, or imports."""
+    """Yield the modules that have no test file of their name, and that no test
+    file of their folder imports.
+    """
     files = modules()
     seen = {folder: imported_in(folder) for folder in TESTS.rglob("*") if folder.is_dir()}
     seen[TESTS] = imported_in(TESTS)

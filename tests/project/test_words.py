@@ -1,4 +1,4 @@
-"""The prose of the project is plain English: a short list of words that it does without."""
+"""The project is written in plain English, without a short list of words."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ PLACES = (
     ),
     Path(stepprof.__file__).parent,
 )
-"""Files and folders that are held to it."""
+"""The files and folders that are checked."""
 _FOUND = re.compile(rf"\b({'|'.join(WORDS)})(?!\w)", re.IGNORECASE)
 
 
 def files(place: Path) -> Iterator[Path]:
-    """Return the files of prose and code of a place."""
+    """Return the files of prose and code in a place."""
     return (
         (each for each in sorted(place.rglob("*")) if each.suffix in (".py", ".md", ".toml"))
         if place.is_dir()
@@ -60,7 +60,9 @@ def files(place: Path) -> Iterator[Path]:
 class TestWords:
     @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
     def test_words_of_the_dialect_are_not_used(self, place):
-        """Name the actor, and use the noun: the background thread, pending exports, the result."""
+        """No file contains a word of the list. Write the actor and the noun: the background thread,
+        pending exports, the result.
+        """
         found = [
             f"{path}:{number}: {match[0]}"
             for path in files(place)
@@ -70,7 +72,7 @@ class TestWords:
         assert found == []
 
     def test_a_word_is_found(self):
-        """In any case, and only as a whole."""
+        """A word is found in upper and lower case, and only as a whole word."""
         assert [_FOUND.search(text) is not None for text in ("Nobody.", "the nearest: x", "allowed")] == [
             True,
             True,

@@ -1,4 +1,4 @@
-"""The one thread that does what training should not wait for."""
+"""The background thread, which does the work for which training should not wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepprof.recording.background_worker import Background
 
 @pytest.fixture
 def background():
-    """Return a function that makes one; they end with the test."""
+    """Return a function that makes a background thread and stops it at the end of the test."""
     made = []
 
     def make(*chores):
@@ -27,7 +27,7 @@ def background():
 
 class TestBackground:
     def test_posted_work_is_done_in_order_on_its_thread(self, background) -> None:
-        """Soon, and once."""
+        """Posted work is done once, in order, on the thread `stepprof`."""
         one = background()
         one.start()
         done, names = threading.Event(), []
@@ -38,7 +38,7 @@ class TestBackground:
         assert names == [(number, "stepprof") for number in range(3)]
 
     def test_chores_are_done_each_round(self, background) -> None:
-        """Often while there is something to watch."""
+        """While there is something to watch, the periodic tasks run several times a second."""
         rounds = []
         one = background(lambda: rounds.append(time.monotonic()))
         one.start()
@@ -51,7 +51,7 @@ class TestBackground:
         one.watch(False)
 
     def test_the_thread_can_be_woken_early(self, background) -> None:
-        """Before its time."""
+        """`wake` starts the next round before its time."""
         done = threading.Event()
         one = background(done.set)
         one.start()
@@ -59,7 +59,9 @@ class TestBackground:
         assert done.wait(0.9)
 
     def test_watch_takes_effect_before_the_wake(self, background, monkeypatch) -> None:
-        """Otherwise the next round, and with it a cap, would be a second late."""
+        """`watch` takes effect before it wakes the thread. Otherwise the next round, and a
+        cap, would be one second late.
+        """
         one, seen = background(), []
         monkeypatch.setattr(one, "wake", lambda: seen.append(one._watchful))
         one.watch(True)
@@ -67,7 +69,7 @@ class TestBackground:
         assert seen == [True]
 
     def test_a_failure_is_logged_and_the_next_work_runs(self, background, log) -> None:
-        """A failure is logged. The following work and the periodic tasks still run."""
+        """If work or a periodic task fails, this is logged, and the others still run."""
         done = []
 
         def fails():
@@ -81,7 +83,7 @@ class TestBackground:
         assert [line["reason"] for line in log] == ["OSError('no')"] * 2
 
     def test_a_second_round_waits_for_its_timeout(self, background) -> None:
-        """A second round waits for its timeout, then returns False."""
+        """A round waits for another one at most its timeout, and then returns False."""
         started, released = threading.Event(), threading.Event()
 
         def slow():
@@ -98,7 +100,7 @@ class TestBackground:
         assert one.round(5)
 
     def test_stop_runs_the_remaining_work(self, background) -> None:
-        """Later work is done at once, on the caller's thread."""
+        """`stop` does the posted work. Work that is posted later is done at once, on the caller's thread."""
         done = []
         one = background()
         one.start()
@@ -108,7 +110,7 @@ class TestBackground:
         assert done == ["posted", "late"]
 
     def test_the_thread_can_stop_itself(self, background) -> None:
-        """A chore that ends the session does not wait for itself."""
+        """Work on the background thread may stop that thread, which does not wait for itself."""
         one = background()
         one.start()
         ended = threading.Event()
@@ -121,7 +123,9 @@ class TestBackground:
         assert ended.wait(5)
 
     def test_work_that_posts_work_after_the_end_is_done(self, background) -> None:
-        """By the same thread, which does not wait for itself; chores are over."""
+        """After the stop, work that posts more work does it on the same thread.
+        The periodic tasks do not run.
+        """
         done = []
         one = background(lambda: done.append("chore"))
         one.start()
@@ -136,14 +140,16 @@ class TestBackground:
 
 
 def test_work_is_in_the_hands_of_no_thread_between_two_rounds() -> None:
-    """A round does all that was posted before it, also while the thread waits for its own."""
+    """A round does all work that was posted before it, even if the background
+    thread waits for its own round.
+    """
     background, done = Background(), []
     background.start()
     try:
         for number in range(50):
-            with background._round:  # another round is under way
+            with background._round:  # another round runs
                 background.post(partial(done.append, number))
-                time.sleep(0.002)  # the thread has been woken, and waits for it
+                time.sleep(0.002)  # the thread has woken and waits for the round
             background.round()
             assert number in done
     finally:

@@ -1,4 +1,4 @@
-"""Exclusive access to the local target: one thread at a time, and no deadlock by an interrupt."""
+"""Exclusive access to the local target: one thread at a time, and no deadlock after an interrupt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def elsewhere(act):
 
 class TestExclusiveAccess:
     def test_another_thread_waits(self) -> None:
-        """Within its bound; without one it is not delayed at all."""
+        """Another thread gets no access within its timeout, and with a timeout of 0 it does not wait."""
         access = ExclusiveAccess()
         assert access.acquire(0)
         assert not elsewhere(lambda: access.acquire(0))
@@ -32,7 +32,7 @@ class TestExclusiveAccess:
         assert not elsewhere(lambda: access.held_elsewhere)
 
     def test_access_passes_to_the_next_waiter(self) -> None:
-        """A waiting thread gets the access when it is released."""
+        """A thread that waits gets the access after its release."""
         access = ExclusiveAccess()
         access.acquire(0)
         threading.Timer(0.05, lambda: None).start()
@@ -49,7 +49,9 @@ class TestExclusiveAccess:
         assert taken == [True]
 
     def test_reentry_on_the_same_thread_is_refused(self) -> None:
-        """Re-entry is refused instead of a deadlock, and the first act keeps its access."""
+        """A second call on the same thread raises an error instead of a deadlock, and
+        the first one keeps its access.
+        """
         access = ExclusiveAccess()
         access.acquire(0)
         for timeout in (0, 1):
@@ -60,7 +62,7 @@ class TestExclusiveAccess:
         assert access.acquire(0)
 
     def test_access_left_by_an_interrupt_is_free(self) -> None:
-        """Access whose function has ended without a release is free for the next caller."""
+        """If an interrupt ends the function that holds the access, the next caller gets it, on any thread."""
         access = ExclusiveAccess()
 
         def interrupted():
@@ -74,7 +76,7 @@ class TestExclusiveAccess:
             assert next_one()
 
     def test_the_act_is_another_functions(self) -> None:
-        """A function that acquires the access for its caller declares this."""
+        """A function can acquire the access for its caller, which then holds it."""
         access = ExclusiveAccess()
 
         def take():

@@ -1,4 +1,6 @@
-"""How a job ends while stepprof records: as without stepprof, and the manifest has the outcome of the recording."""
+"""A job ends during a recording as it would without stepprof, and the manifest has
+the outcome of the recording.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 def eventually(condition, timeout=60):
-    """Wait for what another process is about to do."""
+    """Wait until a condition that depends on another process is true."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -25,7 +27,9 @@ def eventually(condition, timeout=60):
 
 class TestEndOfTheScript:
     def test_inside_a_window_that_was_never_stopped(self, warm):
-        """What was recorded so far is kept as partial, and the end of the script is as it was."""
+        """If the script ends in an open window, its capture is kept as partial,
+        and the script ends as usual.
+        """
         warm.run_twice("""
             stepprof.init()
             profile_step(2, role="actor").start()
@@ -37,7 +41,7 @@ class TestEndOfTheScript:
         assert warm.is_readable(window)
 
     def test_sys_exit_in_the_body(self, warm):
-        """The exit status is the job's own."""
+        """If the body calls `sys.exit`, the exit status is kept, and the capture is complete."""
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -50,7 +54,9 @@ class TestEndOfTheScript:
         assert warm.is_readable(window)
 
     def test_os_exit_in_the_body(self, warm):
-        """No code of ours runs: the manifest that was written ahead says so."""
+        """If the body calls `os._exit`, no code of stepprof runs, and the manifest that
+        was written ahead says lost.
+        """
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -63,7 +69,9 @@ class TestEndOfTheScript:
         assert window["error"] == "the process ended before the capture was stopped"
 
     def test_an_uncaught_exception(self, warm):
-        """The exception ends the script with its own traceback. The manifest names it next to the outcome."""
+        """An exception ends the script with its own traceback. The capture is complete, and the
+        manifest names the exception.
+        """
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -78,7 +86,9 @@ class TestEndOfTheScript:
         assert warm.is_readable(window)
 
     def test_an_exception_reaches_the_caller_unchanged(self, warm):
-        """The caller gets the same object, the function ran exactly once, and the next selected step records."""
+        """The caller gets the same exception object, each call ran once, and the
+        next selected step is recorded.
+        """
         warm.run_twice(
             """
             stepprof.init()
@@ -104,7 +114,7 @@ class TestEndOfTheScript:
         assert warm.is_readable(warm.window(3), 3)
 
     def test_an_exception_in_another_thread(self, warm):
-        """The exception affects neither the capture nor the job."""
+        """An exception on another thread changes neither the capture nor the result of the job."""
         ran = warm.run_twice("""
             stepprof.init()
             def fail():
@@ -123,7 +133,9 @@ class TestEndOfTheScript:
     @pytest.mark.parametrize("bound", [False, True])
     @pytest.mark.parametrize("regions", [False, True])
     def test_a_daemon_thread_is_recording(self, warm, bound, regions):
-        """A capture that its thread alone can stop ends there, at a region; without one it is failed, and nothing crashes."""
+        """If a daemon thread records at the end, its capture is partial. It is failed if only that thread
+        can stop it and enters no region.
+        """
         warm.run_twice(
             """
             stepprof.init({"steps": 2, "output_dir": "runs", "torch": {"profile_memory": sys.argv[1] == "True"}})
@@ -156,7 +168,7 @@ class TestEndOfTheScript:
 
 class TestSignals:
     def test_sigterm_kills_with_the_usual_status(self, warm):
-        """The process dies of the signal, after the capture was stopped and exported."""
+        """SIGTERM stops and exports the capture as partial, and the process then dies of the signal."""
         ran = warm.run_twice("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -172,8 +184,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("name", ["__main__", "stepprof.examples", "stepprof.examples.grpo"])
     def test_inside_a_decorated_function(self, warm, name):
-        """The capture is stopped at once, because neither the decorator nor an installed example holds a
-        lock.
+        """SIGTERM inside a decorated function stops the capture at once, since neither the decorator nor an
+        installed example defers it.
         """
         ran = warm.run(
             """
@@ -196,7 +208,9 @@ class TestSignals:
     @pytest.mark.parametrize("moment", ["to=armed", "to=recording", "to=flushing", "from=flushing"])
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_sigterm_during_an_act_of_stepprof(self, warm, moment, number):
-        """The job ends as usual; nothing hangs, and the manifest has the outcome of the capture."""
+        """If the signal arrives while stepprof changes its state, the job dies of it, and
+        the manifest has the outcome.
+        """
         ran = warm.run(
             """
             stepprof.init()
@@ -213,13 +227,13 @@ class TestSignals:
         if number == signal.SIGTERM and moment in ("to=flushing", "from=flushing"):
             assert window["status"] == "complete"
             assert warm.is_readable(window)
-        elif number == signal.SIGTERM:  # it was not recording yet
+        elif number == signal.SIGTERM:  # the recording had not begun
             assert window["status"] == "lost"
         else:
             assert window["status"] in ("failed", "partial", "complete")
 
     def test_sigterm_during_a_log_line(self, warm):
-        """The handler writes to the log, so it waits until the line that it interrupted is out."""
+        """If SIGTERM interrupts a log line, the handler's own line follows that line."""
         ran = warm.run(
             """
             stepprof.init()
@@ -236,7 +250,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_sigterm_still_kills_after_a_stop_on_another_thread(self, warm, ended):
-        """Only the main thread can give SIGTERM back; until it does, the process dies of it all the same."""
+        """After another thread stopped the capture or ended the session, SIGTERM still kills the process,
+        although only the main thread can restore the handler.
+        """
         ran = warm.run(
             """
             stepprof.init({"steps": "2", "output_dir": "runs", "max_seconds": 0.1})
@@ -258,7 +274,7 @@ class TestSignals:
         assert (warm.window()["status"], warm.window()["capped_by"]) == ("complete", "max_seconds")
 
     def test_a_keyboard_interrupt_that_the_job_survives(self, warm):
-        """The interrupt reaches the job wherever it comes; the next selected step records."""
+        """An interrupt during any change of state reaches the job, and a later selected step is recorded."""
         warm.run(
             """
             stepprof.init()
@@ -279,7 +295,9 @@ class TestSignals:
         assert warm.is_readable(warm.window(6), 6)
 
     def test_a_users_handler_is_kept(self, warm):
-        """It runs, alone: installed before `init` or inside the window, it is never replaced, and stepprof's is not left behind."""
+        """A handler of the job for SIGTERM is kept, whether it was installed before `init` or in a window.
+        stepprof leaves none behind.
+        """
         warm.run_twice(
             """
             handler = lambda number, frame: print("mine")
@@ -308,7 +326,9 @@ class TestSignals:
         assert [warm.window(step)["status"] for step in (2, 3, 4, 5)] == ["complete"] * 4
 
     def test_a_second_sigterm(self, warm):
-        """A second signal does not extend the time."""
+        """A second SIGTERM during the handling of the first one kills the
+        process, and the capture is lost.
+        """
         ran = warm.run(
             """
             stepprof.init()
@@ -324,8 +344,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("inside", [False, True])
     def test_a_hanging_stop_delays_the_death_by_the_budget(self, warm, inside):
-        """A stop that does not end delays the death by no more than the budget, whether the signal
-        arrived before or during it.
+        """If the stop hangs, SIGTERM kills the process after its budget, whether it
+        arrived before or during the stop.
         """
         ran = warm.run(
             """
@@ -348,7 +368,9 @@ class TestSignals:
         assert warm.window()["status"] == "lost"
 
     def test_sigterm_while_another_thread_records(self, warm):
-        """The main thread's handler takes a capture of all threads with it, if the main thread has had one before; else it is lost."""
+        """If another thread records and the main thread has had no capture, SIGTERM kills the
+        process, and the capture is lost.
+        """
         ran = warm.run_twice("""
             stepprof.init()
             began = threading.Event()
@@ -366,7 +388,7 @@ class TestSignals:
         assert warm.window()["status"] == "lost"
 
     def test_a_killed_process_is_lost_only_after_its_death(self, warm):
-        """While the process lives the manifest reads as recording, afterwards as lost."""
+        """While the process lives, its window is recording. After SIGKILL it is lost."""
         running = warm.start("""
             stepprof.init()
             with profile_step(2, role="actor"):
@@ -382,7 +404,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
     def test_while_an_export_runs(self, warm, number):
-        """The job dies at once; the forked export finishes its file, and updates the manifest instead of its parent."""
+        """If a signal kills the job during an export, the child finishes the
+        file and updates the manifest.
+        """
         running = warm.start("""
             stepprof.init()
             def stop():
@@ -404,7 +428,7 @@ class TestSignals:
         assert warm.is_readable(warm.window())
 
     def test_the_end_waits_for_an_export(self, warm):
-        """A script that ends while its export runs ends after it; `shutdown` accepts a shorter timeout."""
+        """The end of the script waits for the export. `shutdown(0)` does not wait for it."""
         slow = "os.register_at_fork(after_in_child=lambda: time.sleep(1))"
         warm.run_twice(f"""
             {slow}
@@ -427,7 +451,9 @@ class TestSignals:
 
     @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
     def test_an_export_hangs_at_the_end(self, warm, end):
-        """A forked child that hangs on a lock of another thread costs no trace, at the end of the script or by SIGTERM within its budget."""
+        """If the export's child hangs on a lock, the parent exports, at the end of
+        the script and after SIGTERM.
+        """
         script = f"""
             os.register_at_fork(after_in_child=lock.acquire)
             stepprof.init()
@@ -443,7 +469,7 @@ class TestSignals:
         assert warm.is_readable(window)
 
     def test_an_orphan_that_hangs(self, warm):
-        """If an export hangs and its job has died, the export ends and frees the job's memory."""
+        """If the job was killed and its export hangs, the export's process ends after its limit."""
         running = warm.start("""
             from stepprof.recording.export import executor, fork, job
             fork.LIFE_SECONDS = 1
@@ -486,7 +512,9 @@ def fork():
 
 class TestForks:
     def test_a_fork_in_every_state(self, warm):
-        """The child has no session; the parent's goes on."""
+        """A forked child has no session, in every state of the parent, and the
+        parent's capture is complete.
+        """
         warm.run_twice(
             CHILD
             + """
@@ -511,7 +539,9 @@ fork()
         assert len(list((warm.run_path / "spans").iterdir())) == 1
 
     def test_dataloader_workers(self, warm):
-        """They work, they have no session, `Process.terminate` kills one at once, and the parent's capture is whole."""
+        """Workers of a DataLoader have no session, and `terminate` ends a child at once. The
+        parent's capture is complete.
+        """
         ran = warm.run_twice(
             CHILD
             + """
@@ -543,7 +573,9 @@ for step in (1, 2, 3):
         assert warm.is_readable(warm.window())
 
     def test_workers_with_a_session_of_their_own(self, warm):
-        """A forked worker may call `init`: it records for itself, also when it ends with a window open; not if it was forked out of a running capture, which torch goes on with in the child."""
+        """A forked worker may call `init` and record. A worker that was forked during a capture is skipped,
+        because torch's profiler still runs in it.
+        """
         ran = warm.run("""
             import multiprocessing
             settings = {"steps": "1-3", "ranks": "all", "output_dir": "runs"}

@@ -1,7 +1,9 @@
-"""An interrupt (Ctrl-C, `ray.cancel`, a time-out by exception) at any call inside stepprof, in a job that survives it.
+"""An interrupt (Ctrl-C, `ray.cancel`, a timeout by exception) at any call inside stepprof, in a job that
+survives it.
 
-Python raises it where a function begins, among other places. So it is raised at the beginning of each function of ours in turn, while windows and regions come in and go out. Afterwards windows
-are recorded as if nothing had been, on this thread and on others, and the end of the run waits for nothing.
+Among other places, Python raises an interrupt where a function begins. The test raises one at the begin of
+each function of stepprof in turn, while the job enters and leaves windows and regions. Later windows are
+recorded on this thread and on others, and the end of the run does not wait.
 """
 
 from __future__ import annotations
@@ -23,28 +25,30 @@ from stepprof.run.manifest import read_step
 
 HERE = str(Path(stepprof.__file__).parent)
 NOTHING_RAN_YET = "step.py:__exit__"
-"""Before its first line: no `with` block in Python can see an interrupt there."""
+"""No interrupt is raised at the call of this function, because a `with` block in Python could not see it."""
 
 
 class Interrupt(BaseException):
-    """The exception of the interrupt."""
+    """The exception that stands for the interrupt."""
 
 
 Call = tuple[str, int]
-"""A function of stepprof, and how many times it had been called before on this thread."""
+"""A function of stepprof, and the number of its earlier calls on this thread."""
 
 
 @functools.cache
 def place(code: CodeType) -> str | None:
-    """Return the file and the name of a function of stepprof; None where it is another's."""
+    """Return the file and the name of a function of stepprof; None for other functions."""
     path = Path(code.co_filename)
     return f"{path.name}:{code.co_name}" if code.co_filename.startswith(HERE) else None
 
 
 def interrupt(act, tried: set[Call]) -> Call | None:
-    """Raise at the first call on this thread that was not tried before, and add it; None where there is none.
+    """Raise at the first call on this thread that was not tried before. Return this call, or None if there is
+    none.
 
-    Calls are told apart by their function: which thread makes some of them, and so how many come before, is not the same each time.
+    A call is identified by its function and its number among the calls of that function. The number among all
+    calls varies, because some calls are made on different threads.
     """
     counts: Counter[str] = Counter()
     raised: Call | None = None
@@ -73,7 +77,7 @@ def interrupt(act, tried: set[Call]) -> Call | None:
 
 
 def window(step: int) -> None:
-    """One step of a loop."""
+    """Run one step of a training loop."""
     with profile_step(step, role="actor"), region("update"), profile_step(step, role="inner"):
         pass
 
@@ -96,7 +100,9 @@ def elsewhere(act) -> None:
     ids=["inline", "joined", "regions"],
 )
 def test_an_interrupt_at_any_point_is_survived(tmp_path, more) -> None:
-    """The steps after the interrupt are recorded, each by its own capture, and the run ends at once."""
+    """The steps after each interrupt are recorded, on this thread and on another
+    one, and the run ends at once.
+    """
     session = stepprof.init(
         {
             "backend": "null",

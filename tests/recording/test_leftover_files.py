@@ -1,4 +1,4 @@
-"""Temporary files of processes that were killed are removed, and those of living ones never."""
+"""The temporary files of killed processes are removed, and those of living processes stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ time.sleep(60)
 
 
 def writing(final, fate):
-    """A process that writes a file and is killed before it has its name, or goes on; and the temporary file."""
+    """Start a process that writes a temporary file and is then killed or goes on; return it and the file."""
     process = subprocess.Popen(
         [sys.executable, "-c", WRITING, str(final), fate], stdout=subprocess.PIPE, text=True
     )
@@ -45,7 +45,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def left(run):
-    """A run with files of killed processes in all its folders, and files that a living process is writing."""
+    """Leave files of killed processes in all folders of a run, and one of a living process."""
     places = [
         "run.json",
         "status/rank-3.json",
@@ -65,7 +65,9 @@ def left(run):
 
 class TestRemove:
     def test_leftovers_of_dead_processes_are_removed(self, run, left):
-        """Files of living processes and of other machines stay, and so do files that are not temporary."""
+        """Leftovers of dead processes are removed. Files of living processes, of other
+        machines and with other names stay.
+        """
         dead, living = left
         others = [
             run.path / "status" / f".rank-5.json.{os.getpid()}-00000000-1-1.tmp",
@@ -82,22 +84,24 @@ class TestRemove:
         assert read_step(run.path, 2)["windows"]
 
     def test_a_slow_listing_leaves_the_remaining_files(self, run, left):
-        """If listing the files takes too long, the remaining files stay."""
+        """If the time for the search is over, no file is removed."""
         assert remove_leftovers(run.path, -1.0) == 0
 
     def test_a_run_that_is_gone(self, tmp_path):
-        """If the run no longer exists, there is nothing to remove."""
+        """If the run does not exist, no file is removed."""
         assert remove_leftovers(tmp_path / "none", 1.0) == 0
 
     def test_a_reused_process_id(self, tmp_path):
-        """Another process has the number: the writer has ended."""
+        """If another process has the writer's process id, the file is left over."""
         name = temporary(tmp_path / "a.json").name
         assert not is_left_over(name)
         pid, machine, start, number = name.removeprefix(".a.json.").split("-")
         assert is_left_over(f".a.json.{pid}-{machine}-{int(start, 16) - 1:x}-{number}")
 
     def test_a_forked_child_is_a_process_of_its_own(self, tmp_path):
-        """Files of the child do not count as files of its parent."""
+        """The temporary file of a forked child names the child, and is left
+        over once the child was killed.
+        """
         process = atomic_files._process(os.getpid())
         reader, writer = os.pipe()
         child = os.fork()
@@ -113,7 +117,9 @@ class TestRemove:
 class TestSession:
     @pytest.mark.parametrize(("rank", "stays"), [(0, False), (1, True)])
     def test_only_one_process_of_a_run_looks_for_leftovers(self, tmp_path, rank, stays):
-        """One process of a run looks, since each would look through the files of all."""
+        """Rank 0 removes the leftovers and rank 1 does not, because each would
+        read the folders of all ranks.
+        """
         session = stepprof.init({"output_dir": str(tmp_path), "backend": "null"}, rank=rank, world_size=2)
         process, file = writing(session.path / "status" / "rank-3.json", "killed")
         process.communicate()

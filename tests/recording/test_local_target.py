@@ -1,6 +1,4 @@
-"""The windows of a process: windows that open a capture, windows that join one, and the entries of all
-others.
-"""
+"""The windows of a process: those that open a capture, those that join one, and the entries of all others."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def loop(steps, roles=(None,)):
 
 
 def in_thread(act):
-    """Call a function on another thread; return its result."""
+    """Call a function on another thread, and return its result."""
     result = []
     thread = threading.Thread(target=lambda: result.append(act()))
     thread.start()
@@ -47,7 +45,7 @@ def in_thread(act):
 
 
 def until(condition, seconds=10.0):
-    """Wait for it."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -57,7 +55,9 @@ def until(condition, seconds=10.0):
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
     def test_the_end_of_an_export_does_not_affect_the_next_capture(self, start, monkeypatch) -> None:
-        """An export reports its end on its own thread, at the moment when the next capture begins."""
+        """If an export ends on its own thread while the next capture begins, that
+        capture is watched all the same.
+        """
         session = start(steps="2")
         watch, reached, go_on = session.background.watch, threading.Event(), threading.Event()
 
@@ -78,7 +78,9 @@ class TestWindows:
             assert session.background._watchful
 
     def test_a_selected_window_is_captured(self, start) -> None:
-        """One capture, from the enter to the exit, with its artifact in the manifest and no other step touched."""
+        """The selected step has one capture from enter to exit, with its artifact in the manifest. The
+        steps around it are not recorded.
+        """
         session = start(steps="2")
         loop([1, 2, 3])
         (window,) = ended(session)
@@ -91,7 +93,7 @@ class TestWindows:
         assert control.calls == ["arm", "start", "stop"]
 
     def test_nested_windows_are_one_capture(self, start) -> None:
-        """The outermost opens it, the others join it."""
+        """The outermost window opens the capture, and the windows inside join it."""
         session = start(steps="2")
         run((2, None), (2, "rollout"), (2, "reward"))
         assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
@@ -99,7 +101,7 @@ class TestWindows:
         assert windows(session)[1]["capture"] == {"step": 2, "stem": "step/rank-0"}
 
     def test_siblings_are_one_capture_each(self, start) -> None:
-        """Back to back windows of a step: each gets its own."""
+        """Consecutive windows of a step have one capture each."""
         session = start(steps="2-4")
         loop([1, 2, 3, 4, 5], ["rollout", "actor"])
         expected = [(step, role, "complete") for step in (2, 3, 4) for role in ("rollout", "actor")]
@@ -107,7 +109,7 @@ class TestWindows:
         assert outcomes(session) == expected
 
     def test_the_same_role_again_is_another_occurrence(self, start) -> None:
-        """It is counted, and its files get a number."""
+        """A second window of a role in a step has the occurrence 2, and its file gets a number."""
         session = start(steps="2")
         loop([2], ["actor", "actor"])
         found = ended(session)
@@ -115,7 +117,9 @@ class TestWindows:
         assert [w["artifacts"][0]["path"] for w in found] == ["actor/rank-0.json", "actor/rank-0.2.json"]
 
     def test_a_window_of_another_step_that_outlives_the_capture_is_partial(self, start) -> None:
-        """Overlapping steps: the capture ends with its own step."""
+        """If two steps overlap, the capture ends with its own step, and the window
+        of the other step is partial.
+        """
         session = start(steps="2-3")
         two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
         two.stop()
@@ -127,7 +131,9 @@ class TestWindows:
         ]
 
     def test_the_capture_ends_with_the_last_window_of_its_step(self, start) -> None:
-        """If the opener exits first."""
+        """If the window that opened the capture exits first, the capture ends
+        with the window that joined it.
+        """
         session = start(steps="2")
         outer = profile_step(2, role="rollout").start()
         inner = profile_step(2, role="actor").start()
@@ -138,7 +144,9 @@ class TestWindows:
         assert [w["status"] for w in ended(session)] == ["complete", "joined"]
 
     def test_overlapping_windows_in_threads(self, start) -> None:
-        """The outermost opens, from whatever thread; the others join from theirs."""
+        """If three threads enter windows of a step at the same time, one window opens the
+        capture and the others join it.
+        """
         session = start(steps="2")
         barrier = threading.Barrier(4)
 
@@ -158,7 +166,9 @@ class TestWindows:
         assert sorted(w["status"] for w in ended(session)) == ["complete", "joined", "joined"]
 
     async def test_overlapping_windows_in_tasks(self, start) -> None:
-        """Two steps in flight at once, as coroutines."""
+        """If coroutines of two steps overlap, the window of the other step is partial, and a
+        later one of the same step joins.
+        """
         session = start(steps="2-3")
 
         async def work(step, seconds):
@@ -174,7 +184,9 @@ class TestWindows:
         ]
 
     def test_an_exception_passes_unchanged(self, start) -> None:
-        """The capture is complete, and the manifest has the exception."""
+        """The caller gets the same exception object, the capture is complete, and the
+        manifest names the exception.
+        """
         session = start(steps="2")
         error = ValueError("mine")
         with (
@@ -190,7 +202,7 @@ class TestWindows:
         ]
 
     def test_the_version_is_recorded(self, start) -> None:
-        """In the manifest and in the artifact."""
+        """The version that the loop passes is in the manifest and in the metadata of the artifact."""
         session = start(steps="2")
         with profile_step(2, version="v7"):
             pass
@@ -198,8 +210,8 @@ class TestWindows:
         assert control.captures[0].metadata["version"] == "v7"
 
     def test_a_second_stop_is_refused(self, start, log) -> None:
-        """A second stop, a stop without a start, and a start of an open window are refused without a call
-        of the backend.
+        """A start of an open window, a second stop, and a stop without a start
+        are logged and call no backend.
         """
         start(steps="2")
         window = profile_step(2).start()
@@ -216,7 +228,7 @@ class TestWindows:
         ]
 
     def test_a_ticket_closes_once(self, start, log) -> None:
-        """Two threads that stop the same window at once: the second one touches nothing."""
+        """Closing a ticket a second time is logged, and does not end the capture of another window."""
         session = start(steps="2-3")
         ticket = session.enter(2, None, None, None)
         session.exit(ticket, None)
@@ -229,7 +241,7 @@ class TestWindows:
         ]
 
     def test_a_stop_after_the_session_ended_touches_nothing(self, start) -> None:
-        """It does not end a capture of the next session either."""
+        """The stop of a window of an earlier session does not end a capture of the next session."""
         start(steps="2")
         window = profile_step(2).start()
         stepprof.shutdown()
@@ -243,7 +255,9 @@ class TestWindows:
 @pytest.mark.usefixtures("faulty")
 class TestLeftOpen:
     def test_the_next_start_of_its_role_closes_it_as_partial(self, start) -> None:
-        """With the reason in the manifest; the next one is captured."""
+        """The next start of the same role closes the open window as partial with a
+        reason, and is captured itself.
+        """
         session = start(steps="2-3")
         profile_step(2, role="actor").start()
         second = profile_step(3, role="actor").start()
@@ -256,7 +270,7 @@ class TestLeftOpen:
         assert found[0]["error"] == "the window was left open, and closed by the next start of its role"
 
     def test_a_joined_window_left_open_is_partial(self, start) -> None:
-        """A joined window that was left open is partial, whatever happens to the capture."""
+        """If a joined window is left open, the next start of its role closes it as partial."""
         session = start(steps="2")
         with profile_step(2):
             profile_step(2, role="actor").start()
@@ -264,7 +278,9 @@ class TestLeftOpen:
         assert [w["status"] for w in ended(session)] == ["complete", "partial", "joined"]
 
     def test_another_role_or_thread_leaves_it_alone(self, start) -> None:
-        """Only the same role in the same thread or task closes it; `with` windows are never closed."""
+        """A window that was left open is closed neither by another role, nor by another thread, nor by
+        the start of a `with` block.
+        """
         start(steps="none", spans=True)
         window = profile_step(2, role="actor").start()
         with profile_step(3, role="actor"):
@@ -273,7 +289,7 @@ class TestLeftOpen:
             assert window._start
 
     async def test_each_task_has_its_own_window(self, start) -> None:
-        """A window that is left open in one task does not affect another task."""
+        """If a task leaves a window open, the next start of its role in this task closes it as partial."""
         session = start(steps="2-3")
 
         async def work():
@@ -285,7 +301,7 @@ class TestLeftOpen:
         assert [w["status"] for w in ended(session)] == ["partial", "complete"]
 
     def test_a_window_left_open_is_partial_at_the_end(self, start) -> None:
-        """With the end of the run as the reason."""
+        """A window that is open at the end of the run is partial, with that reason and an artifact."""
         session = start(steps="2")
         profile_step(2).start()
         (window,) = ended(session)
@@ -296,7 +312,9 @@ class TestLeftOpen:
 @pytest.mark.usefixtures("faulty")
 class TestCapturePerRole:
     def test_windows_without_a_role_open_nothing(self, start) -> None:
-        """So each role inside gets its own capture."""
+        """With `capture_per = "role"`, the window of the whole step opens no
+        capture, and each role has its own.
+        """
         session = start(steps="2", capture_per="role")
         with profile_step(2):
             loop([2], ["rollout", "actor"])
@@ -307,7 +325,9 @@ class TestCapturePerRole:
 @pytest.mark.usefixtures("faulty")
 class TestRolePolicies:
     def test_each_role_has_its_own_steps_and_ranks(self, start) -> None:
-        """A role that leaves this rank or step out costs nothing and is in no manifest."""
+        """Each role is recorded only on its own steps and ranks. A role that is
+        not selected is in no manifest.
+        """
         roles = {"rollout": {"steps": "3"}, "ref": {"ranks": "1"}, "critic": {"enabled": False}}
         session = start(steps="2", roles=roles, rank=0, world_size=2)
         loop([1, 2, 3], ["rollout", "ref", "critic", "actor"])
@@ -315,7 +335,7 @@ class TestRolePolicies:
         assert outcomes(session) == [(2, "actor", "complete"), (3, "rollout", "complete")]
 
     def test_each_role_has_its_own_backend_and_options(self, start) -> None:
-        """The backend is made with the options of the role."""
+        """The backend of a role is made with the options of that role."""
         session = start(
             steps="2",
             faulty={"level": 1},
@@ -330,7 +350,7 @@ class TestRolePolicies:
 @pytest.mark.usefixtures("faulty")
 class TestJoinSteps:
     def test_a_run_of_steps_is_one_capture(self, start) -> None:
-        """From the first selected step to the last window of the last one."""
+        """With `join_steps`, one capture covers all windows from the first selected step to the last one."""
         session = start(steps="2-4", join_steps=True)
         loop([1, 2, 3, 4, 5], ["rollout", "actor"])
         assert stepprof.state().status == "idle"
@@ -339,7 +359,7 @@ class TestJoinSteps:
         assert len(control.captures) == 1
 
     def test_a_run_that_the_loop_ends_inside(self, start) -> None:
-        """The end of the run closes it, and it is complete."""
+        """If the loop ends inside a run of steps, the end of the run stops the capture, which is complete."""
         session = start(steps="2-9", join_steps=True)
         loop([2, 3, 4])
         assert stepprof.state().status == "recording"
@@ -347,7 +367,7 @@ class TestJoinSteps:
         assert windows(session, 2)[0]["artifacts"]
 
     def test_an_exception_inside_of_a_run_of_steps(self, start) -> None:
-        """A window that is open at the end makes it partial."""
+        """If a window is open at the end, the capture of the run of steps is partial."""
         session = start(steps="2-9", join_steps=True)
         loop([2, 3])
         profile_step(4).start()
@@ -355,21 +375,23 @@ class TestJoinSteps:
         assert [w["status"] for w in found] == ["partial", "joined", "joined"]
 
     def test_runs_apart_are_captures_apart(self, start) -> None:
-        """Two runs of steps with others between them."""
+        """Two runs of steps with other steps between them are two captures."""
         session = start(steps="2-3, 5-6", join_steps=True)
         loop(range(1, 8))
         ended(session)
         assert [status for _, _, status in outcomes(session)] == ["complete", "joined"] * 2
 
     def test_a_single_step_joins_no_other(self, start) -> None:
-        """Without a neighbour, siblings are captured each on its own."""
+        """A selected step without a selected neighbour has one capture for each window."""
         session = start(steps="2", join_steps=True)
         loop([1, 2, 3], ["rollout", "actor"])
         ended(session)
         assert [status for _, _, status in outcomes(session)] == ["complete", "complete"]
 
     def test_the_last_step_lacks_a_window(self, start) -> None:
-        """The first window of a step that is not selected ends it."""
+        """If the last step lacks a window, the first window of a step that is
+        not selected ends the capture.
+        """
         session = start(steps="2-3", join_steps=True)
         loop([2], ["rollout", "actor"])
         loop([3], ["rollout"])
@@ -379,7 +401,7 @@ class TestJoinSteps:
         assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
 
     def test_steps_left_out_end_it(self, start) -> None:
-        """A selected step that does not follow directly opens a new capture."""
+        """A selected step that does not follow directly has a capture of its own."""
         session = start(steps="2-3, 10", join_steps=True)
         loop([2], ["rollout", "actor"])
         loop([3], ["rollout"])
@@ -393,14 +415,16 @@ class TestJoinSteps:
         ]
 
     def test_a_role_that_is_left_out_does_not_end_it(self, start) -> None:
-        """Windows between the selected steps that are not selected themselves, of steps that are."""
+        """A window of a role that is switched off does not end the capture of the run of steps."""
         session = start(steps="2-3", join_steps=True, roles={"ref": {"enabled": False}})
         loop([1, 2, 3, 4], ["ref", "actor"])
         ended(session)
         assert outcomes(session) == [(2, "actor", "complete"), (3, "actor", "joined")]
 
     def test_a_cap_ends_the_run(self, start) -> None:
-        """The windows of the step at hand that come later are skipped, the next step has its own capture."""
+        """If a cap ends the capture, later windows of the same step are skipped. The next
+        step has a capture of its own.
+        """
         session = start(steps="2-4", join_steps=True, max_bytes="1kB")
         loop([2])
         with profile_step(3):
@@ -422,7 +446,9 @@ class TestJoinSteps:
 @pytest.mark.usefixtures("faulty")
 class TestArming:
     def test_arming_happens_at_the_exit_of_the_previous_step(self, start, log) -> None:
-        """So the selected step itself has no slow work to do."""
+        """The backend is armed at the exit of the step before the selected one, so that the
+        selected step starts faster.
+        """
         start(steps="2")
         loop([1])
         state = stepprof.state()
@@ -439,7 +465,9 @@ class TestArming:
 
     @pytest.mark.parametrize(("per", "role"), [("step", None), ("role", "actor")])
     def test_the_state_names_the_window_it_is_armed_for(self, start, per, role) -> None:
-        """The state names the window that will open the capture: the whole step's, where one is around the others and may open it."""
+        """The state names the window that will open the capture: the whole step's window
+        if it may, or else the role's.
+        """
         start(steps="2", capture_per=per)
         with profile_step(1):
             with profile_step(1, role="actor"):
@@ -450,23 +478,23 @@ class TestArming:
         assert cell.session.local.capturer.machine.holder == f"{role or 'step'}/0 of step 2"
 
     def test_the_first_step_of_all_arms_at_its_enter(self, start) -> None:
-        """This applies if no step precedes the selected one."""
+        """If the first step is selected, it is armed at its own enter."""
         session = start(steps="2")
         loop([2])
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_each_selected_step_in_a_row_is_armed(self, start) -> None:
-        """At the exit of the selected step before it."""
+        """If two selected steps follow each other, the second one is armed at the exit of the first."""
         start(steps="2-3")
         loop([2])
         assert (stepprof.state().status, stepprof.state().step) == ("armed", 3)
 
     def test_an_armed_step_that_never_comes(self, start, log) -> None:
-        """The first window of a later step disarms."""
+        """If the armed step never comes, the first window of a later step disarms the backend."""
         start(steps="2")
         loop([1])
         assert stepprof.state().status == "armed"
-        loop([1])  # an earlier step does not
+        loop([1])  # an earlier step does not disarm
         assert stepprof.state().status == "armed"
         loop([3])
         assert stepprof.state().status == "idle"
@@ -476,14 +504,16 @@ class TestArming:
         ] == "step 2 was never entered"
 
     def test_the_end_of_the_run_releases_an_armed_session(self, start) -> None:
-        """The end of the run releases a session that was armed for a step that never began."""
+        """The end of the run disarms a backend that was armed for a later step."""
         start(steps="2")
         loop([1])
         stepprof.shutdown()
         assert control.calls == ["arm", "abort"]
 
     def test_armed_for_another_step(self, start) -> None:
-        """A backend that is armed is armed for whatever step."""
+        """If the armed step is not entered, the backend is disarmed and armed
+        again for the next selected step.
+        """
         session = start(steps="2, 7")
         loop([1])
         loop([6])
@@ -493,7 +523,7 @@ class TestArming:
         assert control.calls == ["arm", "abort", "arm", "start", "stop"]
 
     def test_arming_fails(self, start) -> None:
-        """The reason is kept, and the window itself tries once again."""
+        """If arming fails, the state has the reason. The window arms again and is recorded."""
         session = start(steps="2")
         control.fail("arm")
         loop([1])
@@ -503,7 +533,7 @@ class TestArming:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_arming_does_not_wait(self, start, log) -> None:
-        """While a capture runs it is refused: a hint."""
+        """While a capture runs, arming for the next step is refused at once, and the log gives the reason."""
         start(steps="2-3", join_steps=False)
         with profile_step(2, role="actor"):
             loop([2], ["reward"])
@@ -511,7 +541,7 @@ class TestArming:
         assert [line["reason"] for line in lines] == ["recording, held by actor/0 of step 2"]
 
     def test_an_interrupt_while_arming(self, start) -> None:
-        """The interrupt reaches the caller, and no half-prepared session is left."""
+        """An interrupt during arming reaches the caller, and the backend is disarmed."""
         start(steps="2")
         control.fail("arm", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -523,7 +553,7 @@ class TestArming:
 @pytest.mark.usefixtures("faulty")
 class TestFailures:
     def test_an_unavailable_backend_is_one_warning(self, start, log) -> None:
-        """Each window says why it has nothing; the loop goes on."""
+        """If the backend is unavailable, one warning is logged, and each window is failed with the reason."""
         control.unavailable = "no driver"
         session = start(steps="2-3")
         loop([1, 2, 3])
@@ -533,14 +563,14 @@ class TestFailures:
         ] * 2
 
     def test_a_backend_that_cannot_even_be_asked(self, start) -> None:
-        """Its exception is the reason."""
+        """If the check for availability raises an exception, this is the reason of the failed window."""
         control.unavailable = RuntimeError("broken")
         session = start(steps="2")
         loop([2])
         assert [w["error"] for w in ended(session)] == ["faulty cannot record here: RuntimeError: broken"]
 
     def test_a_failed_export_is_kept_and_the_next_step_records(self, start) -> None:
-        """The machine is idle, the error in the state and in the manifest."""
+        """A failed export is in the state and in the manifest, and the next step is recorded."""
         session = start(steps="2-3")
         control.fail("export", OSError("disk full"))
         loop([2])
@@ -558,7 +588,9 @@ class TestFailures:
         ]
 
     def test_a_failed_stop(self, start) -> None:
-        """Idle, failed, and the windows that joined say so too; the next step records."""
+        """If the stop fails, the capture's windows and those that joined it are
+        failed. The next step is recorded.
+        """
         session = start(steps="2-3")
         control.fail("stop")
         run((2, None), (2, "actor"))
@@ -567,7 +599,7 @@ class TestFailures:
         assert [w["status"] for w in ended(session)] == ["failed", "failed", "complete"]
 
     def test_a_failed_start_is_tried_once_more_where_it_was_armed(self, start) -> None:
-        """What was armed may have been spoilt since."""
+        """If the start of an armed backend fails, the backend is armed and started again."""
         session = start(steps="2-3")
         loop([1])
         control.fail("start")
@@ -576,7 +608,9 @@ class TestFailures:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_a_failed_start_fails_the_window(self, start) -> None:
-        """The body runs, the manifest says why there is nothing."""
+        """If the start fails without earlier arming, the window is failed with
+        the reason, and the body runs.
+        """
         session = start(steps="2")
         control.fail("start")
         loop([2])
@@ -585,7 +619,7 @@ class TestFailures:
         ]
 
     def test_another_profiler_makes_the_window_skipped(self, start) -> None:
-        """The window is skipped, without a retry."""
+        """If another profiler runs, the window is skipped, and the start is not tried again."""
         session = start(steps="2")
         loop([1])
         control.fail("start", Busy("torch.profiler runs in thread 7"))
@@ -597,7 +631,9 @@ class TestFailures:
 
     @pytest.mark.parametrize("call", ["start", "stop"])
     def test_an_interrupt_inside_the_backend(self, start, call) -> None:
-        """It reaches the caller; nothing is left running, and the next step records."""
+        """An interrupt in the backend's start or stop reaches the caller. Its window is failed,
+        and the next step is recorded.
+        """
         session = start(steps="2-3")
         control.fail(call, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -610,7 +646,9 @@ class TestFailures:
         ]
 
     def test_an_abort_that_raises(self, start, log) -> None:
-        """Against its contract; the machine goes to idle all the same."""
+        """If `abort` raises an exception, against its contract, this is logged,
+        and the next step is recorded.
+        """
         session = start(steps="2-3")
         control.fail("stop")
         control.fail("abort", RuntimeError("worse"))
@@ -624,7 +662,7 @@ class TestFailures:
         ids=["failed", "incomplete"],
     )
     def test_a_failed_export_has_its_own_event(self, start, log, error, event) -> None:
-        """The log has an event of its own for each."""
+        """The log distinguishes a failed export from an incomplete one."""
         start(steps="2")
         control.fail("export", error)
         loop([2])
@@ -636,16 +674,16 @@ class TestFailures:
         assert (line["event"], line["step"], line["reason"]) == (event, 2, f"{type(error).__name__}: {error}")
 
     def test_an_export_mode_that_raises(self, start) -> None:
-        """If the mode cannot be determined, the export runs in place."""
+        """If the backend cannot state its export mode, the export runs in place."""
         session = start(steps="2")
         control.fail("export_mode")
         loop([2])
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_the_run_directory_cannot_be_written(self, start, tmp_path) -> None:
-        """The window fails, the loop goes on."""
+        """If the folder of the step cannot be made, the loop goes on, and the next step is recorded."""
         session = start(steps="2-3")
-        (session.path / "step-000002").symlink_to("/proc/self")  # where no process can make a folder
+        (session.path / "step-000002").symlink_to("/proc/self")  # no process can make a folder there
         loop([2, 3])
         assert "FileNotFoundError" in stepprof.state().last_error
         stepprof.shutdown()
@@ -655,14 +693,14 @@ class TestFailures:
 @pytest.mark.usefixtures("faulty")
 class TestStrict:
     def test_a_failed_start_is_raised(self, start) -> None:
-        """For tests and CI."""
+        """With `strict`, a failed start is raised as a BackendError with its reason."""
         start(steps="2", strict=True)
         control.fail("start", OSError("no"))
         with pytest.raises(BackendError, match="OSError: no"):
             loop([2])
 
     def test_a_failed_stop_is_raised(self, start) -> None:
-        """An error of stepprof itself is raised unchanged."""
+        """With `strict`, a failed stop is raised, and the state is idle."""
         start(steps="2", strict=True)
         control.fail("stop")
         with pytest.raises(BackendError, match="stop failed"):
@@ -670,7 +708,7 @@ class TestStrict:
         assert stepprof.state().status == "idle"
 
     def test_the_bodys_exception_takes_precedence(self, start) -> None:
-        """The exception of the body is never replaced by another one."""
+        """With `strict`, the exception of the body is raised, not that of the failed stop."""
         start(steps="2", strict=True)
         control.fail("stop")
         with pytest.raises(ZeroDivisionError), profile_step(2):
@@ -680,7 +718,7 @@ class TestStrict:
 @pytest.mark.usefixtures("faulty")
 class TestCaps:
     def hit(self, session) -> None:
-        """Look at the caps until one has ended the capture."""
+        """Run rounds of the background thread until a cap has ended the capture."""
         until(lambda: session.background.round() and stepprof.state().status != "recording")
 
     @pytest.mark.parametrize(
@@ -692,7 +730,9 @@ class TestCaps:
         ],
     )
     def test_a_cap_ends_the_capture(self, start, cap, reason) -> None:
-        """What was captured up to there is kept; the rest of the step is skipped, the next one records."""
+        """A cap ends the capture, which is complete with the cap's name. Later
+        windows of the step are skipped.
+        """
         session = start(steps="2", **cap)
         with profile_step(2):
             control.size = 2000
@@ -705,14 +745,16 @@ class TestCaps:
         assert windows(session)[1]["error"] == "the capture of step 2 has ended already"
 
     def test_caps_are_checked_without_regions(self, start) -> None:
-        """Five times a second, without any region or tick."""
+        """The background thread checks the caps, without a region or tick."""
         start(steps="2", max_seconds=0.01)
         with profile_step(2):
             until(lambda: stepprof.state().status == "idle", 2.0)
 
     @pytest.mark.parametrize("edge", ["region", "mark", "tick", "window", "window not selected"])
     def test_a_thread_bound_backend_is_capped_by_its_own_thread(self, start, edge) -> None:
-        """At the next region, mark, tick or window."""
+        """A backend that is bound to its thread is stopped by that thread, at its next
+        region, mark, tick or window.
+        """
         control.thread_bound = True
         session = start(steps="2", max_bytes="1kB", roles={"ref": {"enabled": False}})
         with profile_step(2):
@@ -731,7 +773,7 @@ class TestCaps:
         assert ended(session)[0]["capped_by"] == "max_bytes"
 
     def test_an_unknown_size_is_reported_once(self, start, log) -> None:
-        """It is reported once, and not asked again."""
+        """If the size of the capture is unknown, this is logged once."""
         session = start(steps="2")
         control.fail("bytes_so_far", RuntimeError("no idea"), RuntimeError("no idea"))
         with profile_step(2):
@@ -743,7 +785,9 @@ class TestCaps:
 @pytest.mark.usefixtures("faulty")
 class TestThreadBound:
     def test_a_stop_on_another_thread_is_posted(self, start, log) -> None:
-        """The owner applies it at its next region; the line of the log names both threads."""
+        """The stop of a thread-bound capture on another thread is logged with the owner, who
+        carries it out at its next region.
+        """
         control.thread_bound = True
         session = start(steps="2")
         window = profile_step(2).start()
@@ -757,7 +801,7 @@ class TestThreadBound:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_regions_of_other_threads_do_not_apply_it(self, start, log) -> None:
-        """They do not log anything either."""
+        """Regions and ticks of another thread neither carry out the posted stop nor log it again."""
         control.thread_bound = True
         start(steps="2")
         window = profile_step(2).start()
@@ -774,7 +818,9 @@ class TestThreadBound:
         assert len([line for line in log if line["event"] == "capture.stop_posted"]) == 1
 
     def test_the_end_of_the_run_on_another_thread(self, start) -> None:
-        """The owner has ended: the capture is abandoned, and the manifest says why."""
+        """If the thread that owns the capture has ended, the capture is failed with this
+        reason at the end of the run.
+        """
         control.thread_bound = True
         session = start(steps="2")
         in_thread(lambda: profile_step(2).start())
@@ -783,7 +829,9 @@ class TestThreadBound:
         assert window["error"].startswith("the run ended while it was recording, on another thread")
 
     def test_the_end_of_the_run_waits_for_the_owning_thread(self, start) -> None:
-        """Where that thread still runs regions, the end waits for it."""
+        """If the owning thread still enters regions, it stops the capture at the end of the
+        run, and the window is partial.
+        """
         control.thread_bound = True
         session = start(steps="2")
         going = threading.Event()
@@ -805,11 +853,11 @@ class TestThreadBound:
 
 @pytest.mark.usefixtures("faulty")
 class TestStopOnAnotherThread:
-    """A stop on another thread: the stop of the plug-in waits until it is released."""
+    """The stop runs on another thread, and the backend's stop waits until the test releases it."""
 
     @pytest.fixture
     def handing_over(self, start):
-        """Return a function that starts a session and a stop on another thread, and a function that ends it."""
+        """Return a function that starts a session and begins the stop of step 2 on another thread."""
         threads = []
 
         def begin(**config):
@@ -829,12 +877,12 @@ class TestStopOnAnotherThread:
             thread.join(10)
 
     def test_the_state_names_the_capture_being_stopped(self, handing_over) -> None:
-        """The state names the capture also while it is flushing."""
+        """While the capture is flushing, the state still names its step and backend."""
         handing_over()
         assert (stepprof.state().step, stepprof.state().backend) == (2, "faulty")
 
     def test_a_selected_window_waits_for_the_stop(self, handing_over) -> None:
-        """The window waits and is captured; the manifest has the waiting time."""
+        """The next selected window waits for the stop and is recorded, with the waiting time in its entry."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
         loop([3])
@@ -843,7 +891,9 @@ class TestStopOnAnotherThread:
         assert 0.02 < second["wait_seconds"] < 5
 
     def test_a_window_is_skipped_after_the_timeout(self, handing_over) -> None:
-        """With the reason and the seconds."""
+        """If the stop does not end in time, the next window is skipped with the
+        reason and the waiting time.
+        """
         session = handing_over(engine_stop_timeout_seconds=0.1)
         loop([3])
         control.release("stop")
@@ -853,7 +903,7 @@ class TestStopOnAnotherThread:
         assert second["wait_seconds"] >= 0.1
 
     def test_a_run_that_ends_meanwhile_stays_at_its_end(self, handing_over) -> None:
-        """The thread that stops arms nothing for the step to come: no window would ever open or abort that."""
+        """If the run ends during the stop, the stopping thread does not arm the next step."""
         session = handing_over()
         stepprof.shutdown(0.1)
         control.release("stop")
@@ -863,7 +913,7 @@ class TestStopOnAnotherThread:
         assert session.local.capturer.machine.state == "idle"
 
     async def test_waiting_does_not_block_the_event_loop(self, handing_over) -> None:
-        """Other coroutines run on meanwhile."""
+        """While a coroutine waits for the stop, other coroutines of the event loop run."""
         session = handing_over()
         ticks = []
 
@@ -883,7 +933,7 @@ class TestStopOnAnotherThread:
         assert (second["status"], second["wait_seconds"] >= 0.02) == ("complete", True)
 
     async def test_waiting_in_a_coroutine_is_bounded(self, handing_over) -> None:
-        """Past the bound it is skipped."""
+        """If the stop does not end in time, the window of a coroutine is skipped."""
         session = handing_over(engine_stop_timeout_seconds=0.1)
         async with profile_step(3):
             pass
@@ -892,9 +942,7 @@ class TestStopOnAnotherThread:
         assert (second["status"], second["wait_seconds"] >= 0.1) == ("skipped", True)
 
     async def test_a_window_that_is_not_selected_does_not_wait(self, handing_over) -> None:
-        """A window that is not selected does not wait, and neither does one with an invalid step or role, a
-        tick, a region or an arm.
-        """
+        """During the stop, windows that are not selected or invalid, regions and ticks do not wait."""
         handing_over()
         began = time.monotonic()
         for step in (1, 7, "x", -1, None):
@@ -905,7 +953,7 @@ class TestStopOnAnotherThread:
         assert stepprof.state().status == "flushing"
 
     def test_a_joined_window_exits_without_waiting(self, start) -> None:
-        """The stop does not concern it any more."""
+        """A window that had joined exits while the capture is being stopped, without waiting."""
         session = start(steps="2-3")
         two, three = profile_step(2, role="a").start(), profile_step(3, role="b").start()
         control.hold("stop")
@@ -919,13 +967,15 @@ class TestStopOnAnotherThread:
         assert [w["status"] for w in ended(session)] == ["complete", "partial"]
 
     def test_the_end_of_the_run_waits_for_the_stop(self, handing_over) -> None:
-        """The end of the run waits for the stop and loses nothing."""
+        """The end of the run waits for the stop, and the window is complete."""
         session = handing_over()
         threading.Timer(0.1, control.release, ["stop"]).start()
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_a_window_inside_the_backends_own_act_is_skipped(self, start) -> None:
-        """Say, of a signal handler or a finalizer that runs in the middle of it: it cannot wait for itself."""
+        """A window inside a call of the backend, as of a signal handler, is skipped,
+        because it would wait for itself.
+        """
         session = start(steps="2-3")
 
         def inside():
@@ -947,7 +997,9 @@ class TestStopOnAnotherThread:
 @pytest.mark.usefixtures("faulty")
 class TestStateAndLog:
     def test_each_transition_is_one_line(self, start, log) -> None:
-        """With from, to, target, step, role, rank, backend and the seconds in the state before; a reason where there is one."""
+        """Each change of state is one log line with step, role, rank, backend, and the
+        seconds in the state before.
+        """
         start(steps="2", rank=3, world_size=4, ranks="3")
         loop([1, 2], ["actor"])
         lines = [line for line in log if line["event"] == "state.changed"]
@@ -965,7 +1017,7 @@ class TestStateAndLog:
         assert all(isinstance(line["seconds"], float) for line in lines)
 
     def test_an_abort_is_logged_with_step_role_and_reason(self, start, log) -> None:
-        """The step, the role and the reason."""
+        """The log line of an abort has the step, the role, the backend and the reason."""
         start(steps="2")
         control.fail("stop")
         loop([2], ["actor"])
@@ -979,7 +1031,7 @@ class TestStateAndLog:
         )
 
     def test_the_state_describes_the_capture(self, start) -> None:
-        """Step, role, rank, backend and how long; as one line too."""
+        """The state has the step, role, rank, backend and duration of the capture, also as one line."""
         start(steps="2")
         with profile_step(2, role="actor"):
             state = stepprof.state()
@@ -989,7 +1041,7 @@ class TestStateAndLog:
         assert stepprof.state().recorded_steps == (2,)
 
     def test_pending_exports_are_shown_until_they_end(self, start) -> None:
-        """The exports run on their own thread."""
+        """An export on its own thread is pending in the state until it ends."""
         session = start(steps="2", export="thread")
         loop([2])
         session.exporter.wait(10)
@@ -998,7 +1050,7 @@ class TestStateAndLog:
 
 
 def test_after_shutdown_the_state_is_idle(start, faulty) -> None:
-    """After the session has ended, windows behave as without one."""
+    """After the session has ended, a window calls no backend."""
     start(steps="2")
     stepprof.shutdown()
     loop([2])
@@ -1008,7 +1060,9 @@ def test_after_shutdown_the_state_is_idle(start, faulty) -> None:
 
 class TestManifest:
     def test_the_training_thread_writes_one_version(self, run_script) -> None:
-        """The one ahead of the capture. An export in place does not make training wait for a further one."""
+        """After the capture, only the background thread writes the manifest, even
+        if the export runs in place.
+        """
         done = run_script("""
 import threading, time
 import stepprof

@@ -1,4 +1,6 @@
-"""Spans on their way to a collector: a real one over HTTP, one that refuses, one that is not there, one that hangs."""
+"""Sending spans to a collector over HTTP: one that accepts, one that refuses, one
+that hangs, and none at all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from stepprof.remote.ray.inside.follower import spans_only
 
 
 class Collector:
-    """A receiver of OTLP over HTTP."""
+    """A collector that receives OTLP over HTTP."""
 
     def __init__(self, status: int = 200) -> None:
         self.spans: list = []
@@ -87,7 +89,7 @@ def attributes_of(span) -> dict:
 
 
 def record(tmp_path, url, rank=0, steps=(1, 2), **options) -> None:
-    """A loop whose session sends its spans there."""
+    """Run a loop whose session sends its spans to the URL."""
     stepprof.init(
         {"output_dir": tmp_path, "backend": "null", "otel": {"enabled": True, "endpoint": url, **options}},
         rank=rank,
@@ -108,7 +110,9 @@ def record(tmp_path, url, rank=0, steps=(1, 2), **options) -> None:
 
 class TestCollector:
     def test_a_step_is_one_trace_on_all_ranks(self, tmp_path, collector) -> None:
-        """Windows below the whole step, regions below their window, times absolute."""
+        """All ranks of a step share one trace. Windows lie below the whole step,
+        and regions below their window.
+        """
         before = time.time_ns()
         for rank in (0, 1):
             record(tmp_path, collector.url, rank=rank)
@@ -158,7 +162,9 @@ class TestCollector:
         assert resource["host.name"] == socket.gethostname()
 
     def test_a_collector_that_refuses(self, tmp_path) -> None:
-        """One line is logged, with the number of lost spans. The training loop is not affected."""
+        """If the collector refuses the spans, one line gives the reason and one
+        the number of dropped spans.
+        """
         refusing = Collector(status=400)
         try:
             with capture_logs() as logs:
@@ -169,7 +175,7 @@ class TestCollector:
         assert events == ["otel.failed", "otel.dropped"]
 
     def test_a_hanging_collector_is_not_awaited(self, tmp_path, collector) -> None:
-        """The end waits no longer than its timeout."""
+        """If the collector hangs, the shutdown ends after the timeout, and the dropped spans are logged."""
         collector.hold.clear()
         began = time.monotonic()
         with capture_logs() as logs:
@@ -178,7 +184,7 @@ class TestCollector:
         assert "otel.dropped" in [line["event"] for line in logs]
 
     def test_an_unreachable_collector(self, run_script) -> None:
-        """A real loop ends in time, with its own result and one line of ours."""
+        """If no collector is reachable, the job ends normally, and the failure is logged once."""
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1/traces"
@@ -208,7 +214,7 @@ class TestSender:
         return (name, "region", 1, 2, 1, None, None, None, False)
 
     def test_spans_beyond_the_queue_are_dropped_and_counted(self) -> None:
-        """Spans that do not fit are dropped and counted. Taking a span never waits."""
+        """Spans beyond the limit of the queue are dropped and counted, without a wait."""
         release = threading.Event()
 
         class Slow(InMemorySpanExporter):
@@ -229,7 +235,7 @@ class TestSender:
         assert [line["spans"] for line in logs] == [sender.dropped]
 
     def test_full_batches_leave_at_once(self) -> None:
-        """In the order in which they ended."""
+        """Full batches are sent at once, in the order in which the spans ended."""
         exporter = InMemorySpanExporter()
         sender = self.sender(exporter)
         sender.take([self.span(str(number)) for number in range(2000)])
@@ -242,7 +248,7 @@ class TestSender:
         assert (sender.sent, sender.dropped) == (2000, 0)
 
     def test_an_exporter_that_raises(self) -> None:
-        """One line is logged, and the exporter is called again after a pause."""
+        """If the exporter raises an exception, this is logged once, and all spans count as dropped."""
 
         class Bad(InMemorySpanExporter):
             def export(self, spans):
@@ -259,7 +265,7 @@ class TestSender:
         assert (logs[0]["reason"], logs[1]["spans"]) == ("RuntimeError: boom", 1500)
 
     def test_windows_are_forgotten(self) -> None:
-        """The number of windows in memory is bounded."""
+        """The number of windows in memory is limited."""
         sender = self.sender(InMemorySpanExporter())
         for step in range(3000):
             sender._translator._note_end(step, None)
@@ -269,7 +275,7 @@ class TestSender:
 
 class TestConfigured:
     def test_a_missing_package_is_named(self, tmp_path, monkeypatch) -> None:
-        """One warning that says what to install; the job goes on."""
+        """If a package is missing, the warning names the command that installs it, and the job goes on."""
         monkeypatch.setattr(otel, "_MODULES", ("opentelemetry.sdk.no_such", "no_such.module"))
         with capture_logs() as logs:
             record(tmp_path, None)
@@ -279,7 +285,7 @@ class TestConfigured:
         assert "no_such.module" in otel.missing()
 
     def test_the_exporter_s_own_variables_may_be_wrong(self, tmp_path, monkeypatch) -> None:
-        """The exporter raises its own error; `init` does not fail."""
+        """If OpenTelemetry's own variables are wrong, the exporter is disabled, and `init` succeeds."""
         monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "no_such")
         with capture_logs() as logs:
             record(tmp_path, None)
@@ -287,19 +293,19 @@ class TestConfigured:
 
     @pytest.mark.parametrize("endpoint", ["localhost:4318", "http://user:secret@host/v1", 4318, "file:///x"])
     def test_no_url(self, endpoint) -> None:
-        """Refused when it is configured."""
+        """An invalid endpoint raises a ConfigError."""
         with pytest.raises(ConfigError, match=r"otel\.endpoint"):
             Config(otel={"endpoint": endpoint})
 
     def test_processes_that_only_follow_send_theirs(self) -> None:
-        """A process whose regions belong to a run exports its spans to the exporter of that run."""
+        """A process that only records spans for a run has the same collector as the run."""
         config = Config(steps="2", otel={"enabled": True, "endpoint": "http://collector:4318/v1/traces"})
         theirs = Config.from_mapping(spans_only(config.to_dict()))
         assert (theirs.otel, theirs.off) == (config.otel, True)
         assert spans_only({"output_dir": "x"}) == {"output_dir": "x", "spans": True, "backend": "null"}
 
     def test_nothing_is_loaded_unless_configured(self, run_script) -> None:
-        """A session without it imports none of it."""
+        """A session that does not configure OpenTelemetry imports none of its modules."""
         ran = run_script(
             """
             import sys

@@ -1,4 +1,4 @@
-"""Engines that write their files while the step goes on."""
+"""Engines that are still writing their files while the step goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recording(start):
 
 @pytest.fixture
 def elsewhere(engine):
-    """Makes an engine of another process, which writes its file for a while."""
+    """Return a function that makes an engine of another process whose stop takes 0.6 s."""
 
     def elsewhere(key="remote:1", **options):
         return engine(key=key, delays={"stop": STOP_SECONDS}, **options)
@@ -38,7 +38,9 @@ def outcomes(session):
 
 class TestInsideAStep:
     def test_the_step_goes_on(self, recording, elsewhere):
-        """The rollout's exit waits for no file; the step's does; the recorded interval ends with the rollout."""
+        """The rollout's exit does not wait for the engine's file, and the step's exit does. The recorded
+        time ends with the rollout.
+        """
         session = recording()
         stepprof.attach(elsewhere())
         with profile_step(2):
@@ -53,7 +55,7 @@ class TestInsideAStep:
         assert before < entry.end_unix_ns < before + STOP_SECONDS * 1e9
 
     def test_the_next_window_of_the_engine_waits(self, recording, elsewhere):
-        """So that it can be started again; a window of other engines does not."""
+        """The next window of the same engine waits for its stop. A window of another engine does not."""
         session = recording(engine_start_timeout_seconds=0.2)
         stepprof.attach(elsewhere())
         other = elsewhere("remote:2")
@@ -68,7 +70,7 @@ class TestInsideAStep:
         assert outcomes(session) == ["complete"] * 3
 
     def test_the_end_of_the_run_waits(self, recording, elsewhere):
-        """Nothing is lost even if the window of the step never ends."""
+        """The end of the run waits for the engine's file, even if the step's window is still open."""
         session = recording()
         stepprof.attach(elsewhere())
         step = profile_step(2).start()
@@ -79,7 +81,7 @@ class TestInsideAStep:
         assert [entry.status for entry in read_entries(session, 2)] == ["complete"]
 
     def test_an_interrupted_step_keeps_the_engines_file(self, recording, elsewhere):
-        """Its exception reaches the caller, and the engine's file is kept."""
+        """If the step raises an exception, it reaches the caller, and the engine's file is kept."""
         session = recording()
         stepprof.attach(elsewhere())
 
@@ -96,7 +98,7 @@ class TestInsideAStep:
 
 class TestWhoIsWaitedFor:
     def test_a_rollout_outside_a_step_waits_at_its_exit(self, recording, elsewhere):
-        """A rollout that is in no window of its step waits at its own exit."""
+        """If no window of the step is around the rollout, the rollout's exit waits for the engine."""
         session = recording()
         stepprof.attach(elsewhere())
         with profile_step(2, role="rollout"):
@@ -104,7 +106,7 @@ class TestWhoIsWaitedFor:
         assert outcomes(session) == ["complete"]
 
     def test_an_engine_of_this_process(self, recording, elsewhere):
-        """The training loop may call it next, from its own thread: its exit waits."""
+        """The rollout's exit waits for an engine of this process, which the training thread may call next."""
         session = recording()
         stepprof.attach(elsewhere(None))
         with profile_step(2):
@@ -113,7 +115,7 @@ class TestWhoIsWaitedFor:
             assert outcomes(session) == ["complete"]
 
     async def test_a_coroutine_awaits_its_engines(self, recording, elsewhere):
-        """A coroutine awaits its engines itself."""
+        """A rollout in a coroutine waits at its exit for the engine."""
         session = recording()
         stepprof.attach(elsewhere())
         async with profile_step(2):

@@ -1,4 +1,4 @@
-"""Several processes of one job: they agree on the run, record concurrently, and one manifest covers all of them."""
+"""Several processes of one job agree on the run, record concurrently, and share one manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def leave_at_once(warm):
-    """How the scripts end is not what these tests are about."""
+    """Let the scripts end without waiting, because these tests do not depend on their end."""
     warm.leave = True
 
 
@@ -57,11 +57,11 @@ for step in (1, 2, 3):
                 pass
 assert "torch" not in sys.modules
 """
-"""A rank without torch, which takes two seconds to import."""
+"""A rank without torch, because importing torch takes two seconds."""
 
 
 def start(folder, *command):
-    """Run Python there, to a good end."""
+    """Run Python in the folder, and check that it succeeds."""
     ran = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -81,14 +81,14 @@ def torchrun(folder, *options, ranks="all", script=RANK):
 
 
 def windows(run, step=2):
-    """The windows of a step, as (role, rank, status)."""
+    """Return role, rank and status of the windows of a step."""
     manifest = read_step(run, step)
     assert manifest["findings"] == []
     return [(window["role"], window["rank"], window["status"]) for window in manifest["windows"]]
 
 
 def stated(run, window, step=2):
-    """Return the metadata of a window's only artifact, and its path."""
+    """Return the path of a window's only artifact, and its metadata."""
     (artifact,) = window["artifacts"]
     data = gzip.decompress((run / f"step-{step:06d}" / artifact["path"]).read_bytes())
     return artifact["path"], json.loads(data)["stepprof"]
@@ -96,9 +96,7 @@ def stated(run, window, step=2):
 
 class TestTorchrun:
     def test_both_ranks_agree_on_one_run(self, tmp_path):
-        """Both ranks record into one step. Each trace names its rank in its path and in its content.
-        Another job gets its own run.
-        """
+        """Both ranks record into one run, and each trace names its role and rank in its path and metadata."""
         torchrun(tmp_path, "--standalone")
         (run,) = list_runs(tmp_path / "runs")
         assert read_run(run)["run_id_from"] == "torchelastic"
@@ -123,7 +121,9 @@ class TestTorchrun:
         assert len(list((run / "spans").iterdir())) == 2
 
     def test_without_a_launcher_id_ranks_agree_by_its_process(self, tmp_path, warm):
-        """Where the launcher names no job its ranks still agree, by its process. The next job with the same address is another run; its ranks hear of their world after `init`."""
+        """If the launcher names no job, its ranks agree by its process. The next job with the same address
+        is another run, whose ranks learn their world after `init`.
+        """
         static = [
             "--nnodes=1",
             "--node-rank=0",
@@ -179,14 +179,14 @@ dist.destroy_process_group()
 
 
 class TestProcessGroup:
-    """Ranks of which the environment says nothing, as those of `mp.spawn`: here the process group's store is a file."""
+    """Ranks whose environment names no job, as of `mp.spawn`. The store of their process group is a file."""
 
     def ranks(self, warm, place):
         started = [warm.start(SPAWNED, place, str(rank)) for rank in (0, 1)]
         return [rank.wait().check() for rank in started]
 
     def test_init_after_the_process_group(self, warm):
-        """The ranks settle on one run through the store of their group, and leave no other folder."""
+        """Ranks that call `init` after their process group agree on one run, and leave no other folder."""
         ran = self.ranks(warm, "after")
         (run,) = list_runs(warm.folder / "runs")
         assert [rank.stdout for rank in ran] == [f"{run.name} 0\n", f"{run.name} 1\n"]
@@ -197,8 +197,8 @@ class TestProcessGroup:
         assert "run.divided" not in ran[0].stderr + ran[1].stderr
 
     def test_init_before_the_process_group(self, warm):
-        """In this case each rank has opened its own run. One rank logs this once, with the correction. The
-        rank and the world size are updated.
+        """Ranks that call `init` before their process group have a run each. One of them logs
+        this once with the correction.
         """
         ran = self.ranks(warm, "before")
         runs = list_runs(warm.folder / "runs")
@@ -211,7 +211,7 @@ class TestProcessGroup:
         assert [read_run(run)["world_size"] for run in runs] == [2, 2]
 
     def test_under_srun(self, warm):
-        """The name of the job step comes first, and no rank disagrees with it."""
+        """Under srun, both ranks use the name of the job step, and no rank logs a divided run."""
         job = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "2"}
         started = [
             warm.start(SPAWNED, "before", str(rank), env={**job, "SLURM_PROCID": str(rank)})
@@ -232,7 +232,7 @@ print(session.run_id, session.rank)
 
 class TestLaunchers:
     def test_slurm(self, warm):
-        """What srun sets is enough: rank, world and run; a requeued job does not write into the run of the first."""
+        """The variables of srun give rank, world size and run. A requeued job has a run of its own."""
         job = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
         ranks = [warm.start(STEP, env={**job, "SLURM_PROCID": str(rank)}) for rank in (0, 1)]
         said = [rank.wait().check().stdout for rank in ranks]
@@ -242,7 +242,7 @@ class TestLaunchers:
         assert again.stdout == "slurm-77.0.r1 0\n"
 
     def test_a_restart_that_repeats_a_step(self, warm):
-        """Nothing is overwritten: the second time gets a number."""
+        """If a restarted job repeats a step, its files get a number, and the first ones stay."""
         for _ in range(2):
             warm.run(STEP, env={"STEPPROF_RUN_ID": "job"}).check()
         manifest = read_step(warm.run_path, 2)
@@ -252,7 +252,7 @@ class TestLaunchers:
         assert verify_run(warm.run_path).ok
 
     def test_run_names_are_unique_on_a_frozen_clock(self, warm):
-        """Names are unique although the time never changes."""
+        """With a frozen clock, names of runs and files are still unique."""
         frozen = textwrap.dedent("""
             for name in ("time", "time_ns"):
                 setattr(time, name, lambda value=getattr(time, name)(): value)
@@ -277,8 +277,8 @@ for _ in range(3):
         ]
 
     def test_ray(self, warm):
-        """A module replaces Ray and records its calls. The driver and the actors of one job share a run,
-        and processes without a rank record nothing.
+        """With a stand-in for Ray, the driver and the actors share a run. Processes
+        without a rank record nothing.
         """
         (warm.folder / "ray.py").write_text(
             textwrap.dedent("""

@@ -1,4 +1,4 @@
-"""Captures of single regions inside a window, and what regions are in a capture."""
+"""Captures of single regions inside a window, and how regions appear in a capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepprof.backends.base import Busy
 
 
 def mini_batches(count, name="mini_batch") -> list[str]:
-    """Enter the region so often; the state inside of each entry."""
+    """Enter the region this many times, and return the state inside each entry."""
     states = []
     for _ in range(count):
         with region(name):
@@ -23,19 +23,21 @@ def mini_batches(count, name="mini_batch") -> list[str]:
 
 
 def recorded(states) -> list[int]:
-    """Which of the entries were recorded."""
+    """Return the numbers of the entries that were recorded."""
     return [number for number, state in enumerate(states) if state == "recording"]
 
 
 def regions_of(session) -> list[tuple]:
-    """(region, status) of each entry of the manifests."""
+    """Return region and status of each window in the manifests."""
     return [(w.get("region"), w["status"]) for w in windows(session)]
 
 
 @pytest.mark.usefixtures("faulty")
 class TestCapturePerRegion:
     def test_each_named_region_is_a_capture(self, start) -> None:
-        """The others, and those outside of a selected window, are none."""
+        """Each entry of a named region in the selected step has its own capture. Other
+        regions and steps have none.
+        """
         session = start(steps="2", capture_per="region", regions=["update", "reward"])
         for step in (1, 2, 3):
             with profile_step(step, role="actor"):
@@ -51,7 +53,7 @@ class TestCapturePerRegion:
         assert [capture.metadata["region"] for capture in control.captures] == ["update", "reward", "update"]
 
     def test_a_region_inside_of_a_captured_one(self, start) -> None:
-        """It is part of that capture."""
+        """A named region inside a captured one is part of that capture."""
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2), region("update"), region("update"), region("forward"):
             pass
@@ -60,7 +62,7 @@ class TestCapturePerRegion:
         assert control.marks == ["update", "update", "forward"]
 
     def test_no_selected_region_was_entered(self, start) -> None:
-        """If the region was never entered, the entry of the window says so."""
+        """If no named region was entered, the window is skipped, and its error says so."""
         session = start(steps="2", capture_per="region", regions=["update", "reward"])
         with profile_step(2):
             mini_batches(3, "generate")
@@ -71,7 +73,7 @@ class TestCapturePerRegion:
         )
 
     def test_a_region_that_outlives_its_window(self, start) -> None:
-        """The capture ends with the window, as partial."""
+        """If a region is still open at the end of its window, its capture ends there as partial."""
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2):
             left = region("update").__enter__()
@@ -84,7 +86,7 @@ class TestCapturePerRegion:
         assert window["artifacts"]
 
     def test_the_run_ends_inside_of_it(self, start) -> None:
-        """The same, with the reason."""
+        """If the run ends inside the region, its capture is partial, and the error gives the reason."""
         session = start(steps="2", capture_per="region", regions=["update"])
         window = profile_step(2)
         window.__enter__()
@@ -96,7 +98,7 @@ class TestCapturePerRegion:
         )
 
     def test_the_window_a_region_counts_for(self, start) -> None:
-        """The one that it is in, where two steps overlap in tasks."""
+        """If coroutines of two steps overlap, a region counts for the window of its own coroutine."""
         session = start(steps="2-3", capture_per="region", regions=["reward"])
 
         async def step(number, turn, after):
@@ -116,7 +118,7 @@ class TestCapturePerRegion:
         assert [capture.window.step for capture in control.captures] == [3, 2]
 
     def test_a_region_on_a_thread_without_a_window(self, start) -> None:
-        """The region counts for the open window."""
+        """A region on a thread without a window counts for the open window."""
         session = start(steps="2", capture_per="region", regions=["reward"])
         with profile_step(2):
             thread = threading.Thread(target=mini_batches, args=(1, "reward"))
@@ -126,7 +128,7 @@ class TestCapturePerRegion:
         assert regions_of(session) == [("reward", "complete")]
 
     def test_a_bound_step_picks_the_window(self, start) -> None:
-        """Where the region says by itself what step it belongs to."""
+        """If two windows are open, `bind(step=2)` makes a region count for the window of step 2."""
         session = start(steps="2-3", capture_per="region", regions=["reward"])
         with profile_step(2, role="a"), profile_step(3, role="b"), bind(step=2):
             mini_batches(1, "reward")
@@ -135,7 +137,9 @@ class TestCapturePerRegion:
         assert session.path is not None
 
     def test_a_failed_start_is_logged_once(self, start) -> None:
-        """The failure is logged once, not for each of a thousand mini-batches."""
+        """If the start fails, the window has one failed entry, and later regions of
+        the window do not try again.
+        """
         session = start(steps="2", capture_per="region", regions=["update"])
         control.fail("start", *[OSError("no")] * 5)
         with profile_step(2):
@@ -144,7 +148,7 @@ class TestCapturePerRegion:
         assert control.calls == ["arm", "start", "abort"]
 
     def test_an_unavailable_backend_is_logged_once(self, start) -> None:
-        """For the window."""
+        """If the backend is unavailable, the window has one failed entry, not one for each region."""
         control.unavailable = "no driver"
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2):
@@ -152,7 +156,9 @@ class TestCapturePerRegion:
         assert [w["status"] for w in ended(session)] == ["failed"]
 
     def test_a_window_that_joins_outlives_the_region(self, start) -> None:
-        """The joined window is partial."""
+        """If a window joined the region's capture and ends later, it is partial,
+        and the capture is complete.
+        """
         roles = {"ref": {"capture_per": "step"}}
         session = start(steps="2", capture_per="region", regions=["update"], roles=roles)
         with profile_step(2, role="actor"):
@@ -166,9 +172,7 @@ class TestCapturePerRegion:
         }
 
     def test_an_exception_in_the_region(self, start) -> None:
-        """The exception propagates unchanged, the capture is complete, and the entry of the window contains
-        the exception.
-        """
+        """The exception reaches the caller, the capture is complete, and its entry names the exception."""
         session = start(steps="2", capture_per="region", regions=["update"])
         with pytest.raises(ZeroDivisionError), profile_step(2), region("update"):
             1 / 0  # noqa: B018
@@ -192,7 +196,9 @@ class TestSchedule:
         ],
     )
     def test_which_entries_are_captured(self, start, schedule, expected) -> None:
-        """Skip, then rounds of wait, warm-up and active."""
+        """The first entries are skipped. Then each round has entries for waiting, for the
+        warm-up and for the capture.
+        """
         session = start(steps="2", schedule={"region": "mini_batch", **schedule})
         with profile_step(2):
             states = mini_batches(10)
@@ -202,7 +208,9 @@ class TestSchedule:
         assert regions_of(session) == [("mini_batch", "complete")] * repeat
 
     def test_the_capture_is_armed_during_the_warm_up(self, start) -> None:
-        """The capture is armed during the warm-up, and disarmed if no further entry follows."""
+        """The capture is armed during waiting and warm-up, and disarmed at the end of the
+        window if no further entry came.
+        """
         start(steps="2", schedule={"region": "mini_batch", "wait": 1, "warmup": 1, "repeat": 2})
         with profile_step(2):
             assert mini_batches(5) == ["armed", "armed", "recording", "idle", "armed"]
@@ -210,7 +218,9 @@ class TestSchedule:
         assert stepprof.state().status == "idle"
 
     def test_a_region_that_is_never_reached_leaves_nothing_armed(self, start, log) -> None:
-        """The window says how often the region came, and nothing stays armed."""
+        """If the first active entry never comes, the window is skipped with the number of entries,
+        and the capture is disarmed.
+        """
         session = start(steps="2", schedule={"region": "mini_batch", "skip_first": 5})
         with profile_step(2):
             mini_batches(3)
@@ -223,7 +233,7 @@ class TestSchedule:
         assert transitions(log) == [("idle", "armed"), ("armed", "idle")]
 
     def test_a_window_that_ends_early_keeps_a_partial_capture(self, start) -> None:
-        """If the window ends before the last active entry, the capture is kept as partial."""
+        """If the window ends before the last active entry, the capture is partial."""
         session = start(steps="2", schedule={"region": "mini_batch", "active": 5})
         with profile_step(2):
             mini_batches(2)
@@ -234,7 +244,7 @@ class TestSchedule:
         )
 
     def test_a_cap_ends_one_round(self, start) -> None:
-        """The next round is another capture."""
+        """If a cap ends a round, the next round has a capture of its own."""
         session = start(
             steps="2", schedule={"region": "mini_batch", "active": 2, "repeat": 2}, max_bytes="1kB"
         )
@@ -251,7 +261,7 @@ class TestSchedule:
         ]
 
     def test_a_warm_up_that_fails(self, start) -> None:
-        """The first active entry tries once again."""
+        """If arming in the warm-up fails, the first active entry arms again and is recorded."""
         session = start(steps="2", schedule={"region": "mini_batch", "warmup": 1})
         control.fail("arm", OSError("no"), OSError("no"))
         with profile_step(2):
@@ -259,7 +269,7 @@ class TestSchedule:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_another_profiler_makes_the_window_skipped(self, start) -> None:
-        """The window is skipped."""
+        """If another profiler runs, no entry is recorded, and the window is skipped."""
         session = start(steps="2", schedule={"region": "mini_batch", "active": 2})
         control.fail("start", Busy("theirs"))
         with profile_step(2):
@@ -267,7 +277,7 @@ class TestSchedule:
         assert [(w["status"], w["error"]) for w in ended(session)] == [("skipped", "Busy: theirs")]
 
     def test_the_plain_capture_is_not_opened(self, start) -> None:
-        """With a schedule, a window opens none by itself."""
+        """With a schedule, entering the window opens no capture."""
         start(steps="2", schedule={"region": "mini_batch", "skip_first": 100})
         with profile_step(2):
             assert stepprof.state().status == "armed"
@@ -279,7 +289,9 @@ class TestWhatIsInTheCapture:
         return [(a.name, a.kind, dict(a.attributes)) for a in control.annotations[0]]
 
     def test_synchronous_regions_are_marked(self, start) -> None:
-        """The backend marks them on the stack of their thread."""
+        """The backend marks a synchronous region while it runs. Regions outside
+        of the capture are not marked.
+        """
         start(steps="2")
         with region("before"), profile_step(2), region("forward"):
             pass
@@ -287,7 +299,9 @@ class TestWhatIsInTheCapture:
         assert [name for name, kind, _ in self.annotations() if kind == "region"] == []
 
     def test_coroutines_attributes_and_windows_are_annotated(self, start) -> None:
-        """What cannot be on a stack goes into the artifact with absolute times; of a region that is on one, the attributes."""
+        """Coroutines, windows, marks and counters are annotations with absolute times. A synchronous
+        region's attributes are one, too.
+        """
         start(steps="2")
 
         @region("generate")
@@ -315,7 +329,7 @@ class TestWhatIsInTheCapture:
             assert 1.5e18 < annotation.start_unix_ns <= annotation.end_unix_ns
 
     def test_a_mark_that_fails_does_not_end_the_region(self, start, log) -> None:
-        """It is reported once."""
+        """If the backend cannot mark a region, this is logged once, and the regions and the capture go on."""
         session = start(steps="2")
         control.fail("mark", RuntimeError("no"), RuntimeError("no"))
         with profile_step(2):
@@ -324,7 +338,7 @@ class TestWhatIsInTheCapture:
         assert [w["status"] for w in ended(session)] == ["complete"]
 
     def test_without_spans_regions_are_still_in_the_capture(self, start) -> None:
-        """Regions are in the capture all the same."""
+        """With `spans = false`, regions are still marked in the capture, and no span file is written."""
         session = start(steps="2", spans=False)
         with profile_step(2), region("forward", n=1):
             pass

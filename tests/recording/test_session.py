@@ -1,4 +1,6 @@
-"""The session of a process: its beginning and end, which windows it selects, what it refuses."""
+"""The session of a process: its begin, its end, the windows that it selects,
+and the calls that it refuses.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from stepprof.run.spans import EVIDENCE
 
 
 def loop(steps, role=None) -> None:
-    """A training loop."""
+    """Run a training loop."""
     for step in steps:
         with profile_step(step, role=role):
             pass
 
 
 class Number:
-    """An integer of another library: numpy's, or a tensor of one element."""
+    """An integer of another library, such as numpy's or a tensor of one element."""
 
     def __init__(self, number) -> None:
         self.number = number
@@ -42,7 +44,9 @@ class Step(enum.IntEnum):
 
 @pytest.fixture
 def init(tmp_path, monkeypatch):
-    """Return `stepprof.init` over the null backend, in a folder of the test; the session ends with the test."""
+    """Return `stepprof.init` with the null backend in the folder of the test.
+    The session ends with the test.
+    """
     monkeypatch.chdir(tmp_path)
 
     def init(config=None, **arguments):
@@ -56,7 +60,7 @@ def init(tmp_path, monkeypatch):
 
 class TestInit:
     def test_a_second_one_is_the_same(self, init) -> None:
-        """With the same configuration, in whatever form."""
+        """A second `init` with the same configuration, in any form, returns the same session."""
         first = init({"steps": "2"})
         assert init({"steps": [2]}) is first
         assert "run=" in repr(first)
@@ -64,7 +68,9 @@ class TestInit:
         assert json.loads((first.path / "run.json").read_text())["config"]["steps"] == "2"
 
     def test_another_configuration_is_refused(self, init) -> None:
-        """By the keys that differ; the first one goes on."""
+        """An `init` with another configuration names the keys that differ, and
+        the first session continues.
+        """
         first = init({"steps": "2"})
         message = r"init\(\) was already called with another configuration \(different: steps, ranks\); call stepprof.shutdown\(\) first"
         with pytest.raises(ConfigError, match=message):
@@ -72,14 +78,14 @@ class TestInit:
         assert cell.session is first
 
     def test_the_next_session_is_a_new_run(self, init) -> None:
-        """The next session is a new run."""
+        """After a shutdown, the next session has a run of its own."""
         first = init({"steps": "2"})
         stepprof.shutdown()
         second = init({"steps": "3"})
         assert first.path != second.path
 
     def test_nothing_configured_is_off(self, init, tmp_path) -> None:
-        """A session of no run: nothing is written, and a later init is the first one."""
+        """Without a configuration, `init` writes no file, and a later `init` can open a run."""
         session = init()
         assert (session.path, session.run_id, cell.session, session.rank) == (None, None, None, 0)
         session.shutdown()
@@ -91,26 +97,26 @@ class TestInit:
         [{"enabled": False, "steps": "2"}, {"spans": False}, {"steps": "2", "ranks": "none", "spans": False}],
     )
     def test_a_configuration_that_records_nothing_is_off(self, init, tmp_path, config) -> None:
-        """No folder, no thread."""
+        """A configuration that records nothing makes no run and writes no file."""
         assert init(config).path is None
         assert list(tmp_path.iterdir()) == []
 
     def test_the_variable_switches_off_any_configuration(self, init, monkeypatch, tmp_path) -> None:
-        """STEPPROF=0 counts whatever the configuration says."""
+        """`STEPPROF=0` switches recording off, whatever the configuration says."""
         monkeypatch.setenv("STEPPROF", "0")
         assert init({"steps": "all"}).path is None
         loop([1, 2])
         assert list(tmp_path.iterdir()) == []
 
     def test_the_environment_sets_steps_backend_and_folder(self, init, monkeypatch) -> None:
-        """The variables STEPPROF_STEPS, _BACKEND and _OUTPUT_DIR set these options."""
+        """Variables set the steps, the backend, the folder and the run id."""
         for name, value in {"STEPS": "2", "BACKEND": "null", "OUTPUT_DIR": "here", "RUN_ID": "mine"}.items():
             monkeypatch.setenv(f"STEPPROF_{name}", value)
         session = init()
         assert (session.path.parent.name, session.run_id) == ("here", "mine")
 
     def test_a_heavy_configuration_is_warned_about(self, init, log) -> None:
-        """When it is configured, with an estimate."""
+        """A configuration that is expensive is logged at `init`, with an estimate."""
         init(
             {
                 "steps": "1-100",
@@ -122,13 +128,13 @@ class TestInit:
         assert [line["reason"] for line in log if line["event"] == "config.expensive"]
 
     def test_ranks_beyond_the_world_are_refused(self, init) -> None:
-        """Where the world is known."""
+        """If the world is known, a rank beyond it is refused, and there is no session."""
         with pytest.raises(ConfigError, match="there is no rank 8 in a world of 4; did you mean 3"):
             init({"steps": "2", "ranks": "8"}, rank=0, world_size=4)
         assert cell.session is None
 
     def test_ranks_beyond_an_unknown_world_are_reported_at_the_end(self, init, log) -> None:
-        """A script without a launcher is rank 0 of 1, but torch.distributed may be initialised later: reported at the end."""
+        """Without a launcher, the world may become known later. So ranks beyond it are logged at the end."""
         init({"steps": "2", "ranks": "8", "roles": {"actor": {"ranks": "0"}, "ref": {"ranks": "3"}}})
         with profile_step(2):
             pass
@@ -139,14 +145,14 @@ class TestInit:
         assert reported[1].startswith("roles.ref: ")
 
     def test_a_folder_that_cannot_be_written(self, init, tmp_path) -> None:
-        """The error names the folder, and there is no session."""
+        """If the folder cannot be written, the error names it, and there is no session."""
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match=r'output_dir = ".*file/below": cannot be made or written'):
             init({"steps": "2", "output_dir": str(tmp_path / "file" / "below")})
         assert cell.session is None
 
     def test_shutdown_twice(self, init) -> None:
-        """A second shutdown does nothing, nor does one without a session."""
+        """A second shutdown, or one without a session, does nothing."""
         session = init({"steps": "2"})
         stepprof.shutdown()
         stepprof.shutdown()
@@ -164,7 +170,9 @@ class TestRank:
         ],
     )
     def test_where_it_is_from(self, init, monkeypatch, arguments, environ, rank) -> None:
-        """Arguments, then launchers; it is in every path."""
+        """The rank comes from the arguments or else from the launcher's variables, and is
+        in the name of the manifest.
+        """
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         session = init({"steps": "2", "ranks": "all"}, run_id="r", **arguments)
@@ -173,7 +181,7 @@ class TestRank:
         assert (session.path / "step-000002" / "manifest" / f"step-rank-{rank}.json").exists()
 
     def test_a_process_without_one_has_a_name(self, init) -> None:
-        """It is in every path; a name that is no plain one is refused with the nearest."""
+        """A process without a rank is called by its name. An invalid name is refused with a suggestion."""
         for name, near in (("a/b", "a-b-"), ("0", "worker-0"), ("", "worker")):
             with pytest.raises(ConfigError, match=f"^name = .*did you mean {near}"):
                 init({"steps": "2"}, name=name)
@@ -183,7 +191,7 @@ class TestRank:
         assert (session.path / "step-000002" / "manifest" / "step-rank-driver.json").exists()
 
     def test_an_unselected_rank_writes_no_manifest(self, init, log) -> None:
-        """An unselected rank does not report missed steps; its spans are kept."""
+        """A rank that is not selected writes no manifest and logs no step as missed. It keeps its spans."""
         session = init({"steps": "2, 9"}, rank=1, world_size=2)
         loop([1, 2, 3])
         assert session.quiet[None][0] < 1 < session.quiet[None][1]
@@ -193,7 +201,9 @@ class TestRank:
 
     @pytest.mark.torch
     def test_torch_distributed_is_initialised_later(self, run_script, warm) -> None:
-        """The rank is read again at the first selected step, even if torch was already imported at `init`."""
+        """The rank is read again at the first selected step, if torch.distributed
+        was initialised after `init`.
+        """
         script = """
             import json, os, sys, tempfile
             import stepprof
@@ -229,7 +239,7 @@ class TestRank:
 class TestSteps:
     @pytest.mark.parametrize("step", [Number(2), Step.TWO, 2])
     def test_integers_of_every_kind(self, start, step) -> None:
-        """Other integer types are plain numbers in the manifest."""
+        """Integers of other types are plain integers in the manifest and in the capture."""
         session = start(steps="2")
         loop([step])
         assert [w["step"] for w in ended(session)] == [2]
@@ -245,14 +255,14 @@ class TestSteps:
         ],
     )
     def test_an_invalid_step_is_reported_once(self, start, log, step, reason) -> None:
-        """It is reported once, and the body runs."""
+        """An invalid step is logged once, the body runs, and no backend is called."""
         start(steps="all")
         loop([step, step])
         assert [line["reason"] for line in log if line["event"] == "call.refused"] == [reason]
         assert control.calls == []
 
     def test_wrong_steps_do_not_fill_the_log(self, start, log) -> None:
-        """However many kinds there are."""
+        """With 1,000 different invalid roles, the log has fewer than 100 lines."""
         start(steps="all")
         for number in range(1000):
             with profile_step(1, role=f"../{number}"):
@@ -260,7 +270,7 @@ class TestSteps:
         assert 0 < len(log) < 100
 
     def test_no_step_is_the_last_one(self, start) -> None:
-        """The step that was entered last in this process, of whatever role."""
+        """Without a step, a window belongs to the step that this process entered last."""
         session = start(steps="2")
         with profile_step(2):
             loop([None], role="reward")
@@ -268,7 +278,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("role", ["../x", "step", "", "a b", 7, ["x"], {}])
     def test_an_invalid_role_is_reported_once(self, start, log, role) -> None:
-        """It is refused at run time, reported once, and the body runs, in every form of a window."""
+        """An invalid role is logged once, and the body runs, in each form of a window."""
         session = start(steps="all")
         ran = []
 
@@ -295,7 +305,7 @@ class TestSteps:
         assert ended(session) == []
 
     def test_strict_raises(self, start) -> None:
-        """Each time."""
+        """With `strict`, each invalid step, role or stop raises a StateError."""
         start(steps="2", strict=True)
         for _ in range(2):
             with pytest.raises(StateError, match="expected an integer"):
@@ -306,7 +316,9 @@ class TestSteps:
                 profile_step(2).stop()
 
     def test_a_step_that_was_never_entered_is_reported(self, start, log) -> None:
-        """At the end, once; what is selected by a period is not expected."""
+        """At the end, one line names the selected steps that were never entered. Steps
+        of a period are not expected.
+        """
         start(steps="2, 5-7, every 100", roles={"ref": {"enabled": False}})
         loop([1, 2, 3, 4, 5])
         stepprof.shutdown()
@@ -314,13 +326,15 @@ class TestSteps:
         assert [(line["steps"], line["role"], line["rank"]) for line in lines] == [("6-7", None, 0)]
 
     def test_a_step_that_was_never_entered_is_left_to_the_driver(self, start, log) -> None:
-        """A session that follows another process leaves it to that one: it does not hear of every role."""
+        """A session that follows another process does not log missed steps,
+        because it does not see every role.
+        """
         start(steps="2").lent = True
         stepprof.shutdown()
         assert [line for line in log if line["event"] == "step.not_reached"] == []
 
     def test_a_step_that_was_never_entered_in_a_role(self, start, log) -> None:
-        """A role that the configuration names has its own steps."""
+        """A missed step is logged for the role that has its own steps."""
         start(steps="2", roles={"actor": {"steps": "3"}, "ref": {}})
         loop([2], role="ref")
         loop([2], role="actor")
@@ -329,14 +343,14 @@ class TestSteps:
         assert [(line["steps"], line["role"]) for line in lines] == [("3", "actor")]
 
     def test_an_endless_range_that_was_never_entered(self, start, log) -> None:
-        """It is reported at once."""
+        """A missed range of any length is logged at once."""
         start(steps="2-999999999999")
         loop([2])
         stepprof.shutdown()
         assert [line["steps"] for line in log if line["event"] == "step.not_reached"] == ["3-999999999999"]
 
     def test_occurrences_are_counted_across_threads(self, start) -> None:
-        """Each number is given once."""
+        """Windows of eight threads get 160 different numbers."""
         session = start(steps="2", capture_per="role")
         barrier = threading.Barrier(8)
 
@@ -353,19 +367,21 @@ class TestSteps:
         assert session.selector.visits._counted[2, None].occurrence == 160
 
     def test_occurrences_of_long_ago_are_forgotten(self, start) -> None:
-        """What is kept does not grow with the run."""
+        """The number of occurrences in memory does not grow with the run."""
         session = start(steps="all", capture_per="role")
         loop(range(1000))
         assert len(session.selector.visits._counted) <= 257
 
     def test_a_session_that_follows_another_process_is_not_argued_with(self, start) -> None:
-        """The code of an actor may call `init` itself, later and otherwise configured: what it follows stands, and nothing raises."""
+        """If a session follows another process, a later `init` returns it, whatever its configuration."""
         session = start(steps="2")
         session.lent = True
         assert stepprof.init({"steps": "9"}) is session
 
     def test_an_internal_error_does_not_reach_the_loop(self, start, log, monkeypatch) -> None:
-        """An internal error (a broken torch) is logged, and the loop continues; `strict` raises it."""
+        """An internal error, here a broken torch, is logged, and the loop
+        continues. With `strict` it is raised.
+        """
 
         def broken():
             raise RuntimeError("in pieces")
@@ -392,7 +408,7 @@ class TestSteps:
 @pytest.mark.usefixtures("faulty")
 class TestNullBackend:
     def test_the_null_backend_records_nothing(self, start) -> None:
-        """The whole machinery around a capture, without one."""
+        """The null backend has the states and the manifest of a capture, and no artifact."""
         session = start(steps="2", backend="null")
         with profile_step(2), region("x"):
             assert str(stepprof.state()) == "recording step=2 rank=0 backend=null"
@@ -403,10 +419,10 @@ class TestNullBackend:
 
 
 class TestLeftOpen:
-    """Windows that are open when a session ends."""
+    """Windows that are still open when their session ends."""
 
     def test_open_windows_do_not_reach_into_the_next_session(self, start) -> None:
-        """What runs under the next session is not inside a window of the one before."""
+        """A region in the next session does not belong to a window that was left open in the previous one."""
         start(backend="null", steps="2")
         left = stepprof.profile_step(2, role="ref").start()
         stepprof.shutdown()

@@ -1,4 +1,4 @@
-"""The recorder and its files: bounded memory, rolling files, and what is said when spans are lost."""
+"""The recorder and its files: limited memory, rolling files, and the reports of lost spans."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from stepprof.recording.span_files import SpanFile
 
 
 def fill(recorder, count, name="r"):
-    """As many spans as that, as a region would leave them."""
+    """Add this many spans, as a region would."""
     now = time.perf_counter_ns()
     for number in range(count):
         recorder.pending.append((name, "region", now, now + number, 1, None, None, {}, False))
 
 
 class Folder:
-    """Numbered files in a folder, as a run directory makes them."""
+    """Make numbered files in a folder, as a run directory does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,9 @@ def folder(tmp_path):
 
 class TestFiles:
     def test_a_header_and_a_line_per_span(self, folder) -> None:
-        """The first line says whose spans these are and ties the clocks; times are absolute."""
+        """The header names the run, the rank and the clocks. Marks and
+        counters follow with absolute times.
+        """
         file = SpanFile(folder, {"run_id": "r", "rank": 0}, Anchor.take())
         recorder = Recorder()
         before = time.time_ns()
@@ -80,14 +82,16 @@ class TestFiles:
         assert (second["kind"], second["value"], "attrs" in second) == ("counter", 2, False)
 
     def test_nothing_to_write_makes_no_file(self, folder) -> None:
-        """A process without regions leaves no file."""
+        """A process without spans leaves no file."""
         file = SpanFile(folder, {}, Anchor.take())
         assert file.drain(Recorder()) == 0
         file.close()
         assert not folder.path.exists()
 
     def test_files_roll(self, folder) -> None:
-        """At a size the next file begins, with a header of its own; no span is lost or written twice."""
+        """When a file reaches its size, the next one begins with its own
+        header. Each span is written once.
+        """
         file = SpanFile(folder, {}, Anchor.take(), roll_bytes=100_000)
         recorder = Recorder()
         fill(recorder, 20_000)
@@ -100,9 +104,7 @@ class TestFiles:
         assert durations == list(range(20_000))
 
     def test_a_round_ends_though_spans_keep_coming(self, folder) -> None:
-        """Spans that arrive while the writer writes belong to the next round. So the other periodic tasks
-        also run.
-        """
+        """Spans that arrive while a round writes are left for the next round, so that the round ends."""
         recorder = Recorder()
         fill(recorder, 10)
 
@@ -117,7 +119,7 @@ class TestFiles:
         file.close()
 
     def test_many_names_and_tasks(self, folder) -> None:
-        """More kinds of spans than the writer remembers come out right."""
+        """With more names than the writer remembers, each span still has its name."""
         recorder = Recorder()
         for number in range(10_000):
             fill(recorder, 1, f"r{number}")
@@ -128,7 +130,7 @@ class TestFiles:
         assert [line["name"] for line in folder.lines()[0][1:]] == [f"r{n}" for n in range(10_000)]
 
     def test_the_second_session_of_a_rank_takes_the_next_name(self, start) -> None:
-        """The second one takes the next name; nothing is overwritten."""
+        """The second session of a rank writes a file with the next number, and the first file stays."""
         first = start(backend="null")
         mark("first")
         stepprof.shutdown()
@@ -142,7 +144,7 @@ class TestFiles:
 
 class TestLosses:
     def test_memory_is_bounded_while_the_writer_is_dead(self, start, monkeypatch) -> None:
-        """Beyond the limit the oldest are dropped, counted, logged and noted in the file."""
+        """If the background thread has ended, the oldest spans are dropped, and the file counts them."""
         monkeypatch.setattr(spans_module, "MAX_PENDING", 50_000)
         session = start(backend="null")
         session.background.stop(5)
@@ -158,7 +160,7 @@ class TestLosses:
         assert dropped["kind"] == "counter"
 
     def test_drops_are_logged(self, start, log, monkeypatch) -> None:
-        """One line says how many, and why; marks and counters count as well."""
+        """One log line counts the dropped spans, including marks and counters, with the reason."""
         monkeypatch.setattr(spans_module, "MAX_PENDING", 33_000)
         session = start(backend="null")
         session.background.stop(5)
@@ -171,11 +173,11 @@ class TestLosses:
         assert "more regions than the writer can keep up with" in line["reason"]
 
     def test_the_memory_limit_holds(self) -> None:
-        """64 MiB at the measured size of a span."""
+        """The limit of pending spans is 64 MiB at 250 bytes each."""
         assert MAX_PENDING * 250 <= 64 * 2**20
 
     def test_a_full_disk(self, folder, log) -> None:
-        """Every write fails: spans are lost, counted, and logged once; nothing is raised, and other files stay."""
+        """On a full disk, spans are lost and counted, one line is logged, and no error is raised."""
         file = SpanFile(lambda: Path("/dev/full"), {}, Anchor.take())
         recorder = Recorder()
         for _ in range(3):
@@ -187,7 +189,7 @@ class TestLosses:
         assert os.strerror(errno.ENOSPC) in log[0]["reason"]
 
     def test_a_disk_that_gets_room_again(self, folder) -> None:
-        """Writing goes on in a new file, and the file says how many are missing."""
+        """Once the disk has room again, a new file begins. It states the number of lost spans."""
         places = iter([Path("/dev/full"), Path("/dev/full")])
         file = SpanFile(lambda: next(places, None) or folder(), {}, Anchor.take())
         recorder = Recorder()
@@ -201,7 +203,7 @@ class TestLosses:
         assert file.lost == 10
 
     def test_no_litter_on_a_full_disk(self, folder, monkeypatch) -> None:
-        """Where not even the header can be written, the empty file goes away again."""
+        """If the header cannot be written, the empty file is removed."""
         file = SpanFile(folder, {}, Anchor.take())
         recorder = Recorder()
         fill(recorder, 5)
@@ -219,7 +221,7 @@ class TestLosses:
         file.close()
 
     def test_an_unlogged_loss_is_added_to_the_next_line(self, folder) -> None:
-        """If the line about a loss is lost too, the next one counts both."""
+        """If the line that counts lost spans cannot be written, a later one counts them, and only once."""
         recorder = Recorder()
         for _ in range(7):
             recorder.pending.append(("r", "region", 1, 2, 1, None, None, {}, False))
@@ -246,7 +248,7 @@ class TestLosses:
         assert file.lost == 1
 
     def test_a_vanished_folder(self, start, log) -> None:
-        """If the run directory is removed, the job continues, and spans go to a new folder."""
+        """If the run directory is removed, later spans are written to a new folder."""
         session = start(backend="null")
         mark("before")
         session.background.round()
@@ -257,7 +259,7 @@ class TestLosses:
         assert names == [None, "after"]
 
     def test_a_folder_that_cannot_be_made(self, start, log) -> None:
-        """A file replaces the folder: reported once, and the loop continues."""
+        """If a file replaces the run directory, one line is logged, and the loop continues."""
         session = start(backend="null")
         shutil.rmtree(session.path)
         session.path.write_text("in the way")
@@ -268,7 +270,9 @@ class TestLosses:
         assert sum(line["event"] == "spans.not_written" for line in log) == 1
 
     def test_bad_attributes_never_cost_the_others(self, start) -> None:
-        """A value that changes while it is written is bounded and kept somehow; its neighbours are all there."""
+        """An attribute that another thread changes meanwhile does not prevent its span
+        or others from being written.
+        """
         session = start(backend="null")
         growing: dict = {str(n): n for n in range(50)}
         stop = threading.Event()
@@ -292,7 +296,7 @@ class TestLosses:
 
 class TestClockAndThreads:
     def test_the_id_of_the_system(self, start) -> None:
-        """Spans carry the thread id that traces use, of each thread its own."""
+        """Each span has the system's id of its thread, as traces have it."""
         session = start(backend="null")
         ids = []
 
@@ -307,7 +311,9 @@ class TestClockAndThreads:
         assert [s["thread"] for s in spans_of(session, "m")] == ids
 
     def test_torch_imported_after_the_session(self, run_script) -> None:
-        """A session that began before torch was imported asks torch as soon as it is there."""
+        """If torch is imported after `init`, the recorder asks torch whether it compiles.
+        No mark is written meanwhile.
+        """
         done = run_script(
             """
             import stepprof, sys, types
@@ -336,7 +342,7 @@ class TestClockAndThreads:
         assert done.stdout.split() == ["1"]
 
     def test_scopes_that_contain_themselves_end(self) -> None:
-        """A chain that a bug of ours tied into a ring is abandoned, not followed for ever."""
+        """If scopes contain each other in a ring, the search in them ends."""
         ring = Scope()
         ring._start, ring._thread, ring._task, ring._outer, ring._before = 0, 1, None, ring, ring
         ring._recorder = None
@@ -347,7 +353,7 @@ class TestClockAndThreads:
         assert not is_compiling()
 
     def test_plain_looks_into_plain_values_only(self) -> None:
-        """An object that claims to be text, or that fails when asked, is its type."""
+        """An object that pretends to be a string, or raises an error when asked, is written as its type."""
 
         class Liar:
             @property

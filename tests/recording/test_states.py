@@ -1,7 +1,9 @@
-"""The table "every pair is defined" of docs/states.md, by random sequences of legal and illegal events.
+"""The table "every pair is defined" of docs/states.md, tested by random sequences of events.
 
-The table is read from the page. Each event is looked up under the state at hand; what it says has to be what the log shows, transition by transition.
-`STATES_SEQUENCES` in the environment makes it more sequences: `nox -s campaigns` does so.
+The test reads the table from the page. It looks up each event in the present state, and compares the
+transitions in the log with those of the table.
+
+`STATES_SEQUENCES` in the environment sets the number of sequences; `nox -s campaigns` increases it.
 """
 
 from __future__ import annotations
@@ -49,19 +51,19 @@ SEQUENCES = int(os.environ.get("STATES_SEQUENCES", "20"))
 
 @dataclass(frozen=True)
 class Cell:
-    """What an event does in a state."""
+    """The effect and the outcome of an event in a state."""
 
     effect: str
     outcome: str | None
 
     def path(self, state: str) -> list[tuple[str, str]]:
-        """The transitions that it leads to."""
+        """Return the transitions of the effect."""
         states = [state, *re.findall(r"-> (\w+)", self.effect)]
         return list(itertools.pairwise(states))
 
 
 def read_table(text: str) -> dict[str, dict[str, Cell | None]]:
-    """The table as event → state → cell; None where a pair cannot come about."""
+    """Return the table as event → state → cell. A cell is None if the event is impossible in the state."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     header = next(row for row in rows if row[0] == "event")
     table = {}
@@ -83,7 +85,7 @@ ARM, ARM_OTHER = "arm: a window of the previous step exits", "arm for another st
 
 @dataclass(eq=False)
 class Entered:
-    """A window that is open."""
+    """A window that was entered."""
 
     window: profile_step
     step: int
@@ -100,7 +102,7 @@ class Entered:
 
 
 class Sequences(RuleBasedStateMachine):
-    """The possible events of a training loop, and the expected transitions from the table."""
+    """The possible events of a training loop, and the transitions that the table expects."""
 
     visited: ClassVar[set[tuple[str, str]]] = set()
 
@@ -153,7 +155,7 @@ class Sequences(RuleBasedStateMachine):
         return cell
 
     def _happens(self, events, act, where="main", state=None) -> list[str | None]:
-        """Carry out events. The log must show the transitions of the table for them, one after the other."""
+        """Carry out events. The log must show the transitions that the table has for them, in this order."""
         state = state or stepprof.state().status
         expected, outcomes, refused = [], [], 0
         for event in events:
@@ -175,7 +177,9 @@ class Sequences(RuleBasedStateMachine):
         return outcomes
 
     def _edge(self, where) -> list[str]:
-        """Return the first event at the edge of a window: a posted stop is carried out."""
+        """Return the event with which the owner's next call begins if a stop was
+        posted: the stop is carried out.
+        """
         return [ASKED] if self.asked and where == self.owner else []
 
     def _capture_ended(self, outcome) -> None:
@@ -194,7 +198,7 @@ class Sequences(RuleBasedStateMachine):
         self.members, self.asked, self.armed = [], False, None
 
     def _arm_events(self, step, state) -> list[str]:
-        """What the exit of a window of this step does to the next step."""
+        """Return the events with which the exit of a window of this step arms the next step."""
         if step + 1 not in SELECTED:
             return []
         if state == "armed" and self.armed != step + 1:
@@ -285,7 +289,7 @@ class Sequences(RuleBasedStateMachine):
             events.append("exit, any other")
         elif refused:
             if self.asked:
-                events.append("exit, any other")  # the end was asked for before
+                events.append("exit, any other")  # its end was requested before
             else:
                 events.append(f"{LAST}, on a thread that cannot stop it")
         elif fault:
@@ -313,7 +317,7 @@ class Sequences(RuleBasedStateMachine):
             self.body_errors[entered.key] = "ValueError: mine"
 
     def _is_last(self, entered) -> bool:
-        """Return whether the capture is over when this window has exited."""
+        """Return whether the capture ends with the exit of this window."""
         capture = self.capture
         if capture is None or entered.step != capture.step or entered not in (capture, *self.members):
             return False
@@ -373,7 +377,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self._can_hand_over())
     @rule(end=st.booleans(), step=st.sampled_from(SELECTED), bounded=st.booleans())
     def hand_over_on_another_thread(self, end=False, step=3, bounded=False) -> None:
-        """The stop of the backend takes its time; meanwhile other events happen."""
+        """Let the backend's stop take long on another thread, while other events happen."""
         (last,) = [e for e in (self.capture, *self.members) if e in self.open and e.step == self.capture.step]
         before = len(self.log)
         control.hold("stop")
@@ -410,7 +414,7 @@ class Sequences(RuleBasedStateMachine):
         armed = [("idle", "armed")], [("armed", "recording")]
         if not arm:
             assert rest == direct
-        else:  # arming for the next step, and the window that waited, in either order
+        else:  # the arming for the next step and the waiting window come in either order
             assert rest in (direct, armed[0] + armed[1])
         self.open.append(second)
         self._entered(second, "complete", "other")
@@ -427,7 +431,7 @@ class Sequences(RuleBasedStateMachine):
         return Entered(profile_step(step, role=role), step, role, True, self.entered[step, role])
 
     def _wait(self, step, end):
-        """A selected window, or the end of the run, waits for the stop."""
+        """Let a selected window, or the end of the run, wait for the stop."""
         assert self._cell("shutdown" if end else "enter, selected", "flushing").effect == "wait"
         if end:
             waiting, entered = self.other.submit(self._end), None
@@ -441,7 +445,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(["main", "worker"]))
     def shut_down(self, where) -> None:
-        """The run ends, whatever is open; the next one begins."""
+        """End the run, whatever is open, and begin the next one."""
         if self.asked:
             self.edge(self.owner)
         where = self.owner if self.capture and control.thread_bound else where
@@ -451,7 +455,7 @@ class Sequences(RuleBasedStateMachine):
             self._capture_ended(outcome)
         self._check_outcomes()
         self._init()
-        for entered in left:  # over with the run that they belonged to
+        for entered in left:  # these windows belong to the run that has ended
             self._happens(["exit, any other"], entered.leave)
 
     def _end(self) -> None:
@@ -459,10 +463,10 @@ class Sequences(RuleBasedStateMachine):
         self._check_outcomes()
         self._init()
 
-    # -- what holds always
+    # -- invariants
 
     def _check_outcomes(self) -> None:
-        """Each request ends with one outcome in the manifest: the predicted one."""
+        """Each window has one entry in the manifest, with the predicted outcome."""
         found = windows(self.session)
         counts = Counter((w["step"], w["role"], w["occurrence"]) for w in found)
         assert set(counts.values()) <= {1}
@@ -499,7 +503,7 @@ class Sequences(RuleBasedStateMachine):
         capturer = self.session.local.capturer
         self._on(
             "other", self.session.background.round
-        )  # exports that make room for a window are submitted there
+        )  # exports that wait for a window to begin are submitted there
         held = 0 if capturer.capture is None else len(capturer.capture.open)
         assert held <= len(self.open)
         assert len(capturer._spent) <= MOST_OPEN + 1
@@ -522,10 +526,10 @@ def plugin(tmp_path_factory, monkeypatch):
 
 @pytest.mark.usefixtures("plugin")
 class TestEveryPair:
-    @pytest.mark.timeout(0)  # as many sequences as are asked for; each wait in them has a bound
+    @pytest.mark.timeout(0)  # the number of sequences is configurable; each wait in them is limited
     def test_random_sequences(self) -> None:
-        """For any sequence of events, each event makes the transition of the table, and the invariants
-        hold.
+        """In random sequences of events, each event makes the transitions in the
+        table, and the invariants hold.
         """
         run_state_machine_as_test(
             Sequences,
@@ -538,7 +542,9 @@ class TestEveryPair:
         )
 
     def test_every_cell(self) -> None:
-        """The rows that are rare in random sequences, too: each cell of the table is visited."""
+        """Scripts visit each cell of the table, also those that are rare in random sequences. Only the
+        fork's row has its own test.
+        """
         Sequences.visited.clear()
         for thread_bound in (False, True):
             for script in (arming, entering, failing, capping, handing_over, ending):
@@ -554,7 +560,7 @@ class TestEveryPair:
 
 
 def step_of(machine, step, **faults) -> None:
-    """A window of the main thread, from its enter to its exit."""
+    """Enter and leave a window of this step on the main thread."""
     machine.enter(step, None, "main", faults.pop("enter", None))
     machine.leave(len(machine.open) - 1, "main", **faults)
 
@@ -596,7 +602,7 @@ def entering(m) -> None:
 
 
 def failing(m) -> None:
-    """Each failure of the backend, in each state."""
+    """Let the backend fail in each way, in each state."""
     for fault in ("prepare", "start", "busy"):
         step_of(m, 3, enter=fault)
     for fault in ("start", "start twice", "busy"):
@@ -607,7 +613,7 @@ def failing(m) -> None:
 
 
 def capping(m) -> None:
-    """Caps, and what is left of the step after them."""
+    """Reach a limit, and enter more windows of the same step."""
     m.enter(2, None, "main")
     m.cap()
     m.edge("main")
@@ -618,7 +624,7 @@ def capping(m) -> None:
 
 
 def handing_over(m) -> None:
-    """All events while another thread stops a capture."""
+    """Let all events happen while another thread stops a capture."""
     m.enter(2, None, "main")
     if control.thread_bound:
         m.leave(0, "worker")
@@ -632,7 +638,7 @@ def handing_over(m) -> None:
 
 
 def ending(m) -> None:
-    """The end of the run in each state."""
+    """End the run in each state."""
     m.shut_down("main")
     step_of(m, 1)
     m.shut_down("main")
@@ -689,7 +695,7 @@ print(sorted(os.listdir("stepprof-runs")), len(os.listdir(next(os.scandir("stepp
 
 class TestFork:
     def test_the_child_has_no_session(self, run_script) -> None:
-        """In every state of its parent, which goes on as if nothing had been."""
+        """In each state of the parent, the child has no session, and the state of the parent is unchanged."""
         assert {cell.effect for cell in TABLE["os.fork, in the child"].values()} == {"no session"}
         run_script(FORK).check()
 
@@ -697,14 +703,14 @@ class TestFork:
 class TestPage:
     @pytest.mark.parametrize("name", ["states.md", "how-it-works.md"])
     def test_the_diagram_is_the_machines(self, name) -> None:
-        """Each page shows the machine's own transitions; `python docs/make_states.py` updates them."""
+        """Each page shows the transitions of the state machine. `python docs/make_states.py` updates them."""
         made = runpy.run_path(str(PAGE.with_name("make_states.py")))
         text = PAGE.with_name(name).read_text()
         assert made["with_diagram"](text) == text
         assert "armed --> recording: start" in text
 
     def test_the_table_is_whole(self) -> None:
-        """A column for each state, and every cell says something that is known."""
+        """The table has a column for each state, and each cell has a known effect and outcome."""
         known = re.compile(r"nothing|refused|wait|join|no session|(-> (idle|armed|recording|flushing) ?)+")
         for event, row in TABLE.items():
             assert tuple(row) == STATES, event

@@ -1,4 +1,4 @@
-"""The line after a recorded step."""
+"""The log line after a recorded step."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ stepprof.shutdown()
 
 
 def lines(log) -> list[dict]:
-    """Return the lines after recorded steps."""
+    """Return the log lines about recorded steps."""
     return [line for line in log if line["event"] == "step.recorded"]
 
 
 class TestStderr:
     @pytest.fixture(autouse=True)
     def plugin(self, tmp_path):
-        """A backend that loads no torch: scripts import from the folder in which they are."""
+        """Install a backend without torch in the folder from which scripts import."""
         install(tmp_path)
 
     def test_without_configured_logging_it_is_a_sentence(self, run_script):
-        """One per recorded step, and nothing else."""
+        """Without configured logging, one sentence is printed for each recorded step."""
         ran = run_script(SCRIPT, "0")
         shown = [line for line in ran.stderr.splitlines() if line.startswith("stepprof: ")]
         assert ran.returncode == 0, ran.stderr
@@ -48,11 +48,13 @@ class TestStderr:
 
     @pytest.mark.parametrize("arguments", [("40",), ("0", "WARNING")])
     def test_a_level_switches_it_off(self, run_script, arguments):
-        """That of the logger `stepprof`, or of the configured root logger."""
+        """The level of the logger `stepprof`, or of the configured root logger, switches the line off."""
         assert "is recorded" not in run_script(SCRIPT, *arguments).stderr
 
     def test_a_frameworks_log_level_does_not_hide_the_line(self, run_script):
-        """Where an adapter has made the session, also if the framework keeps lines below WARNING to itself, and once only."""
+        """In a session of an adapter, the line is printed once per step, even if the
+        framework hides lines below WARNING.
+        """
         for level in ("WARNING", "INFO"):
             shown = run_script(SCRIPT, "0", level, "adapter").stderr
             assert shown.count("step.recorded") + shown.count(" is recorded: 1 file, ") == 2, shown
@@ -62,7 +64,9 @@ class TestStderr:
 @pytest.mark.usefixtures("faulty")
 class TestOncePerStep:
     def test_roles_of_a_step_share_a_line(self, start, log):
-        """It is written after the step, with the files of all its roles, and with the run, rank and host."""
+        """One line for the step has the number of files of all its roles, the run and the rank.
+        It is written after the step.
+        """
         session = start(steps="2")
         for role in ("actor", "critic"):
             with profile_step(2, role=role):
@@ -74,7 +78,7 @@ class TestOncePerStep:
         assert (line["step"], line["files"], line["run_id"], line["rank"]) == (2, "2 files", "run", 0)
 
     def test_a_step_without_files(self, start, log):
-        """It was not recorded: the warning says why, and there is nothing to read."""
+        """A step without files has no line, because its warning gives the reason."""
         start(steps="2")
         control.fail("start")
         with profile_step(2):
@@ -86,7 +90,7 @@ class TestOncePerStep:
         ("rank", "ranks", "count"), [(0, "all", 1), (1, "all", 0), (1, "1-2", 1), (2, "1-2", 0)]
     )
     def test_only_the_lowest_selected_rank_writes_the_line(self, start, log, rank, ranks, count):
-        """The lowest that is selected."""
+        """Only the lowest selected rank writes the line."""
         start(steps="2", rank=rank, world_size=3, ranks=ranks)
         with profile_step(2):
             pass

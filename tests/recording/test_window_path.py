@@ -1,4 +1,6 @@
-"""The way of a recorded window through the modules, from the `with` statement to the profiler, as `sys.setprofile` sees it."""
+"""The calls of a recorded window, from the `with` statement to the profiler's start,
+as `sys.setprofile` sees them.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ PATH = (
     "state_machine",
     "backends.null",
 )
-"""The modules of the frames on the stack when the profiler starts: one frame each."""
+"""The modules with a frame on the stack when the profiler starts, one frame each."""
 MOST_CALLS = {"first": 360, "armed": 190}
-"""Python functions that run from the entry to the start of the profiler, of any library; arming takes half of them."""
+"""The largest number of Python functions, of any library, from the enter to the profiler's
+start. Arming takes half of them.
+"""
 
 
 def ours(frame: FrameType | None) -> Iterator[str]:
@@ -36,13 +40,13 @@ def ours(frame: FrameType | None) -> Iterator[str]:
 
 
 class Calls:
-    """What is called on this thread while the block runs."""
+    """The calls on this thread inside a block."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str]] = []
-        """Caller and callee, where both are modules of the package."""
+        """Caller and callee, if both are modules of the package."""
         self.until_start = 0
-        """How many Python functions were called before the profiler started."""
+        """The number of Python functions that were called before the profiler started."""
         self.path: list[str] = []
 
     def __enter__(self) -> Calls:
@@ -65,7 +69,9 @@ class Calls:
 
 @pytest.fixture(params=["first", "armed"])
 def calls(request, tmp_path) -> Iterator[Calls]:
-    """The calls of a window that is recorded: the first step of all, or one for which the step before has armed."""
+    """Yield the calls of a recorded window: of the first step, or of one that
+    was armed in the step before.
+    """
     stepprof.init({"backend": "null", "steps": "2", "output_dir": str(tmp_path)})
     if request.param == "armed":
         with profile_step(1, role="actor"):
@@ -81,12 +87,14 @@ def calls(request, tmp_path) -> Iterator[Calls]:
 
 class TestEntry:
     def test_each_module_has_one_frame(self, calls, request) -> None:
-        """The block calls the session, that the local target, and that the profiler, as an act of the state machine."""
+        """The calls from the window to the profiler have one frame for each module
+        in the path, and few others.
+        """
         assert tuple(calls.path) == PATH
         assert calls.until_start <= MOST_CALLS[request.node.callspec.params["calls"]]
 
     def test_no_call_climbs(self, calls) -> None:
-        """No module calls one above it: one that imports it, directly or through others."""
+        """No module calls a module that imports it, directly or through others."""
         graph = imports()
         below = {module: set(finished(graph, module, set())) - {module} for module in graph}
         assert ("stepprof.instrument.step", "stepprof.recording.session") in calls.made

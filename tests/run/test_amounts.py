@@ -18,5 +18,5 @@ def test_invalid_amounts_are_left_out(value) -> None:
 
 @pytest.mark.parametrize("attributes", [None, [], "tokens", 5, {}])
 def test_no_attributes(attributes) -> None:
-    """A damaged line may hold anything in their place."""
+    """Attributes that are no mapping, as in a damaged line, contain no amounts."""
     assert amounts(attributes) == {}

@@ -43,16 +43,16 @@ class Job:
         )
 
     def enter(self):
-        """Wait until it is in a window."""
+        """Wait until the job is in a window."""
         assert self.process.stdout.readline() == "in\n"
 
     def go_on(self):
-        """Have it leave the window."""
+        """Make the job leave the window."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self):
-        """Wait for its end; what it logged."""
+        """Wait until the job ends, and return what it logged."""
         _, log = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, log
         return log
@@ -60,7 +60,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path):
-    """Start jobs with one run id."""
+    """Return a function that starts a job with the run id `shared`."""
     made = []
 
     def job():
@@ -79,8 +79,8 @@ class TestTwoJobs:
     """Concurrent processes, each of them rank 0 of a different job."""
 
     def test_two_jobs_at_once_are_logged_as_a_conflict(self, job, tmp_path):
-        """The second job logs the conflict once, `check` reports it, and the windows of each job are a
-        separate occurrence.
+        """At least one job logs the conflict, and each at most once. `check` reports it, and the windows of
+        each job are a separate occurrence.
         """
         one, other = job(), job()
         one.enter()
@@ -101,7 +101,9 @@ class TestTwoJobs:
         assert any("two jobs that ran at once under one run id" in note for note in notes)
 
     def test_a_restarted_job_is_no_conflict(self, job, tmp_path):
-        """A job that is started again under its run id is the same job."""
+        """A job that is started again under its run id logs no conflict, and its
+        windows are a second occurrence.
+        """
         logs = []
         for _ in range(2):
             again = job()
@@ -124,7 +126,7 @@ def entry(fragment, job, begin, end, process="a"):
 
 
 class TestNumbers:
-    """Which occurrence a fragment is of."""
+    """The number of the occurrence to which a fragment belongs."""
 
     def test_groups_of_one_job(self):
         """Ranks of several groups that recorded at one time are one occurrence."""
@@ -132,9 +134,7 @@ class TestNumbers:
         assert set(number_fragments(entries).values()) == {1}
 
     def test_recordings_of_one_job_precede_those_of_the_other(self):
-        """All recordings of one job precede all recordings of the other one, in the order of their first
-        begin.
-        """
+        """All recordings of one job precede those of the other. The job that began first comes first."""
         entries = [
             entry("step-rank-0.json", "j", 10, 20, "a"),
             entry("step-rank-0.2.json", "k", 12, 22, "b"),
@@ -146,7 +146,7 @@ class TestNumbers:
         }  # fmt: skip
 
     def test_a_restart_next_to_another_job(self):
-        """Two of three jobs ran one after the other. The third one is separate from both."""
+        """Jobs j and l ran one after the other and are grouped. Job k overlaps both and is separate."""
         spans = [
             ((0, 10), entry("a", "j", 0, 10)),
             ((5, 30), entry("b", "k", 5, 30)),
@@ -155,13 +155,13 @@ class TestNumbers:
         assert jobs_apart([spans]) == [{"j", "l"}, {"k"}]
 
     def test_a_window_without_times_is_in_the_last_occurrence(self):
-        """A window that never began belongs to the last occurrence."""
+        """A window that has no times gets the number of the last occurrence."""
         late = {**entry("step-rank-1.json", "k", None, None, "c")}
         assert number_fragments([entry("step-rank-0.json", "j", 1, 2), late])["step-rank-1.json"] == 1
 
 
 class TestRival:
-    """The writer of another fragment."""
+    """The process of another job that has written a fragment under the same name."""
 
     @pytest.fixture
     def fragment(self, tmp_path):
@@ -173,7 +173,7 @@ class TestRival:
         return fragment
 
     def test_a_living_process_of_another_job(self, fragment):
-        """The other job's process is returned; None for the same job, or an unknown one."""
+        """The process of the other job is returned. For the same job or an unknown one, None is returned."""
         parent = writer_identity(os.getppid())
         assert rival_in(fragment(writer=parent, job="other"), writer_identity(), "mine") == parent
         assert rival_in(fragment(writer=parent, job="mine"), writer_identity(), "mine") is None
@@ -182,12 +182,12 @@ class TestRival:
         assert rival_in(fragment(writer=writer_identity(), job="other"), writer_identity(), "mine") is None
 
     def test_an_ended_process_is_no_rival(self, fragment):
-        """The job was started again."""
+        """A writer whose process has ended is no rival: its job was started again."""
         gone = {**writer_identity(), "pid_start": 1}
         assert rival_in(fragment(writer=gone, job="other"), writer_identity(), "mine") is None
 
     def test_a_damaged_fragment_is_no_rival(self, tmp_path, fragment):
-        """A damaged fragment does not show that another job runs."""
+        """A missing fragment, or one with a damaged writer, does not prove that another job runs."""
         assert rival_in(tmp_path / "missing.json", writer_identity(), "mine") is None
         assert rival_in(fragment(writer=3, job="other"), writer_identity(), "mine") is None
 
@@ -196,7 +196,7 @@ class TestJobKey:
     """The key that all processes of one job share."""
 
     def test_launchers(self):
-        """Jobs are distinguished by the variables of their launcher, for any run id."""
+        """The key of a job is built from its launcher's variables, whatever its run id is."""
         elastic = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "n", "MASTER_PORT": "1", "STEPPROF_RUN_ID": "x"}
         assert job_key(elastic, 4) == "torchrun-a"
         ports = [job_key({"MASTER_ADDR": "n", "MASTER_PORT": port}, 4) for port in ("1", "1", "2")]

@@ -23,7 +23,7 @@ LEFT = {"data": b"", "status": "joined", "reason_code": "driven_elsewhere", "err
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with one rank's window of the rollout."""
+    """A run with a window of the role `rollout` on one rank."""
     run = make_run(tmp_path / "runs")
     record(run, role="rollout")
     return run
@@ -31,7 +31,9 @@ def run(tmp_path):
 
 @pytest.fixture
 def late(run):
-    """The same with an engine that carried out its stop 10 s late: 22 forward steps in the window of 0.22 s, and 1,000 after it."""
+    """Return a function that adds an engine to the run. The engine stopped 10 s late: it has 22 forward
+    steps in the window of 0.22 s and 1,000 after it.
+    """
     steps = [
         {
             "name": "step[DECODE bs=8]",
@@ -74,7 +76,9 @@ def notes(run):
 
 class TestManifest:
     def test_the_engines_of_all_processes(self, run):
-        """In the order of roles and replicas, each with its fragment; each clock once."""
+        """The manifest lists engines by occurrence, role and replica, each with the name of its fragment. A
+        clock that several fragments contain is listed once.
+        """
         clock = {"host": "node-1", "offset_ns": -3, "error_ns": 2, "method": "ping-pong"}
         tell_engines(run, record_engine(run, 10), record_engine(run, 2), clocks=[clock])
         tell_engines(run, record_engine(run, 0, occurrence=2), record_engine(run, 0), rank=1, clocks=[clock])
@@ -110,7 +114,7 @@ class TestManifest:
         ],
     )
     def test_a_damaged_engine_is_a_finding(self, run, change, problem):
-        """The engine stays, in a form that tables and reports can rely on."""
+        """A damaged engine stays in the manifest. `show`, the summary and `check` can still read it."""
         tell_engines(run, {**record_engine(run, data=b""), **change})
         manifest = read_step(run.path, 2)
         assert len(manifest["engines"]) == 1
@@ -121,7 +125,7 @@ class TestManifest:
         assert verify_run(run.path).problems
 
     def test_an_engine_gets_every_key(self, run):
-        """A key that is missing in a fragment is None."""
+        """A key that is missing in the fragment of an engine is None. An unknown key is kept."""
         tell_engines(run, {"role": "rollout", "status": "complete", "of_a_newer_version": 1})
         (engine,) = read_step(run.path, 2)["engines"]
         assert set(record_engine(run, data=b"")) < set(engine)
@@ -137,7 +141,9 @@ class TestManifest:
         ],
     )
     def test_a_damaged_clock_is_a_finding(self, run, clock, problem):
-        """The damaged comparison is dropped and reported: times placed by it would be wrong."""
+        """A damaged comparison of clocks is dropped and reported, because times according to it would be
+        wrong.
+        """
         tell_engines(run, clocks=[clock])
         manifest = read_step(run.path, 2)
         assert [c["host"] for c in manifest["clocks"]] == ["h"]
@@ -156,21 +162,25 @@ class TestLost:
 
     @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "flushing")])
     def test_an_engine_is_not_lost_while_its_driver_lives(self, run, end, status):
-        """The entry is written ahead as lost. While the driver lives it is shown as recording or flushing."""
+        """The driver writes the entry of an engine ahead as lost. While the driver lives, the manifest
+        shows it as recording or flushing.
+        """
         assert self.read(run, writer_identity(), end_unix_ns=end) == (status, None)
         assert notes(run) == [f"step-000002/rollout/0: still {status}"]
 
     def test_once_it_has_ended(self, run):
-        """After the end of the process its files are no longer expected."""
+        """After the driver's end an engine whose entry is pending is lost, with the reason in the entry."""
         assert self.read(run, ended_writer(), end_unix_ns=None) == ("lost", "the process ended")
 
     def test_an_engine_that_died_in_its_stop(self, run):
-        """It is lost however long the process lives that drove it."""
+        """An engine that died during its stop is lost, even while its driver lives."""
         found = self.read(run, writer_identity(), health="dead", pending=False)
         assert found == ("lost", "the process ended")
 
     def test_the_state_on_another_host_is_unknown(self, run):
-        """The reason says that the state is unknown."""
+        """If the driver ran on another host, the engine is lost, and the reason says that
+        liveness could not be checked.
+        """
         status, error = self.read(run, {"host": "elsewhere", "pid": 7})
         assert status == "lost"
         assert error.endswith("(or still running: liveness can only be checked on elsewhere alone)")
@@ -178,7 +188,7 @@ class TestLost:
 
 class TestCheck:
     def test_files_of_all_engines_are_checked(self, run):
-        """Files of all engines are counted and looked at."""
+        """`check` counts and verifies the files of all engines."""
         tell_engines(run, record_engine(run, 0, files=("rank-0", "rank-1")), record_engine(run, 1))
         result = verify_run(run.path)
         assert (result.problems, result.notes) == ([], [])
@@ -186,7 +196,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("status", ["lost", "failed", "skipped"])
     def test_a_missing_engine_is_a_problem(self, run, status):
-        """One of three: its reason is shown, next to the others' files."""
+        """If one of three engines has no recording, `check` reports this engine alone, with its reason."""
         tell_engines(
             run,
             record_engine(run, 0),
@@ -196,7 +206,9 @@ class TestCheck:
         assert problems(run) == [f"step-000002/rollout/1: {status}: why"]
 
     def test_missing_and_damaged_files_are_problems(self, run):
-        """Files that are missing, of another size or truncated are problems, and so is a file that no manifest names."""
+        """A file is a problem if it is missing, truncated, or differs in size. A file that
+        no manifest names is a note.
+        """
         engine = record_engine(run, files=("rank-0", "rank-1", "rank-2"))
         tell_engines(run, engine)
         files = [run.path / "step-000002" / artifact["path"] for artifact in engine["artifacts"]]
@@ -222,18 +234,22 @@ class TestCheck:
         ],
     )
     def test_complete_without_a_file(self, run, engine, found):
-        """A call that returned is no proof; ranks name their files in windows of their own."""
+        """A complete engine without a file is a problem. An engine of kind
+        `rank` or `spans` needs no file.
+        """
         tell_engines(run, record_engine(run, data=b"", **engine))
         assert problems(run) == found
 
     def test_files_on_another_host_are_noted(self, run):
-        """A partial one says where they are: worth knowing, and nothing that is missing here."""
+        """If a partial engine's traces are on another host, `check` prints a note and no problem."""
         tell_engines(run, record_engine(run, data=b"", status="partial", error="its traces are on node-0"))
         assert problems(run) == []
         assert notes(run) == ["step-000002/rollout/0: partial: its traces are on node-0"]
 
     def test_a_joined_capture_must_exist(self, run):
-        """A capture of the engine that another window opened has to be there; the process's own needs no file."""
+        """If an engine joined a capture of its own, the files of that capture must exist. If it joined this
+        process's capture, it needs no file.
+        """
         tell_engines(
             run,
             record_engine(run, 0),
@@ -253,7 +269,9 @@ class TestCheck:
         assert "step-000002/rollout/0 (2): joined a missing capture" in " ".join(problems(run))
 
     def test_ranks_of_an_engine_role_are_not_missing(self, tmp_path):
-        """They are the engines' ranks: one process opens the window, and the other trainers are not missing."""
+        """If engines of the role `rollout` exist, `check` does not expect rollout windows of other ranks.
+        An engine of kind `rank` does not change that.
+        """
         run = make_run(tmp_path, config={"ranks": "0", "roles": {"rollout": {"ranks": "all"}}})
         record(run, role="rollout")
         assert "no window of rank 1" in " ".join(problems(run))
@@ -263,7 +281,9 @@ class TestCheck:
         assert problems(run) == []
 
     def test_driven_by_another_process(self, run):
-        """Every rank has attached it, and one has its outcome; if none has, that is a problem."""
+        """`check` accepts rollout/0, whose outcome one rank has, and reports rollout/1, which each rank
+        leaves to another process.
+        """
         mine = record_engine(run, 0)
         others = [
             record_engine(run, 0, **LEFT),
@@ -300,8 +320,8 @@ class TestCommands:
         return run
 
     def test_show(self, recorded, capsys):
-        """`show` prints a table of engines next to the windows: one row each, with the time of its calls
-        and its problem. It also shows clocks of other hosts.
+        """`show` prints a table of engines with the time of their calls and their problems, and a table of
+        the clocks of other hosts.
         """
         assert main(["show", "--step", "2"]) == 0
         text = capsys.readouterr().out
@@ -333,14 +353,14 @@ class TestCommands:
         assert ELSEWHERE not in text
 
     def test_show_for_a_program(self, recorded, capsys):
-        """All that is known, the word of every process included."""
+        """`show --json` contains the engine entries of every process, and all clocks."""
         assert main(["show", "--step", "2", "--json"]) == 0
         manifest = json.loads(capsys.readouterr().out)["manifest"]
         assert [e["status"] for e in manifest["engines"]] == ["complete", "joined", "failed"]
         assert [c["method"] for c in manifest["clocks"]] == ["local", "same-host", "ping-pong"]
 
     def test_ls(self, recorded, capsys):
-        """How many captures of engines there are, and how they ended; their bytes count."""
+        """`ls` counts engines by outcome, and adds their artifacts to those of the step."""
         for arguments in (["ls"], ["ls", "r"]):
             assert main(arguments) == 0
             assert "1 complete, 1 failed" in capsys.readouterr().out
@@ -349,7 +369,9 @@ class TestCommands:
         assert (step["engines"], step["artifacts"]) == ({"complete": 1, "failed": 1}, 2)
 
     def test_check(self, recorded, capsys):
-        """Status 1, with the engine's reason; the counts name engines."""
+        """`check` exits with status 1, prints the reason of the failed engine, and counts
+        windows, engines and artifacts.
+        """
         assert main(["check"]) == 1
         text = capsys.readouterr().out
         assert "PROBLEM  step-000002/rollout/1: failed: EngineFailure: it has died" in text
@@ -358,13 +380,15 @@ class TestCommands:
         assert json.loads(capsys.readouterr().out)["checked"]["engines"] == 2
 
     def test_without_engines_there_is_no_engine_table(self, run):
-        """A step of ranks alone looks as it did."""
+        """If the step has no engines, `show` prints no column of engines."""
         assert "health" not in render_step(run.path, 2)
 
 
 class TestLateStop:
     def test_a_report_is_of_the_window(self, late, capsys):
-        """Its forward steps and seconds are those of the window, and a finding reports the excluded ones."""
+        """The report counts only the forward steps and seconds inside the window. A finding
+        states how many it excluded.
+        """
         run = late()
         assert main(["report", str(run.path), "--json"]) == 0
         [rollout] = (report := json.loads(capsys.readouterr().out))["rollout"]
@@ -372,7 +396,9 @@ class TestLateStop:
         assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["problems"])
 
     def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
-        """In both formats; one in JSON gives the same report again. `--from` and `--to` show what is around."""
+        """`merge` keeps only forward steps inside the window, and a report of the JSON timeline has the
+        same figures. `--to 5` includes later ones.
+        """
         run = late()
         timeline = tmp_path / "t.json.gz"
         assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline)]) == 0
@@ -386,13 +412,13 @@ class TestLateStop:
         assert main(["merge", str(run.path)]) == 0
 
     def test_show_states_the_overrun(self, late):
-        """How long it recorded on, and what became of that."""
+        """`show` prints how long the engine recorded after the window, and that it stopped late."""
         shown = render_step(late().path, 2)
         assert "late s" in shown
         assert "stopped late" in shown
 
     def test_a_clock_that_is_too_coarse_to_cut_by(self, late, capsys):
-        """No figure is made up: the report says why it has none."""
+        """If the error of the clock is 1 s, the report has no rollout figures and says why."""
         clock = {"host": "node-0", "offset_ns": 3, "error_ns": 1_000_000_000, "method": "http-date"}
         run = late(host="node-0", clocks=[clock])
         assert main(["report", str(run.path), "--json"]) == 0
@@ -401,7 +427,9 @@ class TestLateStop:
         assert any("its clock is known within 1 s only" in each["problem"] for each in report["problems"])
 
     def test_a_window_of_another_step_in_the_same_capture(self, late, run, capsys):
-        """It joined what ran: of the capture it has what lies in its own time."""
+        """A window that joined the capture of another step has only the forward steps
+        between its own begin and end.
+        """
         late()
         start = 1_700_000_000_000_000_000
         joined = record_engine(
@@ -421,7 +449,7 @@ class TestLateStop:
 
 
 def forward_steps(timeline):
-    """How many forward steps are in a timeline in JSON."""
+    """Return the number of forward steps in a JSON timeline."""
     with gzip.open(timeline) as file:
         events = json.load(file)["traceEvents"]
     return sum(event.get("cat") == "iteration" for event in events)

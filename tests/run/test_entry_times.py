@@ -1,4 +1,4 @@
-"""The times of the manifest's entries: the window's own, what the recording held up before and after it, and CPU time."""
+"""The times in manifest entries: the window's body, the delays before and after it, and its CPU time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from stepprof.run.spans import read_spans
 
 FIGURES = {"arm": "arm_seconds", "start": "start_seconds", "stop": "stall_seconds"}
 COMPARED_NS = 50_000
-"""How far two comparisons of the wall clock with the monotonic one may differ on a busy machine."""
+"""The largest difference [ns] between two comparisons of the wall clock with the
+monotonic clock on a busy machine.
+"""
 
 
 ANCHOR = Anchor(unix_ns=10**18, monotonic_ns=0, error_ns=0)
@@ -27,25 +29,25 @@ def keys(timing: Timing) -> dict:
 
 
 def windows_of_spans(session, step=2) -> dict:
-    """(start, end) of the windows of a step in the files of spans, by role."""
+    """Return (start, end) of the windows of a step by role, from the span files."""
     spans = [span for span in read_spans(session.path, step=step) if span["kind"] == "window"]
     return {span["role"]: (span["start"], span["start"] + span["dur"]) for span in spans}
 
 
 def own(entry) -> tuple[int, int]:
-    """When the entry's body began and ended."""
+    """Return when the body of the entry began and ended."""
     return entry["start_unix_ns"], entry["end_unix_ns"]
 
 
 def same(found: tuple[int, int], expected: tuple[int, int]) -> bool:
-    """Return whether two times are equal, although the manifest and each file of spans have compared the
-    two clocks separately.
+    """Return whether two pairs of times are equal. The manifest and each span file compare the clocks
+    separately, so a difference of COMPARED_NS is allowed.
     """
     return all(abs(mine - other) < COMPARED_NS for mine, other in zip(found, expected, strict=True))
 
 
 def spin(seconds: float) -> None:
-    """Use the CPU of this thread for that long."""
+    """Use the CPU on this thread for this many seconds."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -53,7 +55,9 @@ def spin(seconds: float) -> None:
 
 class TestTiming:
     def test_an_entry_before_the_body_has_only_known_times(self) -> None:
-        """The entry that is written before the body has the time of the entry, and no unknown figure."""
+        """The entry that is written before the body has its begin, its arming and its
+        wait. All other figures are None.
+        """
         found = keys(Timing(500, waited_seconds=1.23456789))
         assert (found["start_unix_ns"], found["end_unix_ns"]) == (10**18 + 500, None)
         assert (found["arm_seconds"], found["arm_unix_ns"], found["wait_seconds"]) == (0.0, None, 1.234568)
@@ -61,7 +65,7 @@ class TestTiming:
 
     @pytest.mark.parametrize(("armed_ns", "start_seconds"), [(2_000_000, 0.002), (-9_000_000, 0.003)])
     def test_arming_counts_once(self, armed_ns, start_seconds) -> None:
-        """Inside of the window it is taken out of the start; before it, it lies there."""
+        """Arming after the window was entered is subtracted from the start time. Earlier arming is not."""
         timing = Timing(1_000_000)
         timing.armed(armed_ns, armed_ns + 1_000_000)
         timing.begin(4_000_000)
@@ -70,14 +74,16 @@ class TestTiming:
         assert (found["arm_unix_ns"], found["arm_seconds"]) == (10**18 + armed_ns, 0.001)
 
     def test_a_wait_is_not_counted_as_start(self) -> None:
-        """The start is counted from the end of the wait."""
+        """The start time is counted from the end of the wait."""
         timing = Timing(time.perf_counter_ns() - 10**12)
         timing.waited(1000.0)
         timing.begin(time.perf_counter_ns())
         assert keys(timing)["start_seconds"] < 1000 == keys(timing)["wait_seconds"]
 
     def test_cpu_time_of_the_process_and_of_the_thread(self) -> None:
-        """The thread's own share, and that of all threads."""
+        """`thread_cpu_seconds` counts the thread of the window, and
+        `cpu_seconds` all threads of the process.
+        """
         timing = Timing(0)
         timing.begin(time.perf_counter_ns())
         thread = threading.Thread(target=spin, args=(0.02,))
@@ -90,8 +96,8 @@ class TestTiming:
 
     @pytest.mark.parametrize("moved", [False, True])
     def test_ended_by_another_thread(self, moved) -> None:
-        """If another thread ends the capture, the end of the body is unchanged. A body that another thread
-        ends has no end of its own.
+        """If another thread ends the capture, the CPU time of the window's thread is known. If another
+        thread ends the body (`moved`), it is None.
         """
         timing = Timing(0)
         timing.begin(time.perf_counter_ns())
@@ -104,7 +110,9 @@ class TestTiming:
         assert (found["thread_cpu_seconds"] is None) if moved else (found["thread_cpu_seconds"] >= 0.005)
 
     def test_the_first_end_counts(self) -> None:
-        """A cap before the window's end; and a body that begins after its capture has ended has no length."""
+        """The first end, such as that of a cap, is kept. A body that begins after its
+        capture has ended has length zero.
+        """
         timing = Timing(0)
         timing.begin(10)
         assert timing.end(20)
@@ -119,9 +127,7 @@ class TestTiming:
 @pytest.mark.usefixtures("faulty")
 class TestOwnTime:
     def test_the_entrys_begin_equals_the_spans(self, start) -> None:
-        """The begin in the entry equals that of the span to the nanosecond, for a captured window, a joined
-        one and a skipped one.
-        """
+        """The times of an entry equal those of its span, for a complete, a joined and a failed window."""
         session = start(steps="2")
         with profile_step(2, role="actor"), profile_step(2, role="reward"):
             pass
@@ -145,7 +151,9 @@ class TestOwnTime:
             assert length > 0
 
     def test_start_and_stop_lie_outside(self, start) -> None:
-        """A profiler that is slow to arm, to start and to stop: each is counted where it was, and nothing of it in the window."""
+        """If the profiler is slow to arm, start and stop, each delay has its own figure,
+        and the window contains none.
+        """
         session = start(steps="2")
         slow = {"arm": 0.05, "start": 0.03, "stop": 0.02}
         for call, seconds in slow.items():
@@ -166,7 +174,7 @@ class TestOwnTime:
         control.release(call)
 
     def test_armed_in_the_step_before(self, start) -> None:
-        """The arming is counted where it was: when the step before was over."""
+        """If the profiler was armed at the end of the previous step, the entry states that time."""
         session = start(steps="2")
         for step in (1, 2):
             with profile_step(step, role="actor"):
@@ -178,7 +186,9 @@ class TestOwnTime:
         assert entry["start_unix_ns"] - entry["start_seconds"] * 1e9 > entry["arm_unix_ns"]
 
     def test_regions_have_their_own(self, start) -> None:
-        """The entry of a captured region is the region's; the window around it keeps out of it, and a window inside of it has its own."""
+        """The entry of a captured region has the region's times. A window inside
+        the region has its own times.
+        """
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2, role="actor"):
             with region("update"), profile_step(2, role="reward"):
@@ -197,7 +207,9 @@ class TestOwnTime:
         assert same(own(inner), windows_of_spans(session)["reward"])
 
     def test_a_window_that_outlives_the_region_that_it_joined(self, start) -> None:
-        """Its entry ends with the capture: later time is not in it."""
+        """If a window joined a region's capture and ended later, its entry is
+        partial and ends with the capture.
+        """
         session = start(steps="2", capture_per="region", regions=["update"])
         with profile_step(2, role="actor"):
             with region("update"):
@@ -208,7 +220,9 @@ class TestOwnTime:
         assert joined["end_unix_ns"] < windows_of_spans(session)["reward"][1]
 
     def test_a_schedule(self, start) -> None:
-        """The capture lasts from the begin of the first recorded region to the end of the last one."""
+        """With a schedule, the entry lasts from the begin of the first recorded
+        region to the end of the last one.
+        """
         session = start(steps="2", schedule={"region": "update", "wait": 1, "warmup": 1, "active": 2})
         with profile_step(2, role="actor"):
             for _ in range(6):
@@ -222,7 +236,7 @@ class TestOwnTime:
         assert entry["arm_unix_ns"] < entry["start_unix_ns"]
 
     def test_a_run_of_steps_as_one(self, start) -> None:
-        """Each window has its own time; the stop is counted after the last one, where it was."""
+        """With `join_steps`, each window has its own times. The stop is counted after the last window."""
         session = start(steps="2-3", join_steps=True)
         for step in (1, 2, 3, 4):
             with profile_step(step, role="actor"):
@@ -236,7 +250,9 @@ class TestOwnTime:
 
     @pytest.mark.parametrize("thread_bound", [False, True])
     def test_a_capped_capture(self, start, thread_bound) -> None:
-        """The entry ends where the capture did, and so do its CPU times; a stop on the background thread holds nothing up."""
+        """The entry and its CPU time end with the capture. A stop on the background thread does
+        not delay the training thread.
+        """
         control.thread_bound = thread_bound
         session = start(steps="2", max_seconds=0.05)
         with profile_step(2, role="actor"), profile_step(2, role="reward"):
@@ -260,7 +276,7 @@ class TestOwnTime:
         assert (actor["stall_seconds"] > 0) == thread_bound
 
     def test_the_cap_does_not_include_a_slow_start(self, start) -> None:
-        """The limit applies to the recording, and counts from the time at which the profiler runs."""
+        """`max_seconds` limits the recording, and counts from the end of the profiler's start."""
         session = start(steps="2", max_seconds=0.3)
         control.hold("start")
         threading.Thread(target=self._release_late, args=("start", 0.4)).start()
@@ -274,10 +290,12 @@ class TestOwnTime:
 
     @pytest.mark.parametrize("written_at_once", [False, True])
     def test_an_enter_that_is_interrupted(self, start, written_at_once) -> None:
-        """The body never ran: its entry has no length, also where its failure is in the manifest before the interrupt has left the enter."""
+        """If the start is interrupted, the body never runs. The entry is failed and has length zero, even
+        if the failure is written before the interrupt leaves `profile_step`.
+        """
         session = start(steps="2")
         if written_at_once:
-            session.background.stop(5)  # from now on what is posted is done by who posts it
+            session.background.stop(5)  # from now on the posting thread does the work that it posts
         control.fail("start", KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt), profile_step(2, role="actor"):
             pass
@@ -286,7 +304,9 @@ class TestOwnTime:
         assert entry["start_unix_ns"] == entry["end_unix_ns"]
 
     def test_a_coroutine(self, start) -> None:
-        """Measured over its whole life, with the CPU time of the thread of its event loop."""
+        """A window in a coroutine lasts until the coroutine leaves it, and has the CPU
+        time of the event loop's thread.
+        """
         session = start(steps="2")
 
         async def step() -> None:
@@ -300,7 +320,9 @@ class TestOwnTime:
         assert entry["thread_cpu_seconds"] >= 0.002
 
     def test_left_on_another_thread(self, start) -> None:
-        """Then no thread's CPU time is that of the window."""
+        """If another thread leaves the window, the entry has the CPU time of the
+        process and none of a thread.
+        """
         session = start(steps="2")
         window = profile_step(2, role="actor").start()
         thread = threading.Thread(target=window.stop)
@@ -312,7 +334,7 @@ class TestOwnTime:
         assert entry["cpu_seconds"] > 0
 
     def test_waiting_for_an_earlier_stop(self, start) -> None:
-        """The wait has its own figure, and is not part of another one."""
+        """The wait for an earlier stop has its own figure, and is not part of the start time."""
         session = start(steps="2-3")
         control.hold("stop")
         first = threading.Thread(target=lambda: profile_step(2, role="a").start().stop())
@@ -330,7 +352,9 @@ class TestOwnTime:
 @pytest.mark.torch
 class TestWithTorch:
     def test_every_kind_of_window(self, warm) -> None:
-        """Real captures: nested, of a region, capped, of a run of steps; each entry is the window's own time, and the trace's events lie in it."""
+        """Torch records nested, capped, region and joined windows. Each entry has the window's own times,
+        and the operators in the trace lie between them.
+        """
         warm.leave = True
         warm.run(
             """

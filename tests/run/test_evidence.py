@@ -1,4 +1,4 @@
-"""The evidence of a step, read from files that hold anything."""
+"""Reading the evidence of a step from span files, damaged ones included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def line(kind, name="x", attrs=None, **more) -> dict:
 
 @pytest.fixture
 def run(tmp_path):
-    """Write lines of a span file."""
+    """Return a function that writes lines into a span file."""
     (tmp_path / "spans").mkdir()
 
     def write(*lines: object):
@@ -50,7 +50,7 @@ ALL = (
 
 class TestReading:
     def test_every_kind_of_evidence_is_read(self, run) -> None:
-        """Each kind has its fields, in seconds."""
+        """Each kind of evidence is read with its fields, with times in seconds."""
         findings: list = []
         [found] = read_evidence(run(*ALL), 2, findings=findings)
         assert findings == []
@@ -70,12 +70,12 @@ class TestReading:
         assert (capture.read_bytes, capture.write_bytes) == (5, 6)
 
     def test_spans_are_without_it(self, run) -> None:
-        """Only those who ask for evidence see its lines."""
+        """`read_spans` yields regions and windows, and no lines of evidence."""
         names = {span["name"] for span in read_spans(run(*ALL))}
         assert names == {"forward", "unrecorded", "actor"}
 
     def test_another_step_has_no_evidence(self, run) -> None:
-        """Another step has no evidence."""
+        """No evidence is read for a step that has none."""
         assert read_evidence(run(*ALL), 3) == []
 
     def test_values_that_the_system_lacks_are_none(self, run) -> None:
@@ -130,14 +130,14 @@ class TestDamage:
 
     @pytest.mark.parametrize("cpu", [-1, 1.5, "1", None, 1 << 62])
     def test_a_wrong_cpu_time(self, run, cpu) -> None:
-        """The line of the region is damaged, as with a wrong duration."""
+        """A region with an invalid CPU time is a damaged line."""
         findings: list = []
         [found] = read_evidence(run(line("region", "a", cpu=cpu), *ALL), 2, findings=findings)
         assert len(found.regions) == 1
         assert "1 damaged line ignored" in findings[0]["problem"]
 
     def test_large_content_is_bounded(self, run, monkeypatch) -> None:
-        """Strings, frames and lines."""
+        """The number of lines and of frames, and the length of strings, are limited."""
         monkeypatch.setattr(module, "MOST_LINES", 10)
         attrs = {**STACK, "frames": [["f" * 1000, "a" * 1000, 1]] * 100, "call": "c" * 10_000}
         [found] = read_evidence(run(*[line("stack", attrs=attrs)] * 20), 2)

@@ -1,4 +1,4 @@
-"""What a fragment may say, field by field."""
+"""The checks of the values in a manifest fragment, field by field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stepprof.run.fields import cut, is_rank, is_step, path_problem, wrong
     ],
 )
 def test_impossible_values_are_problems(key, value):
-    """The problem is returned; None means unknown, and another key is not this module's."""
+    """An impossible value is a problem. None and keys that the module does not know are accepted."""
     assert wrong(key, value)
     assert wrong(key, None) is None
     assert wrong("of_a_newer_version", value) is None
@@ -48,7 +48,7 @@ def test_possible_values_have_no_problem(key, value):
 
 
 def test_ranks_and_steps():
-    """Numbers in their range; a process without a rank has a name."""
+    """A rank is a number in its range or a short name. A step is a number in its range."""
     assert all(map(is_rank, (0, 2**20 - 1, "driver")))
     assert not any(map(is_rank, (-1, 2**20, "", "x" * 300, None, True, 1.0, [])))
     assert all(map(is_step, (0, 10**18)))
@@ -59,12 +59,12 @@ def test_ranks_and_steps():
     "path", [None, "", "/a", "a/../b", "..", "a\\b", "a\0b", "a/" * 3000, "x" * 300, "a/" + "x" * 256]
 )
 def test_paths_that_are_refused(path):
-    """Paths that lead out of the step, and paths that cannot be opened."""
+    """Paths that lead out of the step's folder, or that cannot be opened, are refused."""
     assert path_problem(path)
     assert path_problem("actor/rank-0.trace.json.gz") is None
 
 
 def test_cut():
-    """A message is short whatever a file holds."""
+    """A value in a message is cut to 120 characters."""
     assert cut("x" * 10**6) == "'" + "x" * 119 + "…"
     assert cut(7) == "7"

@@ -1,4 +1,4 @@
-"""Folders of a run whose names are taken."""
+"""Folders of a run whose names are taken by a file, a pipe or a link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trap(request):
 class TestMakeFolder:
     @pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest"])
     def test_a_file_with_the_folders_name_is_moved_aside(self, tmp_path, trap, place):
-        """With its content; the folder is there, and a second call changes nothing."""
+        """The file is moved aside with its content, and the folder is made. A second call changes nothing."""
         (tmp_path / place).parent.mkdir(exist_ok=True)
         trap(tmp_path / place)
         make_folder(tmp_path, tmp_path / "step-000002" / "manifest")
@@ -40,7 +40,9 @@ class TestMakeFolder:
         assert trap is not TRAPS["a file"] or aside.read_text() == "precious"
 
     def test_many_ranks_at_once_make_one_folder(self, tmp_path):
-        """No rank moves a folder that another one has just made."""
+        """Four threads make one folder at the same time, and none moves a
+        folder that another one has made.
+        """
         for number in range(20):
             run = tmp_path / str(number)
             run.mkdir()
@@ -66,7 +68,7 @@ class TestMakeFolder:
             assert [path.read_text() for path in run.iterdir() if path.is_file()] == ["x"]
 
     def test_files_outside_of_the_run_stay(self, tmp_path):
-        """A run directory that is a file is no matter of this."""
+        """If the run directory is a file, an error is raised, and the file stays."""
         (tmp_path / "run").write_text("x")
         with pytest.raises(OSError, match="Not a directory"):
             make_folder(tmp_path / "run", tmp_path / "run" / "step-000002")
@@ -74,7 +76,7 @@ class TestMakeFolder:
 
     @needs_root
     def test_a_folder_of_another_user(self, shared):  # noqa: F811
-        """The folder stays; the error names its owner."""
+        """If the folder of the step belongs to another user, the error names both owners."""
         as_other_user('mkdir "$1"', shared / "run")
         (shared / "run" / "step-000002").mkdir(mode=0o755)
         script = (
@@ -90,7 +92,9 @@ class TestMakeFolder:
 
 @pytest.mark.parametrize("place", ["step-000002", "step-000002/manifest", "step-000002/actor"])
 def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
-    """Under the name that readers look for; `check` notes a step's file that was moved."""
+    """The job records into a new folder, and `check` succeeds. If the step's file
+    was moved, `check` notes it.
+    """
     session = stepprof.init({"steps": "2", "output_dir": str(tmp_path), "backend": "null"}, run_id="r")
     run = tmp_path / "r"
     (run / place).parent.mkdir(exist_ok=True)
@@ -107,7 +111,7 @@ def test_a_job_records_all_the_same(tmp_path, trap, place, capsys):
 
 class TestCheck:
     def test_a_file_where_a_step_should_be(self, tmp_path):
-        """The job has not reached this step."""
+        """`check` reports a file that has the name of a step's folder."""
         run = make_run(tmp_path)
         record(run)
         record(run, rank=1)
@@ -118,7 +122,7 @@ class TestCheck:
 
     @needs_root
     def test_a_folder_of_another_user(self, shared):  # noqa: F811
-        """The problem names the owner."""
+        """The problem names the owner of the folder and of the run."""
         run = make_run(shared)
         record(run)
         record(run, rank=1)

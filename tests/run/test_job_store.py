@@ -1,4 +1,4 @@
-"""The store of a torch.distributed job: a stand-in for torch answers, so that what goes wrong with it can be had."""
+"""The store of a torch.distributed job. A stand-in for torch makes the failures of the store reproducible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepprof.run.run_id import agree_on_run
 
 
 class Store(dict):
-    """A store that behaves like torch's: a missing key is set."""
+    """A store that behaves like torch's: `compare_set` sets a missing key."""
 
     def compare_set(self, key, expected, desired):
         return self.setdefault(key, desired.encode())
@@ -26,7 +26,7 @@ class Store(dict):
 
 @pytest.fixture
 def torch(monkeypatch):
-    """torch.distributed as it is in a job of two ranks."""
+    """Install a stand-in for torch.distributed in a job of two ranks."""
     c10d = SimpleNamespace(store=Store(), _get_default_store=lambda: c10d.store)
     distributed = SimpleNamespace(
         is_available=lambda: True,
@@ -57,19 +57,21 @@ class TestIsUp:
 
 class TestAgree:
     def test_the_first_proposal_holds(self, torch, tmp_path):
-        """The second rank removes the folder that it has claimed in vain."""
+        """Both ranks use the run that the first one proposed. The second rank removes
+        the folder that it has made.
+        """
         first, second = agree(tmp_path), agree(tmp_path)
         assert first == second
         assert first.source == "torch.distributed"
         assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == [first.run_id]
 
     def test_the_next_run_of_the_same_job(self, torch, tmp_path):
-        """A job that has ended its run does not go on in it."""
+        """The second run of a job gets a new run id."""
         assert agree(tmp_path).run_id != agree(tmp_path, number=2).run_id
 
     @pytest.mark.parametrize("answer", [b"../theirs", b"/tmp/theirs", b"", b"a\0b", b"\xff", b"x" * 5000])
     def test_an_answer_that_is_not_a_plain_name_is_ignored(self, torch, tmp_path, caplog, answer):
-        """An invalid answer from the store's port does not change the run: the rank keeps its own, and the log says why."""
+        """If the store answers with an invalid name, the rank opens a run of its own and logs the reason."""
         torch.distributed.distributed_c10d.store["stepprof/run/1"] = answer
         found = agree(tmp_path)
         assert found.source == "process"
@@ -77,14 +79,14 @@ class TestAgree:
         assert "store.unreachable" in caplog.text
 
     def test_a_store_that_fails(self, torch, tmp_path, caplog):
-        """The rank opens its own run, and the log gives the reason."""
+        """If the store fails, the rank opens its own run and logs the exception."""
         torch.distributed.distributed_c10d = SimpleNamespace()
         assert agree(tmp_path).source == "process"
         assert "store.unreachable" in caplog.text
         assert "AttributeError" in caplog.text
 
     def test_a_store_that_never_answers(self, torch, tmp_path, caplog, monkeypatch):
-        """The wait for the store is limited."""
+        """If the store does not answer in time, the rank opens its own run and logs the time limit."""
         hanging = threading.Event()
         torch.distributed.distributed_c10d.store.compare_set = lambda *_: hanging.wait(60)
         monkeypatch.setattr(job_store, "ANSWER_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""The run directory: names, claims, atomic writes, and what happens where it cannot be written."""
+"""The run directory: names, claims, atomic writes, and the errors if it cannot be written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hidden(folder):
 
 @pytest.fixture
 def tmpfs(tmp_path):
-    """Mounts a small file system; only root may, and not everywhere."""
+    """Return a function that mounts a small file system. The test is skipped if mounting is not permitted."""
     mounted = []
 
     def mount(options):
@@ -50,13 +50,13 @@ def tmpfs(tmp_path):
 
 @pytest.fixture
 def without_links(mocker):
-    """A file system without hard links, such as exFAT or a FUSE mount, which this machine has none of: the system call alone is replaced."""
+    """Make `os.link` fail, as on a file system without hard links, such as exFAT or FUSE."""
     mocker.patch.object(os, "link", side_effect=PermissionError(1, "Operation not permitted"))
 
 
 class TestPublish:
     def test_takes_the_name_when_it_is_free(self, tmp_path):
-        """The file is moved to its name."""
+        """The temporary file is renamed to the free name."""
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         assert publish(tmp, tmp_path / "rank-0.trace.json.gz") == tmp_path / "rank-0.trace.json.gz"
@@ -74,7 +74,7 @@ class TestPublish:
         ],
     )
     def test_never_overwrites(self, tmp_path, name, second):
-        """A taken name is left alone; the number goes before the extension."""
+        """A file with the name is not overwritten. The new file gets a number before the extension."""
         (tmp_path / name).write_bytes(b"old")
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"new")
@@ -83,7 +83,7 @@ class TestPublish:
         assert (tmp_path / second).read_bytes() == b"new"
 
     def test_without_hard_links_names_are_still_unique(self, tmp_path, without_links):
-        """Where the file system has no hard links, names are as unique, and nothing is left behind."""
+        """Without hard links each file still gets its own name, and no temporary file remains."""
         for content in (b"1", b"2", b"3"):
             tmp = tmp_path / ".x"
             tmp.write_bytes(content)
@@ -96,14 +96,14 @@ class TestPublish:
         assert hidden(tmp_path) == []
 
     def test_a_name_reserved_by_a_dead_process_is_passed_over(self, tmp_path, without_links):
-        """A process that was killed between reservation and rename costs a name and nothing else."""
+        """If a process was killed between reservation and rename, the next process uses the next number."""
         (tmp_path / ".a.json.taken").touch()
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         assert publish(tmp, tmp_path / "a.json").name == "a.2.json"
 
     def test_a_lost_reply_is_recognised(self, tmp_path, mocker):
-        """Over NFS a link that was made may be answered by 'exists': it is ours all the same."""
+        """If NFS makes a link and answers "exists", the file still gets the name."""
         link = os.link
 
         def link_twice(source, target):
@@ -117,14 +117,18 @@ class TestPublish:
         assert hidden(tmp_path) == []
 
     def test_a_temporary_file_that_vanished_is_an_error(self, tmp_path):
-        """A missing file cannot be published, and a taken name is not mistaken for it."""
+        """Publishing a missing temporary file raises FileNotFoundError. Placing a
+        file on its own name succeeds.
+        """
         (tmp_path / "a.json").touch()
         with pytest.raises(FileNotFoundError):
             publish(tmp_path / ".gone", tmp_path / "b.json")
         assert atomic_files.place(tmp_path / "a.json", tmp_path / "a.json") is True
 
     def test_a_name_that_was_taken_and_is_free_again(self, tmp_path, mocker):
-        """Another file had the name and has been removed since: the name is still not ours, since that file is unknown."""
+        """If `link` says that the name exists but no file has it, the name is not
+        ours. The temporary file stays.
+        """
         mocker.patch.object(os, "link", side_effect=FileExistsError(17, "File exists"))
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
@@ -132,7 +136,7 @@ class TestPublish:
         assert tmp.exists()
 
     def test_a_vanished_target_folder_is_an_error(self, tmp_path):
-        """The caller gets the error, and the file stays."""
+        """If the target folder is missing, the caller gets the error, and the temporary file stays."""
         tmp = tmp_path / ".x"
         tmp.write_bytes(b"1")
         with pytest.raises(FileNotFoundError):
@@ -142,7 +146,7 @@ class TestPublish:
 
 class TestWriteAtomically:
     def test_replaces_the_whole_file(self, tmp_path):
-        """The new version exists, and no other file next to it."""
+        """The file has the new content, and no temporary file remains."""
         path = tmp_path / "a.json"
         write_atomically(path, b"old")
         write_atomically(path, b"new")
@@ -150,7 +154,7 @@ class TestWriteAtomically:
         assert hidden(tmp_path) == []
 
     def test_a_full_disk_keeps_the_old_version(self, tmpfs):
-        """Where the new version does not fit, the error reaches the caller and the old version stands."""
+        """If the new content does not fit on the disk, the error is raised, and the old content stays."""
         folder = tmpfs("size=64k")
         path = folder / "a.json"
         write_atomically(path, b"old")
@@ -160,14 +164,14 @@ class TestWriteAtomically:
         assert hidden(folder) == []
 
     def test_a_target_that_is_a_folder(self, tmp_path):
-        """An error, and no temporary file left."""
+        """If the target is a folder, an error is raised, and no temporary file remains."""
         (tmp_path / "a.json").mkdir()
         with pytest.raises(IsADirectoryError):
             write_atomically(tmp_path / "a.json", b"x")
         assert hidden(tmp_path) == []
 
     def test_a_temporary_name_left_by_a_dead_process_is_passed_over(self, tmp_path, monkeypatch):
-        """If a process id is used again, the temporary file of the old process is neither used nor removed."""
+        """The temporary file of a dead process with the same process id is neither used nor removed."""
         monkeypatch.setattr(atomic_files, "_numbers", iter([1, 2]))
         left = tmp_path / f".a.json.{os.getpid()}-1.tmp"
         left.write_bytes(b"half")
@@ -178,14 +182,14 @@ class TestWriteAtomically:
 
 class TestWriteExclusively:
     def test_only_the_first_writer_succeeds(self, tmp_path):
-        """The first version stands."""
+        """The second call returns False, and the content of the first one stays."""
         path = tmp_path / "a.json"
         assert [atomic_files.write_exclusively(path, content) for content in (b"1", b"2")] == [True, False]
         assert path.read_bytes() == b"1"
         assert hidden(tmp_path) == []
 
     def test_an_error_leaves_nothing(self, tmp_path, mocker):
-        """A link that fails for another reason than the file system's lack of links is an error."""
+        """If `link` fails with an I/O error, the error is raised, and no temporary file remains."""
         mocker.patch.object(os, "link", side_effect=OSError(5, "Input/output error"))
         with pytest.raises(OSError, match="Input/output"):
             atomic_files.write_exclusively(tmp_path / "a.json", b"1")
@@ -194,20 +198,18 @@ class TestWriteExclusively:
 
 class TestStepFolder:
     def test_folder_names_round_trip(self):
-        """The name of a folder gives the step again, also beyond six digits."""
+        """The step is read back from the folder's name, also beyond six digits."""
         assert [step_number(step_folder(step)) for step in (0, 2, 1_234_567)] == [0, 2, 1_234_567]
 
     @pytest.mark.parametrize("name", ["spans", "step-", "step-12", "step-000002.bak", "xstep-000002"])
     def test_other_names_are_not_steps(self, name):
-        """Only what we would have made ourselves counts."""
+        """Names that `step_folder` would not make are no steps."""
         assert step_number(name) is None
 
 
 class TestOpenRun:
     def test_describes_the_job(self, tmp_path):
-        """`run.json` names the run, the source of its id, the process that wrote it, and the fields of the
-        caller.
-        """
+        """`run.json` has the run id and its source, the writing process, and the caller's fields."""
         run = make_run(tmp_path / "a" / "b", description={"config": {"steps": "2"}})
         content = json.loads((run.path / "run.json").read_text())
         assert run.path == tmp_path / "a" / "b" / "r"
@@ -217,19 +219,19 @@ class TestOpenRun:
         assert str(run.path) in repr(run)
 
     def test_the_first_description_is_kept(self, tmp_path):
-        """Later ranks of the run leave it alone, and leave nothing behind."""
+        """A later rank does not change `run.json`, and leaves no temporary file."""
         make_run(tmp_path, description={"n": 1})
         run = make_run(tmp_path, rank=1, description={"n": 2})
         assert json.loads((run.path / "run.json").read_text())["n"] == 1
         assert hidden(tmp_path) == []
 
     def test_relative_to_the_folder_at_that_time(self, tmp_path, monkeypatch):
-        """A job that changes its working directory keeps writing to the same place."""
+        """A relative `output_dir` is resolved when the run is opened."""
         monkeypatch.chdir(tmp_path)
         assert make_run(Path("runs")).path == tmp_path / "runs" / "r"
 
     def test_a_path_under_a_file(self, tmp_path):
-        """The message names the key, the value, the path and the cause."""
+        """The error names the key, the value, the path and the cause."""
         (tmp_path / "file").touch()
         with pytest.raises(
             ConfigError,
@@ -238,20 +240,20 @@ class TestOpenRun:
             make_run(tmp_path / "file" / "runs")
 
     def test_a_file_in_place_of_the_folder(self, tmp_path):
-        """`/dev/full`, say: a device or file is no folder."""
+        """If `output_dir` is a device or file, such as `/dev/full`, the error names it."""
         with pytest.raises(
             ConfigError, match=r'output_dir = "/dev/full": cannot be made or written: /dev/full'
         ):
             make_run(Path("/dev/full"), run_id=None)
 
     def test_a_read_only_mount(self, tmpfs):
-        """The problem is reported when the run is opened, also for root, and not only at the first step."""
+        """On a read-only mount, opening the run fails, also for root."""
         folder = tmpfs("ro")
         with pytest.raises(ConfigError, match=r"output_dir = .*Read-only file system"):
             make_run(folder / "runs")
 
     def test_a_full_disk(self, tmpfs):
-        """The error is raised when the run is opened."""
+        """On a full disk, opening the run fails."""
         folder = tmpfs("size=64k")
         with pytest.raises(OSError, match="No space left"):
             (folder / "filler").write_bytes(b"x" * 200_000)
@@ -259,7 +261,7 @@ class TestOpenRun:
             make_run(folder, description={"x": "y" * 10_000})
 
     def test_a_later_rank_that_cannot_write_fails(self, tmpfs):
-        """`run.json` of another rank does not hide that this one cannot write."""
+        """A rank that cannot write gets an error, even if `run.json` of another rank exists."""
         folder = tmpfs("size=64k")
         make_run(folder)
         with pytest.raises(OSError, match="No space left"):
@@ -270,7 +272,7 @@ class TestOpenRun:
 
 class TestClaim:
     def test_layout(self, tmp_path):
-        """A target's fragment and the stem of its artifacts."""
+        """A claim makes the fragment in `manifest/`, and the folder and stem of the artifacts."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 3, {"status": "lost"})
         assert claim.folder == run.path / "step-000002"
@@ -291,13 +293,15 @@ class TestClaim:
         ],
     )
     def test_names(self, tmp_path, role, rank, fragment, stem):
-        """No role, no rank, and ranks that are no file names."""
+        """Names of fragments and stems for a missing role, for a driver, and for
+        ranks that are no file names.
+        """
         claim = make_run(tmp_path).claim(2, role, rank, {})
         assert claim.fragment.name.startswith(fragment)
         assert claim.stem.startswith(stem)
 
     def test_the_same_again_gets_a_number(self, tmp_path):
-        """A second occurrence, or a second run of the step, never touches the first."""
+        """A second claim of the same step, role and rank gets a number, and the first one stays unchanged."""
         run = make_run(tmp_path)
         claims = [run.claim(2, "actor", 0, {"n": n}) for n in (1, 2, 3)]
         assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2", "actor/rank-0.3"]
@@ -305,14 +309,14 @@ class TestClaim:
         assert hidden(tmp_path) == []
 
     def test_write_replaces_ours_alone(self, tmp_path):
-        """The new version of one claim is in its own fragment."""
+        """Writing the second claim changes its own fragment only."""
         run = make_run(tmp_path)
         first, second = run.claim(2, "actor", 0, {"n": 1}), run.claim(2, "actor", 0, {"n": 2})
         second.write({"n": 3})
         assert [json.loads(claim.fragment.read_text())["n"] for claim in (first, second)] == [1, 3]
 
     def test_a_vanished_folder_is_made_again(self, tmp_path):
-        """Another process removed the step meanwhile: the manifest still has the outcome."""
+        """If another process has removed the manifest folder, `write` makes it again."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {"n": 1})
         claim.fragment.unlink()
@@ -321,7 +325,7 @@ class TestClaim:
         assert json.loads(claim.fragment.read_text()) == {"n": 2}
 
     def test_errors_reach_the_caller(self, tmpfs):
-        """A full disk is the caller's to report; nothing half-written is left, and the old version stands."""
+        """On a full disk the caller gets the error. The old content stays, and no temporary file remains."""
         folder = tmpfs("size=64k")
         run = make_run(folder)
         claim = run.claim(2, "actor", 0, {"n": 1})
@@ -333,7 +337,7 @@ class TestClaim:
         assert hidden(folder) == []
 
     def test_a_link_that_fails_leaves_nothing(self, tmp_path, mocker):
-        """No temporary file remains, of a claim or of a fragment that was claimed again."""
+        """If `link` fails, neither a new claim nor a repeated one leaves a temporary file."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {"n": 1})
         claim.fragment.unlink()
@@ -345,7 +349,7 @@ class TestClaim:
         assert hidden(tmp_path) == []
 
     def test_names_stay_unique_with_a_frozen_clock(self, tmp_path):
-        """Many processes with one frozen clock: every run, claim and file of spans is its own."""
+        """Six processes with one frozen clock get six different runs, claims and span files."""
         script = tmp_path / "one.py"
         script.write_text(
             "import sys, time, pathlib\n"
@@ -374,7 +378,7 @@ class TestClaim:
 
 class TestSpansPath:
     def test_a_new_file_each_time(self, tmp_path):
-        """Numbered, empty, and ours."""
+        """Each call makes a new empty file with the next number."""
         run = make_run(tmp_path)
         paths = [run.spans_path(0), run.spans_path(0), run.spans_path("driver")]
         assert [path.name for path in paths] == [

@@ -1,4 +1,4 @@
-"""Reading a run, in whatever state it is."""
+"""Reading a run directory in any condition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_run(output_dir, run_id="r", **description):
 
 
 def fragment(*windows, step=2, run_id="r", writer=None, **changes):
-    """A fragment as the recording side writes it; its writer has ended unless another is given."""
+    """Return a fragment as the recording side writes it. Its writer has ended unless another one is given."""
     writer = writer or {**writer_identity(), "pid_start": 1}
     content = {
         "schema_version": 1,
@@ -50,7 +50,7 @@ def window(role="actor", rank=0, **changes):
 
 
 def age(path, seconds):
-    """Make a run one that was recorded into some time ago."""
+    """Set the time of the last change of all files of a run to this many seconds ago."""
     for child in [path, *path.rglob("*")]:
         os.utime(child, (1_700_000_000 - seconds,) * 2)
 
@@ -68,7 +68,9 @@ HEADER = {
 
 class TestFindRun:
     def test_the_newest_by_default(self, tmp_path):
-        """The run that was recorded into last, whatever the names say; a report made since does not count."""
+        """The run that was recorded into last is found, whatever its name. A report that
+        was made later does not count.
+        """
         for name, seconds in (("c", 30), ("a", 10), ("b", 20)):
             run = make_run(tmp_path, name)
             run.claim(2, "actor", 0, fragment())
@@ -78,28 +80,28 @@ class TestFindRun:
         assert find_run(tmp_path) == tmp_path / "a"
 
     def test_a_run_is_found_by_id_path_or_parent_folder(self, tmp_path, monkeypatch):
-        """RUN may be any of them."""
+        """`find_run` accepts the id of a run, its path, or the folder that contains it."""
         make_run(tmp_path / "runs")
         monkeypatch.chdir(tmp_path)
         for text in ("r", str(tmp_path / "runs" / "r"), "runs/r", "runs"):
             assert find_run(tmp_path / "runs", text).resolve() == tmp_path / "runs" / "r"
 
     def test_a_folder_that_is_not_a_run_is_left_to_the_caller(self, tmp_path):
-        """An empty directory is there, and is for `check` to judge."""
+        """`find_run` returns a folder that exists although it is no run: `check` decides about it."""
         (tmp_path / "empty").mkdir()
         assert find_run(tmp_path, "empty") == tmp_path / "empty"
         assert not is_run(tmp_path / "empty")
 
     @pytest.mark.parametrize("folder", ["", "absent"])
     def test_an_empty_folder_says_where_it_looked(self, tmp_path, folder):
-        """The error says where it looked, and what to do."""
+        """The error names the folder that was searched, and suggests `stepprof demo`."""
         with pytest.raises(
             ConfigError, match=r'output_dir = ".*": no run is recorded there; .*stepprof demo'
         ):
             find_run(tmp_path / folder)
 
     def test_an_unknown_run_names_those_that_exist(self, tmp_path):
-        """The error names the runs that exist."""
+        """The error names the newest run, or says that no run is recorded there."""
         with pytest.raises(ConfigError, match=r'run "x": .*; nothing is recorded there'):
             find_run(tmp_path, "x")
         make_run(tmp_path, "known")
@@ -107,7 +109,7 @@ class TestFindRun:
             find_run(tmp_path, "x")
 
     def test_claims_are_not_runs(self, tmp_path):
-        """Hidden folders, and folders of something else, are not listed."""
+        """Hidden folders, and folders without `run.json`, are not listed."""
         (tmp_path / ".claims").mkdir()
         (tmp_path / ".claims" / "run.json").touch()
         (tmp_path / "else").mkdir()
@@ -116,12 +118,12 @@ class TestFindRun:
 
 class TestReadRun:
     def test_the_description_of_the_job_is_read(self, tmp_path):
-        """The description of the job."""
+        """`read_run` returns the description in `run.json`."""
         assert read_run(make_run(tmp_path, config={"steps": "2"}).path)["config"] == {"steps": "2"}
 
     @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff"])
     def test_a_damaged_one_is_empty(self, tmp_path, content):
-        """The steps can be read without it."""
+        """If `run.json` is missing or damaged, the description is empty."""
         run = make_run(tmp_path)
         (run.path / "run.json").unlink()
         if content is not None:
@@ -131,7 +133,7 @@ class TestReadRun:
 
 class TestSteps:
     def test_steps_are_sorted_by_number(self, tmp_path):
-        """Numbers, not names, decide the order."""
+        """Steps are sorted by number, not by name. A file and a folder with another name are no steps."""
         run = make_run(tmp_path)
         for step in (1_000_000, 10, 2):
             run.claim(step, "actor", 0, fragment())
@@ -143,7 +145,9 @@ class TestSteps:
 
 class TestReadStep:
     def test_combines_the_fragments(self, tmp_path):
-        """All windows of all ranks in order, each clock once, the version that any rank stated."""
+        """The manifest has the windows of all ranks in order, each clock once, and the
+        version that one rank stated.
+        """
         run = make_run(tmp_path)
         run.claim(2, "actor", 1, fragment(window(rank=1), version=7))
         run.claim(2, "actor", 0, fragment(window(rank=0, occurrence=2), window(rank=0), window("a", 0)))
@@ -185,7 +189,7 @@ class TestReadStep:
         ],
     )
     def test_a_damaged_fragment_is_a_finding(self, tmp_path, content, problem):
-        """The problem is reported with its file, and the others are read."""
+        """A damaged fragment is a finding with the name of its file. The other fragments are read."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, {})
         claim.fragment.write_bytes(content)
@@ -216,7 +220,9 @@ class TestReadStep:
         ],
     )
     def test_a_damaged_window_is_a_finding(self, tmp_path, change, problem):
-        """The window stays, in a form that a reader can rely on; paths that lead elsewhere are dropped."""
+        """A damaged window stays in the manifest without the invalid artifacts,
+        and the problem is a finding.
+        """
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, fragment(window(**change)))
         manifest = read_step(run.path, 2)
@@ -226,14 +232,16 @@ class TestReadStep:
         assert re.search(problem, manifest["findings"][0]["problem"])
 
     def test_artifacts_get_every_key(self, tmp_path):
-        """A key that is missing in a fragment is None."""
+        """A key that is missing in an artifact is None."""
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, fragment(window(artifacts=[{"path": "actor/a.json", "bytes": 1}])))
         (artifact,) = read_step(run.path, 2)["windows"][0]["artifacts"]
         assert artifact == {"path": "actor/a.json", "kind": None, "bytes": 1, "events": None}
 
     def test_ranks_that_do_not_agree_on_the_version(self, tmp_path):
-        """The finding names the versions: these ranks did not train the same step."""
+        """If ranks state different versions, a finding names them: these ranks
+        did not train the same step.
+        """
         run = make_run(tmp_path)
         for rank in (0, 1):
             run.claim(2, "actor", rank, fragment(window(rank=rank), version=rank + 7))
@@ -242,12 +250,12 @@ class TestReadStep:
         )
 
     def test_a_step_without_a_manifest(self, tmp_path):
-        """The step has no entries, and a finding says that the manifest is missing."""
+        """If a step has no manifest, a finding says so."""
         run = make_run(tmp_path)
         assert read_step(run.path, 2)["findings"][0]["problem"].startswith("the step has no manifest: ")
 
     def test_temporary_files_are_not_read(self, tmp_path):
-        """Hidden files are another process's work in progress."""
+        """Hidden files, and files that are not JSON, are not read."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, fragment(window()))
         claim.fragment.with_name(".x.json").write_text("{")
@@ -255,7 +263,7 @@ class TestReadStep:
         assert read_step(run.path, 2)["findings"] == []
 
     def test_an_unreadable_fragment(self, tmp_path):
-        """A folder or a broken link in its place is a finding."""
+        """A folder with the name of a fragment is a finding."""
         run = make_run(tmp_path)
         claim = run.claim(2, "actor", 0, fragment(window()))
         claim.fragment.with_name("b.json").mkdir()
@@ -276,12 +284,14 @@ class TestLost:
 
     @pytest.mark.parametrize(("end", "status"), [(None, "recording"), (5, "exporting")])
     def test_the_entry_of_a_living_writer_is_recording_or_exporting(self, tmp_path, end, status):
-        """Written ahead as lost; the process lives, so that it records, or exports when its window has ended."""
+        """The entry is written ahead as lost. While its writer lives, it is read as recording, or as
+        exporting once the window has ended.
+        """
         found = self.read(tmp_path, writer_identity(), end_unix_ns=end)
         assert (found["status"], found["error"]) == (status, None)
 
     def test_the_entry_of_a_killed_writer_is_lost(self, tmp_path):
-        """After SIGKILL in a separate process the window is lost."""
+        """While a process lives its entry is recording, and after SIGKILL it is lost."""
         code = (
             "import os, sys, json\n"
             "from stepprof.host.process_identity import writer_identity\n"
@@ -301,7 +311,9 @@ class TestLost:
 
     @pytest.mark.parametrize(("writer", "where"), [({"host": "h", "pid": 7}, "h"), ({"pid": 7}, "its host")])
     def test_the_state_on_another_host_is_unknown(self, tmp_path, writer, where):
-        """The window counts as lost, and the reason says that the process could not be checked."""
+        """If the writer ran on another host, the entry is lost. The reason says that
+        liveness could not be checked.
+        """
         run = make_run(tmp_path)
         content = {**fragment(self.lost()), "writer": writer}
         run.claim(2, "actor", 0, content)
@@ -313,7 +325,9 @@ class TestLost:
         )
 
     def test_a_fragment_without_a_writer_is_believed(self, tmp_path):
-        """A fragment that does not say who wrote it is believed."""
+        """If a fragment names no writer, its entry stays lost. The reason says
+        that the process may still run.
+        """
         run = make_run(tmp_path)
         run.claim(2, "actor", 0, {**fragment({**self.lost(), "error": None}), "writer": None})
         assert read_step(run.path, 2)["windows"][0]["error"].startswith("lost (or still running")
@@ -327,7 +341,7 @@ class TestReadSpans:
         return json.dumps(span).encode() + b"\n"
 
     def test_spans_of_all_ranks_and_files(self, tmp_path):
-        """In the order written, each with where it is from."""
+        """Spans are read in the order written, each with the rank, host and process of its file."""
         run = make_run(tmp_path)
         self.write(run, 1, self.line(**HEADER), self.line(name="a", step=2))
         self.write(run, 1, self.line(**HEADER), self.line(name="b", step=3))
@@ -341,7 +355,7 @@ class TestReadSpans:
 
     @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
     def test_only_spans_of_the_step_are_read(self, tmp_path, separators):
-        """Steps 0 and 20 are not read for step 2."""
+        """For step 2, the spans of steps 0 and 20 and those without a step are not read."""
         run = make_run(tmp_path)
         lines = [
             json.dumps({"name": str(step), "step": step}, separators=separators).encode() + b"\n"
@@ -351,7 +365,7 @@ class TestReadSpans:
         assert [span["name"] for span in read_spans(run.path, step=2)] == ["2"]
 
     def test_an_incomplete_last_line_is_not_a_finding(self, tmp_path):
-        """The process was writing it, or was killed."""
+        """An incomplete last line is ignored without a finding: its process was writing it, or was killed."""
         run = make_run(tmp_path)
         self.write(run, 0, self.line(**HEADER), self.line(name="a", step=2), b'{"name": "b", "st')
         findings = []
@@ -359,7 +373,7 @@ class TestReadSpans:
         assert findings == []
 
     def test_damaged_lines_are_skipped_and_reported(self, tmp_path):
-        """The spans after them are read."""
+        """Damaged lines are counted in a finding, and the spans after them are read."""
         run = make_run(tmp_path)
         self.write(run, 0, b"\0\0\n", b"[1]\n", self.line(x=1), self.line(name="a", step=2))
         self.write(run, 1, b"\n", self.line(name="b", step=2))
@@ -374,5 +388,5 @@ class TestReadSpans:
         assert len(list(read_spans(run.path))) == 2
 
     def test_a_run_without_spans(self, tmp_path):
-        """None."""
+        """A run without span files has no spans."""
         assert list(read_spans(make_run(tmp_path).path)) == []

@@ -1,4 +1,4 @@
-"""What a target writes into a step's manifest."""
+"""The part of a step's manifest that one target writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def origin(tmp_path):
 
 
 def at_once(work) -> None:
-    """Run the work of the background thread at once."""
+    """Stand in for the background thread: do the work at once."""
     work()
 
 
@@ -38,7 +38,7 @@ def read(fragment) -> dict:
 
 class TestFragment:
     def test_the_fragment_is_written_ahead(self, origin) -> None:
-        """With what is known so far: this is what holds if the process dies."""
+        """The fragment is written before the recording as lost: this is what remains if the process dies."""
         fragment = Fragment(origin, WINDOW, at_once)
         fragment.windows.append(window_entry(origin, WINDOW, Timing(0), status="lost", error="lost"))
         claim = fragment.write_ahead()
@@ -52,7 +52,9 @@ class TestFragment:
         ]
 
     def test_a_clock_that_was_set(self, origin) -> None:
-        """Windows and engines stay on the clock of the process; the offset of the wall clock is stated."""
+        """If the wall clock was set, windows and engines stay on the process's clock.
+        The manifest states the offset.
+        """
         real = origin.anchor
         origin.anchor = replace(real, unix_ns=real.unix_ns - 37 * 10**9)
         fragment = Fragment(origin, WINDOW, at_once)
@@ -68,7 +70,7 @@ class TestFragment:
         assert content["engines"][0]["start_unix_ns"] == real.unix_ns - local["offset_ns"]
 
     def test_an_error_in_a_manifest_shows_no_secret(self, origin) -> None:
-        """Whatever wrote it into the entry: what may quote text from outside is masked when the fragment is written."""
+        """Errors and URLs in windows, engines and uploads are masked when the fragment is written."""
         hide("canary-0123")
         fragment = Fragment(origin, WINDOW, at_once)
         fragment.windows.append(WindowEntry(error="no canary-0123\n"))
@@ -81,7 +83,7 @@ class TestFragment:
         assert read(fragment)["windows"][0]["error"] == "no …\\n"
 
     def test_the_last_version_replaces_the_others(self, origin) -> None:
-        """In one file, which is replaced as a whole."""
+        """A later version replaces the whole file, and only one file exists."""
         fragment = Fragment(origin, WINDOW, at_once)
         record = window_entry(origin, WINDOW, Timing(0), status="lost")
         fragment.windows.append(record)
@@ -92,12 +94,14 @@ class TestFragment:
         assert len(list(fragment.claim.fragment.parent.iterdir())) == 1
 
     def test_fragments_of_one_window_do_not_overwrite_each_other(self, origin) -> None:
-        """Neither fragment overwrites the other one."""
+        """A second fragment of the same window gets a number, and the first one stays."""
         claims = [Fragment(origin, WINDOW, at_once).write_ahead() for _ in range(2)]
         assert [claim.stem for claim in claims] == ["actor/rank-0", "actor/rank-0.2"]
 
     def test_a_disk_that_refuses(self, origin, log) -> None:
-        """The log reports the problem, because the manifest cannot be written."""
+        """If the run directory cannot be written, the log has one
+        `manifest.not_written` with step and role.
+        """
         shutil.rmtree(origin.run.path)
         origin.run.path.write_text("in the way")
         Fragment(origin, WINDOW, at_once).save()
@@ -107,7 +111,7 @@ class TestFragment:
 
 class TestLogOutcome:
     def test_an_uncaptured_window_has_a_reason(self, origin) -> None:
-        """The reason is in a separate fragment, with the waiting time."""
+        """A skipped window is written to a fragment of its own, with the reason and the waiting time."""
         policy = Config(backend="null").policy(None)
         ticket = Ticket(WINDOW, policy, Timing(0, 1.23456789))
         log_outcome(ticket, origin, at_once, status="skipped", code=ReasonCode.BUSY, reason="busy")
@@ -121,7 +125,9 @@ class TestLogOutcome:
 
 class TestValues:
     def test_metadata(self, origin) -> None:
-        """What an artifact states about itself; JSON has it all."""
+        """The metadata of an artifact contain the run, step, role, rank and
+        anchor, and can be written as JSON.
+        """
         found = json.loads(json.dumps(origin.metadata(WINDOW)))
         assert {
             key: found[key]
@@ -138,20 +144,20 @@ class TestValues:
         assert found["anchor"] == origin.anchor.to_dict()
 
     def test_an_error_is_one_line(self) -> None:
-        """With its type, and never endless."""
+        """An error is described by its type and its message, with a limited length."""
         assert describe_error(ValueError("no")) == "ValueError: no"
         assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
         assert len(describe_error(ValueError("x" * 10_000))) < 2_010
 
     def test_control_characters(self):
-        """Colors are left out, what else is for a terminal is shown as an escape: it is one line."""
+        """Colors are removed and control characters are escaped, so that the description is one line."""
         assert (
             describe_error(ValueError("\x1b[36mred\x1b[0m\r\n\tand \x07more\x9b"))
             == r"ValueError: red\r\n\tand \x07more\x9b"
         )
 
     def test_artifacts(self) -> None:
-        """In the form of a manifest."""
+        """Artifacts become entries with path, kind, bytes and events."""
         assert as_entries([Artifact("actor/rank-0.json", "faulty", 3)]) == [
             {"path": "actor/rank-0.json", "kind": "faulty", "bytes": 3, "events": None}
         ]

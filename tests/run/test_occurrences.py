@@ -42,7 +42,7 @@ for epoch in range(int(sys.argv[2])):
 
 @pytest.fixture
 def epochs(tmp_path, monkeypatch):
-    """Runs jobs; each call is one."""
+    """Return a function that runs a job of one or more ranks, and returns the run's path and the logs."""
     monkeypatch.chdir(tmp_path)
 
     def start(steps="2", count=3, ranks=1):
@@ -59,7 +59,7 @@ def epochs(tmp_path, monkeypatch):
 
 
 def fragment(run, *, at, rank=0, role="actor", host="a", pid=7, seconds=1.0, visit=1, step=2, occurrence=1):
-    """One window of a process."""
+    """Record one window of a process."""
     begin = BEGIN + int(at * SECOND)
     writer = {**ended_writer(), "host": host, "boot_id": host, "pid": pid}
     record(
@@ -87,14 +87,14 @@ def times(run, step=2):
 
 class TestSplit:
     def test_windows_of_one_visit_are_one_occurrence(self, tmp_path):
-        """Windows of one role may follow each other in one step."""
+        """Several windows of one role in one visit of the step are one occurrence."""
         run = make_run(tmp_path)
         for occurrence, at in enumerate((0, 5, 9), 1):
             fragment(run, at=at, occurrence=occurrence)
         assert len(times(run)) == 1
 
     def test_visits_of_one_process(self, tmp_path):
-        """Visits as the recording side counts them, for each role."""
+        """If a process visits the step twice, the windows of each visit are one occurrence, for each role."""
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
             fragment(run, at=at, role="rollout", visit=visit)
@@ -105,7 +105,9 @@ class TestSplit:
         ]
 
     def test_windows_of_a_restarted_job_are_another_occurrence(self, tmp_path):
-        """Other processes, which begin when the first ones have ended; of the first attempt the second role never came."""
+        """If another process begins after the first one has ended, its windows are a second occurrence. The
+        role that the first process never reached is in the second one.
+        """
         run = make_run(tmp_path)
         fragment(run, at=0, role="rollout")
         fragment(run, at=100, role="rollout", pid=8)
@@ -113,7 +115,9 @@ class TestSplit:
         assert times(run) == [[("rollout", 0, 0.0)], [("actor", 0, 110.0), ("rollout", 0, 100.0)]]
 
     def test_a_role_of_the_second_epoch_alone(self, tmp_path):
-        """The role is placed by time, although it begins before the others."""
+        """A role that was recorded in the second epoch only is placed by its time, although
+        it begins before the others.
+        """
         run = make_run(tmp_path)
         fragment(run, at=0)
         fragment(run, at=98, role="evaluate")
@@ -121,7 +125,9 @@ class TestSplit:
         assert times(run)[1] == [("actor", 0, 100.0), ("evaluate", 0, 98.0)]
 
     def test_clocks_that_are_hours_apart(self, tmp_path):
-        """What each rank recorded first is of the first occurrence, whatever its clock says; what lacks one is placed on the clock of its machine."""
+        """The first window of each rank is in the first occurrence, whatever its clock says. A role with
+        one window is placed by the clock of its host.
+        """
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
             fragment(run, at=at, visit=visit)
@@ -132,14 +138,14 @@ class TestSplit:
         assert second == [("actor", 0, 100.0), ("actor", 1, 7_300.0), ("evaluate", 1, 7_301.0)]
 
     def test_groups_of_ranks_at_one_time(self, tmp_path):
-        """Two processes that are rank 0 of one role at one time are no restart."""
+        """Two processes that record rank 0 of one role at the same time are one occurrence, not a restart."""
         run = make_run(tmp_path)
         fragment(run, at=0)
         fragment(run, at=0.5, pid=8)
         assert len(times(run)) == 1
 
     def test_engines_belong_to_the_occurrence_of_their_windows(self, tmp_path):
-        """The engines of a driver belong to the occurrence of its windows."""
+        """Each engine is in the same occurrence as the window of its driver."""
         run = make_run(tmp_path)
         for visit, at in enumerate((0, 100), 1):
             fragment(run, at=at, role="rollout", visit=visit)
@@ -154,7 +160,7 @@ class TestSplit:
         assert first["engines"][0]["start_unix_ns"] == BEGIN
 
     def test_a_window_without_a_time(self, tmp_path):
-        """Goes with the others of its process."""
+        """A window without times is in the same occurrence as the other windows of its process."""
         run = make_run(tmp_path)
         writer = {**ended_writer(), "host": "a", "boot_id": "a", "pid": 7}
         fragment(run, at=0)
@@ -166,13 +172,13 @@ class TestSplit:
 
 class TestRecording:
     def test_reused_steps_are_warned_about_once(self, epochs):
-        """There is one warning, however many steps and roles are used again."""
+        """A job that uses step numbers again logs one warning, however many steps and roles are affected."""
         _, (log,) = epochs(steps="1-2")
         assert log.count("a step number was used again") == 1
         assert "--occurrence" in log
 
     def test_no_warning_for_one_visit(self, epochs):
-        """Two windows of a role in one step are one visit."""
+        """Two windows of a role in one step are one visit, and the job logs no warning."""
         run, (log,) = epochs(count=1)
         assert "a step number was used again" not in log
         windows = read_step(run, 2)["windows"]
@@ -183,7 +189,9 @@ class TestRecording:
         ]
 
     def test_the_last_step_of_an_epoch(self, epochs):
-        """No later step comes between: going back to an earlier one is enough."""
+        """If the last step of an epoch is used again, an earlier step lies between,
+        and the job logs the warning.
+        """
         run, (log,) = epochs(steps="3", count=2)
         assert "a step number was used again" in log
         assert len(split(read_step(run, 3))) == 2
@@ -191,7 +199,7 @@ class TestRecording:
 
 class TestCommands:
     def test_ls_prints_one_line_per_occurrence(self, epochs, capsys):
-        """Each occurrence has one line."""
+        """`ls` prints one line for each occurrence."""
         run, _ = epochs()
         assert main(["ls", str(run)]) == 0
         rows = capsys.readouterr().out.splitlines()[2:]
@@ -204,7 +212,9 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [None, 1, 2, 3])
     def test_show_uses_the_last_occurrence_by_default(self, epochs, capsys, number):
-        """Windows and regions are those of the last occurrence. The other occurrences are mentioned."""
+        """`show` prints the windows and regions of one occurrence, by default
+        the last, and names the others.
+        """
         run, _ = epochs(ranks=2)
         assert main(["show", str(run), *([] if number is None else ["--occurrence", str(number)])]) == 0
         text = capsys.readouterr().out
@@ -221,13 +231,13 @@ class TestCommands:
         assert {each["name"]: each["count"] for each in shown["regions"]} == {"generate": 1, "update": 2}
 
     def test_an_unknown_occurrence_is_refused(self, epochs, capsys):
-        """The error names the nearest occurrence."""
+        """The error states how often the step was recorded, and suggests the nearest number."""
         run, _ = epochs()
         assert main(["show", str(run), "--occurrence", "7"]) == 2
         assert "--occurrence = 7: step 2 was recorded 3 times; did you mean 3?" in capsys.readouterr().err
 
     def test_report_covers_one_occurrence(self, epochs, capsys):
-        """The step is as long as one occurrence of it. Each occurrence has its own report file."""
+        """The report lasts as long as its occurrence, and each occurrence has its own report file."""
         run, _ = epochs(ranks=2)
         assert main(["report", str(run)]) == 0
         assert main(["report", str(run), "--occurrence", "1"]) == 0
@@ -245,7 +255,7 @@ class TestCommands:
             assert report.seconds == pytest.approx((max(ends) - min(begins)) / SECOND, abs=1e-3)
 
     def test_merge_has_only_spans_of_the_occurrence(self, epochs, capsys):
-        """Only spans of the occurrence are in the timeline."""
+        """The timeline of an occurrence contains only spans of that occurrence."""
         run, _ = epochs(ranks=2)
         parts = split(read_step(run, 2))
         ends = [
@@ -270,7 +280,9 @@ class TestCommands:
 
     @pytest.mark.parametrize("number", [None, 1])
     def test_spans_of_a_step_are_of_one_occurrence(self, epochs, capsys, number, tmp_path):
-        """With a step, the spans of one occurrence are read; without a step, all spans."""
+        """With `--step`, `spans` reads one occurrence; without it, all spans.
+        `--occurrence` requires `--step`.
+        """
         run, _ = epochs(ranks=2)
         chosen = [] if number is None else ["--occurrence", str(number)]
         written = tmp_path / "spans.pftrace"
@@ -288,7 +300,7 @@ class TestCommands:
         assert "--occurrence: requires --step" in capsys.readouterr().err
 
     def test_a_restarted_job(self, epochs, capsys):
-        """The job begins anew under its run id and comes to the step again."""
+        """If a job starts again under its run id, each of its two visits of the step is one occurrence."""
         for _ in range(2):
             run, _ = epochs(count=1, ranks=2)
         for number in (1, 2):
@@ -301,7 +313,9 @@ class TestCommands:
 
 class TestSpans:
     def test_a_visit_that_was_not_recorded(self, tmp_path):
-        """Spans exist for each occurrence; those of the recorded one are shown."""
+        """Three epochs visited the step, and one visit was recorded. Only the spans of
+        the recorded visit are read.
+        """
         run = make_run(tmp_path)
         fragment(run, at=100, seconds=1)
         path = run.spans_path(0)
@@ -318,7 +332,9 @@ class TestSpans:
         assert sorted((spans.slices.start - BEGIN) // SECOND) == [100, 100]
 
     def test_a_process_before_the_restart_that_recorded_nothing(self, tmp_path, capsys):
-        """Its spans of the step are not those of the time that was recorded. Another group of ranks that took another role is meant, too."""
+        """Spans of a process that ended before the recorded time are left out. Spans of another group of
+        ranks with another role are kept.
+        """
         run = make_run(tmp_path)
         fragment(run, at=100, seconds=1, rank=1)
         for pid, role, at in ((7, "actor", 0), (8, "actor", 100), (9, "rollout", 97)):
@@ -337,17 +353,19 @@ class TestSpans:
 
 
 class TestClocksThatWereNeverCompared:
-    """A process that recorded nothing itself, on a host whose clock is hours ahead of those that recorded."""
+    """A process that recorded no window, on a host whose clock is hours ahead of the recording host."""
 
     def visits(self, tmp_path, *times, recorded=(0, 100), step=2):
-        """Record occurrences on one host, and write the spans of a rank on another one that visited the step at these times [s]."""
+        """Record occurrences on one host. On another host, write spans of a rank that visited
+        the step at these times [s].
+        """
         run = make_run(tmp_path)
         for number, at in enumerate(recorded, 1):
             fragment(run, at=at, visit=number)
         return self.spans(run, *times, step=step)
 
     def spans(self, run, *times, step=2, pid=9):
-        """Write the spans of one more process of that rank."""
+        """Write the spans of another process of that rank."""
         lines = [{"kind": "spans", "rank": 1, "host": "b", "pid": pid}]
         for at in times:
             part = {"step": step, "role": "actor", "start": BEGIN + int(at * SECOND), "dur": SECOND}
@@ -361,7 +379,7 @@ class TestClocksThatWereNeverCompared:
         return run
 
     def names(self, run, capsys, number):
-        """Return the names of the regions in `show` and `merge`, and their notes about excluded ones."""
+        """Return the regions that `show` and `merge` have, and their notes about excluded spans."""
         assert main(["show", str(run.path), "--json", "--occurrence", str(number)]) == 0
         shown = json.loads(capsys.readouterr().out)
         found = find([run.path], output_dir=run.path.parent, step=2, occurrence=number)
@@ -374,14 +392,16 @@ class TestClocksThatWereNeverCompared:
         return regions, problems
 
     def test_visits_and_occurrences_are_matched_by_order(self, tmp_path, capsys):
-        """They are matched by their order, whatever the clock says."""
+        """If the number of visits equals that of the occurrences, they are matched by their order."""
         run = self.visits(tmp_path, 7_200, 7_300)
         assert self.names(run, capsys, 1) == ({"at 7200"}, [])
         assert self.names(run, capsys, 2) == ({"at 7300"}, [])
 
     @pytest.mark.parametrize("times", [(7_200,), (7_200, 7_300, 7_400), (7_200, 9_300)])
     def test_visits_that_do_not_match_are_left_out_with_a_reason(self, tmp_path, capsys, times):
-        """Its spans are left out, and the reason is given."""
+        """If the visits do not match the occurrences, the spans of the process are left out,
+        and the reason is a finding.
+        """
         run = self.visits(tmp_path, *times)
         for number in (1, 2):
             regions, (problem,) = self.names(run, capsys, number)
@@ -389,7 +409,9 @@ class TestClocksThatWereNeverCompared:
             assert "2 occurrences of it were recorded" in problem
 
     def test_a_process_before_a_restart_and_one_after_it(self, tmp_path, capsys):
-        """Each visited the step once, and which of two occurrences that was is not known."""
+        """If two processes visited the step once each, their spans are left
+        out: the occurrence is unknown.
+        """
         run = self.visits(tmp_path, 7_200)
         self.spans(run, 7_300, pid=10)
         found = find([run.path], output_dir=run.path.parent, step=2)
@@ -398,8 +420,8 @@ class TestClocksThatWereNeverCompared:
         assert all("visited it once" in source.findings[0] for source in sources)
 
     def test_a_capture_of_one_occurrence_alone(self, tmp_path):
-        """The clock of the host was never compared, so the capture may belong to either occurrence. A
-        finding says so.
+        """If the clock of a host was never compared, its single capture may belong to either
+        occurrence. A finding says so.
         """
         run = make_run(tmp_path)
         for number, at in enumerate((0, 100), 1):
@@ -412,17 +434,19 @@ class TestClocksThatWereNeverCompared:
         assert not any("may be of another occurrence" in problem for _, problem in found.findings)
 
     def test_one_visit_belongs_to_the_one_occurrence(self, tmp_path, capsys):
-        """It is the usual case: they belong together."""
+        """If the step was recorded and visited once, the spans belong to that occurrence."""
         run = self.visits(tmp_path, 7_200, recorded=(0,))
         assert self.names(run, capsys, 1) == ({"at 7200"}, [])
 
 
 class TestSpreads:
     def test_a_step_of_each_epoch(self, epochs):
-        """Each time counts for itself: no step is as long as the run."""
+        """If each epoch uses the same step numbers, each visit counts as a step,
+        and none is as long as the run.
+        """
         run, _ = epochs(steps="none", count=3)
         (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]
-        assert whole.steps == 11  # but the first of twelve
+        assert whole.steps == 11  # all of the twelve but the first
         spans = list(read_spans(run))
         total = max(each["start"] + each["dur"] for each in spans) - min(each["start"] for each in spans)
         assert 6 * whole.median < total / SECOND

@@ -1,4 +1,4 @@
-"""Calls inside a call of the same name count once."""
+"""Calls inside a call of the same name are not counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from stepprof.run.summary import region_times
 
 
 def times_of(*spans):
-    """The nanoseconds of each outermost one of spans (start, duration, and more)."""
+    """Return the nanoseconds of each outermost span, and the number of errors. A
+    span is (start, duration, more).
+    """
     found = Outermost()
     for start, duration, *more in spans:
         found.add({"start": start, "dur": duration, **(more[0] if more else {})})
@@ -24,31 +26,37 @@ def times_of(*spans):
 
 class TestOutermost:
     def test_inner_spans_are_not_counted(self):
-        """However deep, and however many there are; errors inside are those of the call around them."""
+        """Inner spans are not counted, however deep. An error inside counts with the call around it."""
         error = {"error": True}
         assert times_of((2, 1, error), (1, 3, error), (5, 1), (0, 10, error), (11, 4)) == ([10, 4], 1)
 
     def test_one_after_the_other_is_two(self):
-        """Consecutive spans are two, even if one begins at the end of the other, and for points in time."""
+        """Consecutive spans count separately, even if one begins at the end of the other,
+        and if they have no duration.
+        """
         assert times_of((0, 5), (5, 5), (10, 0), (10, 0)) == ([5, 5, 0, 0], 0)
 
     def test_the_same_time_twice_is_once(self):
-        """A clock may be too coarse to distinguish the inner from the outer one."""
+        """Two spans with the same times count once: a coarse clock cannot tell
+        the inner from the outer one.
+        """
         assert times_of((0, 5), (0, 5)) == ([5], 0)
 
     @pytest.mark.parametrize("key", ["thread", "task"])
     def test_threads_and_tasks_are_apart(self, key):
-        """What another thread or task does meanwhile is not inside."""
+        """A span of another thread or task at the same time is not an inner span."""
         assert times_of((2, 1, {key: 1}), (0, 10, {key: 2})) == ([1, 10], 0)
 
     def test_damaged_times(self):
-        """Count as calls of no duration."""
+        """A span with damaged times counts as a call without duration."""
         assert times_of((None, "x"), (2**63, 1e300)) == ([0, 0], 0)
 
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A function that is measured by a decorator, by a timer of the same name within, and by itself, where it recurses; four outermost calls."""
+    """Record a function with a decorator, a region of the same name inside, and
+    recursion: four outermost calls.
+    """
     stepprof.init({"output_dir": str(tmp_path), "backend": "null", "steps": "2"}, rank=0, world_size=1)
 
     @stepprof.region("solve")
@@ -69,14 +77,16 @@ def recorded(tmp_path):
 
 class TestCommands:
     def test_show(self, recorded):
-        """The seconds of a region are never more than those of the window around it."""
+        """`show` counts the two outermost calls. Their seconds are at most
+        those of the window around them.
+        """
         (time,) = region_times(recorded, 2).times
         (window,) = [time for time in span_times(recorded, Wanted(step=2)).times if time.kind == "window"]
         assert (time.name, time.count) == ("solve", 2)
         assert time.seconds <= window.seconds_of_each[0]
 
     def test_spans(self, recorded, capsys):
-        """Calls, seconds, the median and the longest are those of the outermost calls."""
+        """`spans` counts the four outermost of 16 calls, and states the longest of them."""
         assert main(["spans", str(recorded), "--region", "solve", "--json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)["spans"]
         assert row["count"] == 4

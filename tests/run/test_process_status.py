@@ -1,4 +1,4 @@
-"""The status file of one process: written with every field, read whatever it holds."""
+"""The status file of a process: it is written with every field, and read with any content."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ FULL = {
 
 class TestProcessStatus:
     def test_a_status_round_trips(self) -> None:
-        """Every field, and no other."""
+        """A status with every field is unchanged after writing and reading."""
         assert ProcessStatus(**FULL).to_dict() == FULL
         assert ProcessStatus.from_dict(FULL).to_dict() == FULL
 
     def test_values_of_another_type(self) -> None:
-        """They count as missing, and cost no other field."""
+        """A value of a wrong type counts as missing, and the other fields are read."""
         for key, value in FULL.items():
             wrong = 5 if isinstance(value, str | list | dict | bool) and key != "rank" else ["x"]
             read = ProcessStatus.from_dict({**FULL, key: wrong}).to_dict()
             assert read == {**FULL, key: {} if key in ("engines", "requests") else None}
 
     def test_a_stride_of_zero(self) -> None:
-        """No step leads to another one by it."""
+        """A stride of zero counts as missing."""
         assert ProcessStatus.from_dict({"stride": 0}).stride is None
 
     def test_keys_of_a_newer_version(self) -> None:

@@ -1,4 +1,4 @@
-"""Codes decide, texts are for people: rewording a message changes nothing."""
+"""Codes decide how an entry is read. Messages are for people, so that rewording one changes nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ ENGINE = {"role": "rollout", "replica": 0, "name": "e", "status": "joined"}
 
 class TestIsPending:
     def test_an_entry_of_an_older_version(self) -> None:
-        """Without `pending`, a lost entry may still be replaced; every other outcome is final."""
+        """Without `pending`, an entry with the status `lost` is pending, and one
+        with another status is final.
+        """
         assert is_pending({"status": "lost"})
         assert not is_pending({"status": "failed"})
 
     def test_the_pending_field_decides_for_any_outcome(self) -> None:
-        """The status of the entry does not matter."""
+        """If an entry has `pending`, its status does not matter."""
         assert is_pending({"status": "failed", "pending": True})
         assert not is_pending({"status": "lost", "pending": False})
 
@@ -35,7 +37,9 @@ class TestIsPending:
 @pytest.mark.parametrize("text", ["the process ended", "export: nothing", "any words", None])
 class TestReading:
     def test_a_pending_entry_of_a_living_writer_is_being_recorded(self, read, text) -> None:
-        """A pending entry is being recorded, a final one is lost, whatever the message says."""
+        """While the writer lives, a pending entry is recording and a final one is
+        lost, whatever the message says.
+        """
         entry = {"rank": 0, "status": "lost", "error": text, "stop_seconds": 1.0}
         found, _ = read({**entry, "pending": True, "reason_code": "recording"}, writer_identity())
         assert (found["status"], found["error"], found["reason_code"]) == ("recording", None, None)
@@ -43,12 +47,12 @@ class TestReading:
         assert (found["status"], found["error"], found["reason_code"]) == ("lost", text, "export_failed")
 
     def test_once_it_has_ended(self, read, text) -> None:
-        """Nothing is pending any more."""
+        """After the writer's end, the entry is lost and no longer pending."""
         found, _ = read({"rank": 0, "status": "lost", "error": text, "pending": True}, ended_writer())
         assert (found["status"], found["pending"]) == ("lost", False)
 
     def test_damaged_fields(self, read, text) -> None:
-        """They are findings, and read as if they were not there."""
+        """A damaged field is a problem, and the entry is read as if the field were missing."""
         entry = {"rank": 0, "status": "lost", "error": text, "pending": "no", "reason_code": 5}
         found, problems = read(entry, ended_writer())
         assert (found["pending"], found["reason_code"], len(problems)) == (False, None, 2)
@@ -57,7 +61,9 @@ class TestReading:
 class TestDrivenElsewhere:
     @pytest.mark.parametrize("text", ["driven by another process", "any words", None])
     def test_an_engine_is_counted_once(self, text) -> None:
-        """Of an engine that several processes attached, the entry of the one that drives it counts, whatever the others' messages say."""
+        """If several processes attached an engine, the entry of the process that drives it
+        counts, whatever the messages say.
+        """
         mine, _ = read_engine({**ENGINE, "status": "complete"}, None)
         theirs, _ = read_engine({**ENGINE, "reason_code": "driven_elsewhere", "error": text}, None)
         assert without_references([mine, theirs]) == [mine]
@@ -65,7 +71,7 @@ class TestDrivenElsewhere:
 
 class TestDocs:
     def test_every_code_is_explained(self) -> None:
-        """In the page about the manifest."""
+        """`docs/manifest.md` explains every reason code."""
         page = Path(__file__).parents[2] / "docs" / "manifest.md"
         text = page.read_text(encoding="utf-8")
         assert [code.value for code in ReasonCode if f"| `{code.value}` |" not in text] == []
@@ -75,14 +81,14 @@ THEIRS = {
     "backend extension": "torch",
     "not in progress": "SGLang",
 }
-"""Texts of other programs, which have no code beside them."""
+"""Messages of other programs, which have no codes."""
 FIELDS = {"error", "reason", "note", "status", "problem", "detail", "message", "outcome", "last_error"}
-"""What holds, or stands beside, a text for people."""
+"""Names of fields and variables that hold messages for people."""
 TESTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"}
 
 
 def named(node: ast.AST) -> Iterator[str]:
-    """What variables, attributes and keys a node speaks of."""
+    """Yield the names of variables and attributes and the strings in a node."""
     for each in ast.walk(node):
         if isinstance(each, ast.Name):
             yield each.id
@@ -93,13 +99,13 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def sentences(node: ast.AST, constants: dict[str, str]) -> set[str]:
-    """The texts of several words in a node."""
+    """Return the strings of several words in a node, constants included."""
     texts = {constants.get(name, name) for name in named(node)}
     return {text for text in texts if " " in text} - set(THEIRS)
 
 
 def compared(tree: ast.AST, constants: dict[str, str]) -> Iterator[tuple[int, set[str]]]:
-    """Where a field for people is compared with a text of several words."""
+    """Yield the lines that compare a field for people with a string of several words."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             asked = any(isinstance(each, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for each in node.ops)
@@ -114,7 +120,7 @@ def compared(tree: ast.AST, constants: dict[str, str]) -> Iterator[tuple[int, se
 
 
 def constants_of(tree: ast.Module) -> dict[str, str]:
-    """The texts that a module gives names to."""
+    """Return the string constants of a module by name."""
     found = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
@@ -124,9 +130,7 @@ def constants_of(tree: ast.Module) -> dict[str, str]:
 
 class TestSources:
     def test_the_code_compares_no_messages(self) -> None:
-        """No status and no reason is compared with a sentence, neither with a literal nor through the name
-        of a constant.
-        """
+        """No code compares a message with a sentence, given as a literal or as a constant."""
         trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
         constants = {name: text for tree in trees.values() for name, text in constants_of(tree).items()}
         found = [
@@ -146,5 +150,5 @@ class TestSources:
         ],
     )
     def test_comparisons_of_messages_are_found(self, line) -> None:
-        """The comparisons that were in the code once."""
+        """Comparisons of this kind, which the code once contained, are found."""
         assert len(list(compared(ast.parse(line), {"LOST": "the process ended"}))) == 1

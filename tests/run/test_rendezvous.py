@@ -1,4 +1,4 @@
-"""Claims that another user, or a damaged disk, has left where a job looks for its run."""
+"""Claims of another user, or damaged ones, in the folder in which a job looks for its run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def claim(output_dir: Path, launcher: Launcher = LAUNCHER) -> str:
 
 
 def folder_of(output_dir: Path) -> Path:
-    """Where the claims of the key above lie."""
+    """Return the folder that contains the claims of the key `k`."""
     with tempfile.TemporaryDirectory() as name:
         claim(Path(name))
         (made,) = (Path(name) / ".claims").iterdir()
@@ -37,7 +37,7 @@ def folder_of(output_dir: Path) -> Path:
 
 
 def member_of(folder: Path) -> str:
-    """Return the name of the file of this launcher's host, next to a claim."""
+    """Return the suffix of the file that registers this launcher's host in a claim."""
     with tempfile.TemporaryDirectory() as name:
         claim(Path(name))
         (made,) = (Path(name) / ".claims" / folder.name).glob("000001.*.json")
@@ -55,7 +55,7 @@ class TestAnotherUsersClaim:
 
     @pytest.mark.parametrize("run_id", ["theirs", "/tmp/theirs", "../theirs", ".."])
     def test_another_users_claim_is_not_joined(self, shared, run_id):
-        """A claim of another user names no run of ours, with a path or with a plain name."""
+        """A claim of another user is not followed, whether it names a path or a plain name."""
         folder = folder_of(shared)
         plant(folder / "000001.json", self.planted(run_id=run_id))
         found = claim(shared)
@@ -64,7 +64,9 @@ class TestAnotherUsersClaim:
         assert claim(shared) == found
 
     def test_agreement_of_the_launcher(self, shared):
-        """What another user says that our ranks agreed on is not believed; all ranks still find one run."""
+        """If another user writes the launcher's agreement, it is not followed.
+        All ranks still find one run.
+        """
         folder = folder_of(shared)
         with tempfile.TemporaryDirectory() as name:
             claim(Path(name))
@@ -75,7 +77,9 @@ class TestAnotherUsersClaim:
         assert runs(shared) == found[:1]
 
     def test_names_that_are_taken(self, shared):
-        """Claims and members of another user are not waited for. The next free number is taken at once."""
+        """Files of another user with the names of claims and members cause no wait.
+        The next free number is used.
+        """
         folder = folder_of(shared)
         plant(folder / "000001.json", "{")
         as_other_user(
@@ -90,7 +94,9 @@ class TestAnotherUsersClaim:
         assert claim(shared, Launcher("h2", "L2", 1001.0)) == found
 
     def test_more_than_a_job_makes(self, shared, monkeypatch):
-        """A folder that another user filled is named, with what helps."""
+        """If a folder contains more files than a job makes, the error names the limit
+        and says to remove the folder.
+        """
         monkeypatch.setattr(rendezvous, "MOST_FILES", 10)
         plant(folder_of(shared) / "000001.json", "{}")
         as_other_user('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder_of(shared))
@@ -98,14 +104,16 @@ class TestAnotherUsersClaim:
             claim(shared)
 
     def test_a_link_in_its_place(self, shared, tmp_path):
-        """Claims are not written where another user's link leads."""
+        """If another user made `.claims` a link, an error is raised, and no file is written at its target."""
         as_other_user('ln -s "$2" "$1/.claims"', shared, tmp_path)
         with pytest.raises(ConfigError, match="is a link"):
             claim(shared)
         assert list(tmp_path.iterdir()) == []
 
     def test_init_in_a_folder_of_everybody(self, shared):
-        """The whole of `init`, as a rank of torchrun: it records below its own output_dir."""
+        """A rank of torchrun calls `init` in a folder that every user can write. After another user has
+        replaced the claims, it records below its own output_dir in a new run.
+        """
         script = (
             "import stepprof, sys\n"
             "session = stepprof.init({'output_dir': sys.argv[1], 'steps': '2', 'backend': 'null'})\n"
@@ -138,7 +146,9 @@ class TestAnotherUsersClaim:
         assert second != first
 
     def test_a_run_that_the_parent_did_not_open(self, shared, monkeypatch):
-        """`run.json` of another user, or of another folder, names no run that ranks of ours join."""
+        """A `run.json` of another user, or one that names another folder, is not used. One that
+        names its own folder is used.
+        """
         content = {"writer": writer_identity(os.getppid()), "run_id_from": "process", "created_unix_ns": 1}
         plant(shared / "theirs" / "run.json", json.dumps({**content, "run_id": "theirs"}))
         (shared / "mine").mkdir()
@@ -175,7 +185,7 @@ class TestDamagedFiles:
     @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
     @pytest.mark.parametrize("name", ["launcher", "claim", "member", "run.json"])
     def test_init_finds_a_run(self, tmp_path, monkeypatch, content, name):
-        """Whatever a file of ours says, `init` finds a run below output_dir; only ConfigError may leave it."""
+        """Whatever the damaged file contains, a run below output_dir is found."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         claim(tmp_path)
         folder = folder_of(tmp_path)
@@ -191,7 +201,7 @@ class TestDamagedFiles:
         assert (tmp_path / found).parent == tmp_path
 
     def test_an_environment_that_is_not_utf8(self, tmp_path):
-        """Bytes of the environment that are no UTF-8 cost no run."""
+        """Variables of the environment that are not UTF-8 do not prevent a run."""
         environ = {"MASTER_ADDR": "h\udcff", "MASTER_PORT": "\udc80", "TORCHELASTIC_RUN_ID": "none"}
         assert agree_on_run(tmp_path, run_id=None, world_size=2, environ=environ).source == "launcher"
         named = {"STEPPROF_RUN_ID": "job\ud800"}
@@ -199,6 +209,6 @@ class TestDamagedFiles:
 
     @pytest.mark.parametrize("output_dir", ["runs\0", "runs\ud800", "x" * 300])
     def test_a_folder_that_cannot_be(self, tmp_path, output_dir):
-        """A ConfigError names the key."""
+        """If output_dir cannot be a folder, a ConfigError names the key."""
         with pytest.raises(ConfigError, match="output_dir = "):
             open_run(tmp_path / output_dir, run_id=None, rank=0, world_size=1, environ={}, description={})

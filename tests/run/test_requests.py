@@ -21,13 +21,13 @@ def selector(rank: int = 0, world_size: int = 4, **config: object) -> Selector:
 
 class TestRequest:
     def test_a_request_round_trips(self, tmp_path: Path) -> None:
-        """A request that was written and read again is unchanged."""
+        """A request that is written and read is unchanged."""
         request = Request.make(7, count=2, role="actor", ranks="0-3", torch={"with_stack": True})
         path = place_request(tmp_path, request)
         assert read_request(path, os.getuid()) == request
 
     def test_a_request_is_readable_by_its_user_only(self, tmp_path: Path) -> None:
-        """Folder and file are made with the user's own permissions."""
+        """Only the user can read the folder and the files of a request."""
         path = place_request(tmp_path, Request.make(7))
         withdraw_request(tmp_path, path.stem)
         modes = [item.stat().st_mode & 0o777 for item in (path.parent, path, path.with_suffix(".withdrawn"))]
@@ -56,7 +56,9 @@ class TestRequest:
     def test_a_request_is_checked_like_the_configuration(
         self, given: dict[str, object], message: str
     ) -> None:
-        """The key, the value and the nearest valid one are named where it is made."""
+        """An invalid request is refused when it is made. The error names the key and the
+        value, and suggests a valid one.
+        """
         with pytest.raises(ConfigError) as raised:
             Request.make(**{"step": 3, **given})  # type: ignore[arg-type]
         assert message in str(raised.value)
@@ -84,14 +86,14 @@ class TestRequest:
         ],
     )
     def test_a_file_that_is_none_is_refused(self, tmp_path: Path, content: bytes) -> None:
-        """Half-written and hostile files end in one kind of error."""
+        """A damaged or hostile file raises a ConfigError."""
         path = tmp_path / "x.json"
         path.write_bytes(content)
         with pytest.raises(ConfigError):
             read_request(path, os.getuid())
 
     def test_links_pipes_and_foreign_files_are_refused(self, tmp_path: Path) -> None:
-        """A file that another user may have put there is not even followed."""
+        """A link, a pipe, and a file of another user are refused."""
         path = place_request(tmp_path, Request.make(7))
         link, pipe = tmp_path / "link.json", tmp_path / "pipe.json"
         link.symlink_to(path)
@@ -104,7 +106,7 @@ class TestRequest:
             read_request(path, os.getuid() + 1)
 
     def test_withdrawing_an_unknown_request_names_the_nearest(self, tmp_path: Path) -> None:
-        """A request that is not there cannot be withdrawn; one that is, once."""
+        """An unknown request cannot be withdrawn. A known one can be withdrawn once."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.raises(ConfigError, match=f'did you mean "{path.stem}"'):
             withdraw_request(tmp_path, path.stem[:-1])
@@ -114,7 +116,7 @@ class TestRequest:
         assert not withdraw_request(tmp_path, path.stem)
 
     def test_a_request_is_never_overwritten(self, tmp_path: Path) -> None:
-        """The same name a second time is refused."""
+        """A second request with the same name is refused, and the first one stays."""
         request = Request.make(7)
         place_request(tmp_path, request)
         with pytest.raises(FileExistsError):
@@ -124,8 +126,8 @@ class TestRequest:
 
 class TestSelectorWithRequests:
     def test_a_request_selects_its_steps(self) -> None:
-        """The request selects steps that the configuration does not select, and windows are checked again
-        if they were quiet before.
+        """A request selects steps that the configuration does not select. It also clears the
+        selector's list of quiet roles.
         """
         asked = selector()
         assert asked.select(5, None) is None
@@ -139,14 +141,14 @@ class TestSelectorWithRequests:
         assert policy.max_seconds == 9
 
     def test_the_previous_step_is_not_quiet(self) -> None:
-        """At its end the target is armed."""
+        """The step before a requested one is not quiet, because the target is armed at its end."""
         asked = selector()
         asked.request(Request.make(7))
         asked.select(3, None)
         assert asked.quiet[None] == (3, 6)
 
     def test_role_and_ranks(self) -> None:
-        """Only the roles and ranks asked for."""
+        """Only the role and the ranks that the request names record."""
         here, there = selector(rank=0), selector(rank=3)
         request = Request.make(7, role="actor", ranks="3")
         for asked in (here, there):
@@ -156,7 +158,7 @@ class TestSelectorWithRequests:
         assert there.select(7, "rollout") is None
 
     def test_ranks_are_the_configured_ones_unless_named(self) -> None:
-        """Without ranks, those that would record a configured step."""
+        """A request without ranks selects the ranks that the configuration records."""
         here, there = selector(rank=0), selector(rank=3)
         for asked in (here, there):
             asked.request(Request.make(7))
@@ -164,7 +166,9 @@ class TestSelectorWithRequests:
         assert there.select(7, None) is None
 
     def test_each_rank_gets_its_requests_and_the_configured_step(self) -> None:
-        """Each rank gets what concerns it, and a configured step stays one."""
+        """A request for other ranks does not change a configured step. One for
+        this rank replaces its settings.
+        """
         asked = selector(rank=0, steps="7", max_seconds=5)
         asked.request(Request.make(7, ranks="3", max_seconds=6))
         policy = asked.select(7, None)
@@ -176,14 +180,16 @@ class TestSelectorWithRequests:
         assert policy.max_seconds == 8
 
     def test_roles_made_up_at_each_step(self) -> None:
-        """If each step has a new role, the number of roles in memory is bounded."""
+        """If each step has a new role, the number of roles in memory is limited."""
         asked = selector()
         for step in range(MOST_ROLES + 10):
             assert asked.select(step, f"actor-{step}") is None
         assert len(asked.quiet) <= MOST_ROLES
 
     def test_the_first_request_for_a_step_holds(self) -> None:
-        """The one that was made first holds on every rank, in whatever order they see them; without it, the other."""
+        """Of two requests for a step, the one that was made first holds, in whatever order a rank reads
+        them. After its withdrawal the other one holds.
+        """
         first, second = Request.make(7, max_seconds=1), Request.make(7, max_seconds=2)
         for order in ((first, second), (second, first)):
             asked = selector()
@@ -198,7 +204,9 @@ class TestSelectorWithRequests:
             assert policy.max_seconds == 2
 
     def test_a_withdrawn_request_no_longer_applies(self) -> None:
-        """Withdrawing an unknown request is refused."""
+        """A withdrawn request selects no step. Withdrawing an unknown request, or
+        adding one twice, is refused.
+        """
         asked = selector()
         request = Request.make(7)
         assert not asked.withdraw(request.name)
@@ -208,13 +216,13 @@ class TestSelectorWithRequests:
         assert asked.select(7, None) is None
 
     def test_a_disabled_role_stays_disabled(self) -> None:
-        """The configuration has priority."""
+        """A role that the configuration disables is not recorded on request."""
         asked = selector(roles={"ref": {"enabled": False}})
         asked.request(Request.make(7))
         assert asked.select(7, "ref") is None
 
     def test_conflicting_requests_are_refused(self) -> None:
-        """Ranks beyond the world, and what cannot stand together with the configuration."""
+        """A request is refused if it names a rank beyond the world or conflicts with the configuration."""
         asked = selector(join_steps=True)
         with pytest.raises(ConfigError, match="there is no rank 9 in a world of 4; did you mean 3"):
             asked.request(Request.make(7, ranks="9"))

@@ -1,4 +1,4 @@
-"""Which run a process belongs to."""
+"""How a process finds the run to which it belongs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ while not (meeting / "go").exists():
 run = agree_on_run(root, run_id=None, world_size=int(os.environ["WORLD_SIZE"]), environ=os.environ)
 os.write(1, f"{run.run_id} {run.source}\\n".encode())
 """
-# a launcher as torchrun is one: starts all ranks, waits for them, and does so again (an elastic restart); the ranks go all at once
+# A launcher like torchrun: it starts all ranks, waits for them, and repeats this as in an elastic restart.
+# The ranks look for their run at the same moment.
 LAUNCHER = """
 import os, pathlib, subprocess, sys, tempfile, time
 worker, output_dir, ranks, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -67,7 +68,7 @@ def names(launcher):
 
 class TestOrderOfAuthority:
     def test_the_argument_wins_over_everything(self, tmp_path):
-        """The run id that the caller passes has priority over all other sources."""
+        """The run id that the caller passes has priority over the environment."""
         assert agree(tmp_path, run_id="mine", STEPPROF_RUN_ID="env").run_id == "mine"
 
     @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b", "x" * 101])
@@ -94,17 +95,17 @@ class TestOrderOfAuthority:
         ],
     )
     def test_the_launchers_own_name(self, tmp_path, environ, run_id, source):
-        """A launcher that names its job has settled the matter; nothing is written to find it."""
+        """If the launcher names its job, this is the run id, and no file is written."""
         agreement = agree(tmp_path / "none", **environ)
         assert (agreement.run_id, agreement.source) == (run_id, source)
         assert not (tmp_path / "none").exists()
 
     def test_names_of_the_environment_are_made_safe(self, tmp_path):
-        """A path in a variable does not leave output_dir."""
+        """A path in a variable becomes a plain name, so that the run stays in output_dir."""
         assert agree(tmp_path, STEPPROF_RUN_ID="../../etc").run_id.startswith("etc-")
 
     def test_a_name_of_dots_is_ignored(self, tmp_path):
-        """A name that consists of dots only is ignored, and the next source is used."""
+        """A run id that consists of dots is ignored, and the next source is used."""
         assert agree(tmp_path, STEPPROF_RUN_ID="..", SLURM_JOB_ID="7").run_id == "slurm-7"
 
     @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ class TestOrderOfAuthority:
         [{}, {"TORCHELASTIC_RUN_ID": "none"}, {"MASTER_ADDR": "h"}, {"MASTER_ADDR": "h", "MASTER_PORT": "1"}],
     )
     def test_a_process_of_its_own(self, tmp_path, environ):
-        """Without a word from a launcher, or alone in the world, each process is a run."""
+        """If no launcher is known, or the world has one rank, each process gets a run of its own."""
         first, second = agree(tmp_path, **environ), agree(tmp_path, **environ)
         assert first.source == second.source == "process"
         assert first.run_id != second.run_id
@@ -120,17 +121,17 @@ class TestOrderOfAuthority:
 
 class TestRay:
     def test_is_never_started(self, tmp_path, monkeypatch):
-        """Imported and not initialised: not asked any further."""
+        """If Ray is imported and not initialised, no run id is taken from it."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
         assert agree(tmp_path).source == "process"
 
     def test_a_half_imported_ray_is_ignored(self, tmp_path, monkeypatch):
-        """A ray that is only being imported has no attributes yet."""
+        """If Ray is still being imported and has no attributes, it is ignored."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
         assert agree(tmp_path).source == "process"
 
     def test_a_ray_that_fails(self, tmp_path, monkeypatch, caplog):
-        """Whatever it raises, the process gets a run, and the log says why it is one of its own."""
+        """If Ray raises an error, the process gets a run of its own, and the log names the error."""
 
         def lost():
             raise RuntimeError("the head node is gone")
@@ -145,7 +146,9 @@ class TestRay:
     @pytest.mark.ray
     @pytest.mark.parametrize("submitted", ["", "raysubmit_abc"])
     def test_driver_and_worker_agree(self, tmp_path, submitted):
-        """The submission id, else the session of the cluster with the job: the same in the driver and in a worker."""
+        """The driver and a worker find the same run id: the submission id, or
+        else the session with the job.
+        """
         script = (
             "import json, os, pathlib, sys, ray\n"
             "from stepprof.run.run_id import agree_on_run\n"
@@ -183,7 +186,9 @@ class TestRay:
         ],
     )
     def test_a_ray_with_other_internals(self, tmp_path, monkeypatch, variable, run_id):
-        """An older Ray, or Ray Client, provides less: the environment of the driver, the address of the cluster."""
+        """If Ray lacks an internal, the run id comes from the driver's environment or
+        from the address of the cluster.
+        """
         context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_job_id=lambda: "01000000")
         ray = SimpleNamespace(
             is_initialized=lambda: True,
@@ -200,7 +205,9 @@ class TestRay:
         [({"job_submission_id": "raysubmit_1"}, "raysubmit_1"), ({}, "ray-session_x-01000000")],
     )
     def test_the_job_id_comes_from_the_jobs_metadata(self, tmp_path, monkeypatch, metadata, run_id):
-        """The metadata of the job come before the environment, which a long-lived cluster may have from another job."""
+        """The submission id in the job's metadata is used, not the environment's, which may be another
+        job's. Without one, the session and the job are used.
+        """
         context = SimpleNamespace(get_session_name=lambda: "session_x", get_job_id=lambda: "01000000")
         worker = SimpleNamespace(
             core_worker=SimpleNamespace(get_job_config=lambda: SimpleNamespace(metadata=metadata))
@@ -224,7 +231,7 @@ print(run.run_id, run.source)
 
 
 def opened(output_dir, run_id=None):
-    """The run that this process has opened, as `init` does."""
+    """Return the id of the run that this process opens, as `init` does."""
     description = {"created_unix_ns": time.time_ns()}
     return open_run(
         output_dir, run_id=run_id, rank=0, world_size=1, environ={}, description=description
@@ -232,10 +239,10 @@ def opened(output_dir, run_id=None):
 
 
 class TestStartedByRank:
-    """Lightning: rank 0 begins alone and starts the other ranks itself."""
+    """Ranks that rank 0 starts itself, as in Lightning."""
 
     def child(self, output_dir, **environ):
-        """What a process agrees on that this one has started."""
+        """Return the run id and its source that a child process of this one finds."""
         environ = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
@@ -250,12 +257,12 @@ class TestStartedByRank:
         return ran.stdout.split()
 
     def test_the_others_join_it(self, tmp_path):
-        """The other processes find the run by its run.json, which names the process that wrote it."""
+        """A child process finds the run of its parent."""
         alone = opened(tmp_path)
         assert self.child(tmp_path, LOCAL_RANK="1") == [alone, "parent"]
 
     def test_the_run_that_was_opened_last(self, tmp_path):
-        """A process that ends its run and opens another one starts ranks of the second."""
+        """If the parent has opened two runs, its child joins the second one."""
         opened(tmp_path)
         last = opened(tmp_path)
         assert self.child(tmp_path, LOCAL_RANK="1") == [last, "parent"]
@@ -264,17 +271,19 @@ class TestStartedByRank:
         "environ", [{"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}]
     )
     def test_another_program_that_a_rank_starts(self, tmp_path, environ):
-        """It is no rank of its parent's job: a rank 0, or a rank that torchrun has started."""
+        """A child that is a rank 0, or that torchrun has started, does not join its parent's run."""
         alone = opened(tmp_path)
         assert self.child(tmp_path, **environ)[0] != alone
 
     def test_a_run_that_the_parent_shares_by_name(self, tmp_path):
-        """All ranks that have the name are in the run."""
+        """A run with a given name is not joined through the parent."""
         opened(tmp_path, run_id="mine")
         assert self.child(tmp_path, LOCAL_RANK="1")[0] != "mine"
 
     def test_the_first_processes_of_two_nodes(self, tmp_path, monkeypatch):
-        """The user started one on each node, with the address of the first: they agree, and so do the ranks that they start."""
+        """The first processes of two nodes have the same address and find one run, as does a
+        rank that one of them starts.
+        """
         address = {"MASTER_ADDR": "node-0", "MASTER_PORT": "1"}
         first = agree(tmp_path, world_size=None, NODE_RANK="0", **address)
         monkeypatch.setattr(rendezvous.socket, "gethostname", lambda: "node-1")
@@ -287,11 +296,13 @@ class TestStartedByRank:
 
 class TestSafeName:
     def test_safe_names_are_unchanged(self):
-        """A plain name is itself."""
+        """A plain name is unchanged."""
         assert safe_name("grpo-7b_v1.2") == "grpo-7b_v1.2"
 
     def test_different_texts_stay_different(self):
-        """This also holds if the different characters are replaced, or lie beyond the maximum length."""
+        """Different strings become different names of at most 100 characters, also if they differ only in
+        replaced characters or beyond the limit.
+        """
         texts = ["a/b", "a:b", "a-b", "x" * 200 + "1", "x" * 200 + "2"]
         safe = [safe_name(text) for text in texts]
         assert len(set(safe)) == len(texts)
@@ -303,27 +314,27 @@ class TestClaimForLauncher:
         return Launcher(host=host, token=token, started=started)
 
     def test_eight_ranks_racing_agree(self, tmp_path):
-        """Eight real processes under one launcher, released at once: one run."""
+        """Eight ranks of one launcher look for their run at the same moment and find one."""
         found = names(start_launcher(tmp_path, ranks=8))
         assert len(found) == 8
         assert len(set(found)) == 1
         assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == [found[0]]
 
     def test_two_jobs_on_one_port_are_two_runs(self, tmp_path):
-        """Two launchers at the same time with the same address and port, as two users of one machine have them."""
+        """Two launchers with the same address and port, as of two users of one machine, get two runs."""
         launchers = [start_launcher(tmp_path, ranks=4) for _ in range(2)]
         first, second = (set(names(launcher)) for launcher in launchers)
         assert len(first) == len(second) == 1
         assert first != second
 
     def test_an_elastic_restart_keeps_the_run(self, tmp_path):
-        """New workers under the same launcher belong to the same job."""
+        """After a restart of the workers under the same launcher, the run is the same."""
         found = names(start_launcher(tmp_path, ranks=2, rounds=2))
         assert len(found) == 4
         assert len(set(found)) == 1
 
     def test_an_address_of_this_host_alone(self, tmp_path):
-        """127.0.0.1 is another machine on every machine: the host is part of the key. A real address is not."""
+        """For 127.0.0.1 the host is part of the key, because it is another machine on each machine."""
         environ = {"MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
         local = agree(tmp_path, MASTER_ADDR="localhost", **environ)
         assert local == agree(tmp_path, MASTER_ADDR="localhost", **environ)
@@ -331,7 +342,7 @@ class TestClaimForLauncher:
         assert local.source == "launcher"
 
     def test_a_launcher_of_another_host_joins(self, tmp_path):
-        """Launchers of one job begin together on all hosts."""
+        """A launcher on another host that begins within ten minutes joins the claim."""
         one = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         other = claim_for_launcher(tmp_path, "k", self.launcher("h2", "L2", 1500.0), 4)
         assert one == other
@@ -341,20 +352,26 @@ class TestClaimForLauncher:
         [("h2", 2000.0, 4, "k"), ("h1", 1000.0, 4, "k"), ("h2", 1000.0, 8, "k"), ("h2", 1000.0, 4, "k2")],
     )
     def test_another_job_does_not_join(self, tmp_path, host, started, world_size, key):
-        """More than ten minutes apart, a second launcher of the same host, another size, another port."""
+        """A launcher founds another run if it began more than ten minutes later, is on the same
+        host, or has another size or key.
+        """
         one = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         other = claim_for_launcher(tmp_path, key, self.launcher(host, "L2", started), world_size)
         assert one != other
 
     def test_the_nearest_launcher_is_joined(self, tmp_path):
-        """After a restart of a whole job within ten minutes, the new launchers find each other."""
+        """If a job was restarted within ten minutes, the launcher of the second
+        host joins the restarted one.
+        """
         claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         again = claim_for_launcher(tmp_path, "k", self.launcher(token="L1b", started=1200.0), 4)
         other = claim_for_launcher(tmp_path, "k", self.launcher("h2", "L2b", 1201.0), 4)
         assert other == again
 
     def test_the_host_is_already_there(self, tmp_path):
-        """Ten minutes or not: a claim that has another launcher of our host is not ours; both of a restarted job found the next."""
+        """A claim that already has another launcher of the host is not joined. The launchers of a restarted
+        job agree on the next claim.
+        """
         runs = [
             claim_for_launcher(tmp_path, "k", self.launcher(host, host + start, float(start)), 4)
             for start in ("1000", "1100")
@@ -363,7 +380,7 @@ class TestClaimForLauncher:
         assert runs[0] == runs[1] != runs[2] == runs[3]
 
     def test_a_damaged_claim_is_passed_over(self, tmp_path, monkeypatch):
-        """A truncated file, or a name taken and never filled: the next number."""
+        """If a claim is damaged, the launcher makes one with the next number."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
@@ -375,14 +392,16 @@ class TestClaimForLauncher:
         assert sorted(path.name for path in folder.glob("0*[0-9].json"))[-1] == "000002.json"
 
     def test_a_claim_that_lost_its_numbers(self, tmp_path):
-        """Only its founder may join a claim without a readable start."""
+        """A launcher of another host does not join a claim without a start time."""
         claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
         (folder / "000001.json").write_text('{"run_id": "r", "world_size": 4}')
         assert claim_for_launcher(tmp_path, "k", self.launcher("h2", "L2"), 4) != "r"
 
     def test_a_founder_that_died_before_it_registered(self, tmp_path):
-        """The next rank of the same launcher takes over the claim, whatever its world size."""
+        """If the founder died before it registered, the next rank of its launcher uses the
+        claim, whatever its world size.
+        """
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
         for path in folder.glob("launcher-*"):
@@ -390,7 +409,7 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), None) == run
 
     def test_a_host_whose_member_file_is_damaged(self, tmp_path, monkeypatch):
-        """Processes of that host no longer join the claim. They join the next one."""
+        """If a host's member file is damaged, a new launcher of that host founds another run."""
         monkeypatch.setattr(rendezvous, "_UNREADABLE_SECONDS", 0.01)
         run = claim_for_launcher(tmp_path, "k", self.launcher(), 4)
         (folder,) = (tmp_path / ".claims").iterdir()
@@ -399,7 +418,7 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(token="L2"), 4) != run
 
     def interleave(self, monkeypatch, *others):
-        """Let others act right after each look at the claims, as processes do that run at the same time."""
+        """Call the given functions after each reading of the claims, as if processes ran at the same time."""
         look, waiting = rendezvous._claims, list(others)
 
         def look_and_be_overtaken(folder):
@@ -411,7 +430,9 @@ class TestClaimForLauncher:
         monkeypatch.setattr(rendezvous, "_claims", look_and_be_overtaken)
 
     def test_overtaken_by_a_rank_of_ours(self, tmp_path, monkeypatch):
-        """Another rank of the launcher founds the run between our look and our claim: its run is ours, and ours is not left lying about."""
+        """If another rank of the launcher founds the run first, this rank uses it and
+        leaves no folder of its own.
+        """
         found = []
         self.interleave(
             monkeypatch, lambda: found.append(claim_for_launcher(tmp_path, "k", self.launcher(), 4))
@@ -420,7 +441,7 @@ class TestClaimForLauncher:
         assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == found
 
     def test_overtaken_by_another_job(self, tmp_path, monkeypatch):
-        """Another launcher of this host founds a run at the same moment: two jobs, two runs."""
+        """If another launcher of this host founds a run at the same moment, there are two runs."""
         found = []
         self.interleave(
             monkeypatch, lambda: found.append(claim_for_launcher(tmp_path, "k", self.launcher(token="L2"), 4))
@@ -428,7 +449,9 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) != found[0]
 
     def test_our_own_claim_taken_by_another_job(self, tmp_path, monkeypatch):
-        """Another launcher of this host is the first to join the claim that we have just founded: it keeps it, we found the next."""
+        """If another launcher of this host joins the claim that this rank has just founded,
+        this rank founds another run.
+        """
         register, found = rendezvous._register, []
 
         def register_late(folder, claim, launcher):
@@ -441,7 +464,7 @@ class TestClaimForLauncher:
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) not in found
 
     def test_ranks_with_different_claims(self, tmp_path, monkeypatch):
-        """Whatever two ranks of one launcher have found by themselves: the first to write it down is followed."""
+        """If two ranks of one launcher have found different runs, both use the one that was written first."""
         monkeypatch.setattr(rendezvous, "_join_or_found", self.once(tmp_path))
         assert claim_for_launcher(tmp_path, "k", self.launcher(), 4) == "first"
 
@@ -464,7 +487,7 @@ class TestClaimForLauncher:
         assert current_launcher().started > 1_600_000_000
 
     def test_a_launchers_start_is_in_wall_clock_time(self):
-        """The launcher of these tests began in the past, and not long ago."""
+        """The start of this test's launcher lies in the past, by less than 100 days."""
         import time
 
         assert time.time() - 100 * 24 * 3600 < current_launcher().started < time.time() + 2
@@ -472,7 +495,7 @@ class TestClaimForLauncher:
 
 class TestClaimForProcess:
     def test_the_folder_makes_the_run_id_unique(self, tmp_path):
-        """The name is taken by making the folder, never by the clock."""
+        """Three processes get three run ids, and a folder exists for each."""
         found = [claim_for_process(tmp_path / "runs") for _ in range(3)]
         assert len(set(found)) == 3
         assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(found)

@@ -1,4 +1,4 @@
-"""Whether run directories with one id are one run or two."""
+"""Whether run directories with the same id belong to one run or to two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for step in range(4):
 
 
 def job(output_dir, run_id="demo-1", **environ):
-    """Record a real run."""
+    """Record a run with a real job."""
     environ = {**os.environ, **environ}
     subprocess.run([sys.executable, "-c", JOB, str(output_dir), run_id], check=True, env=environ, timeout=60)
     (run,) = (path for path in output_dir.iterdir() if path.name[0] != ".")
@@ -37,7 +37,7 @@ def job(output_dir, run_id="demo-1", **environ):
 
 
 def node(folder, *, host, boot=None, rank=0, pid=7, at=0.0, seconds=1.5, created=None, role="actor", **run):
-    """One machine's directory of a run: one rank with one window."""
+    """Make the directory of a run as one machine has it: one rank with one window."""
     writer = {**ended_writer(), "host": host, "boot_id": boot or host, "pid": pid}
     begin = BEGIN + int(at * SECOND)
     times = {"start_unix_ns": begin, "end_unix_ns": begin + int(seconds * SECOND)}
@@ -52,23 +52,25 @@ def reason(*paths):
 
 class TestTwoRuns:
     def test_jobs_that_follow_each_other_are_two_runs(self, tmp_path):
-        """Two real jobs with one id: by the clock of their machine the second began when the first had ended."""
+        """Two jobs with one id ran one after the other by the clock of their machine, and are two runs."""
         runs = [job(tmp_path / name) for name in "ab"]
         assert "by the clock of one machine" in reason(*runs)
         assert parts_of_one_run(runs) == [[runs[0]], [runs[1]]]
 
     def test_processes_that_named_themselves(self, tmp_path):
-        """A generated name is unique to its process, even if two were generated in the same second."""
+        """Two processes that generated their run id themselves are two runs, even in the same second."""
         runs = [job(tmp_path / name, run_id="") for name in "ab"]
         assert "process that was alone" in reason(*runs)
 
     def test_the_same_rank_at_the_same_time(self, tmp_path):
-        """Two machines record rank 0 of one role at the same time."""
+        """If two machines record rank 0 of one role at the same time, they are two runs."""
         runs = [node(tmp_path / host, host=host, at=number) for number, host in enumerate("ab")]
         assert "actor rank 0 is process 7 on a in one, and process 7 on b" in reason(*runs)
 
     def test_the_same_rank_on_another_day(self, tmp_path):
-        """Their clocks were never compared, but one rank is two processes, and nothing was recorded by both machines at one time."""
+        """If one rank is two processes and the two machines never recorded at the
+        same time, they are two runs.
+        """
         late = 86_400
         runs = [
             node(tmp_path / "a", host="a"),
@@ -77,7 +79,9 @@ class TestTwoRuns:
         assert "actor rank 0" in reason(*runs)
 
     def test_spans_tell_how_long_a_process_lived(self, tmp_path):
-        """Rank 0 of both recorded at different times; their spans show that both lived throughout."""
+        """Rank 0 recorded at different times on two hosts. The spans show that both processes lived
+        throughout, so they are two runs.
+        """
         runs = []
         for number, host in enumerate("ab"):
             path = node(tmp_path / host, host=host, at=10 * number)
@@ -91,14 +95,14 @@ class TestTwoRuns:
 
 class TestOneRun:
     def test_a_copy_of_a_directory_is_the_same_run(self, tmp_path):
-        """A directory and a copy of it have one founder."""
+        """A directory and its copy are one run."""
         run = job(tmp_path / "a")
         copy = tmp_path / "b" / run.name
         shutil.copytree(run, copy)
         assert reason(run, copy) is None
 
     def test_nodes_without_a_shared_disk(self, tmp_path):
-        """Other ranks on other machines, even where the clocks of these are hours apart."""
+        """Different ranks on different machines are one run, even if their clocks are hours apart."""
         hours = 7_200
         runs = [
             node(tmp_path / "a", host="a"),
@@ -107,8 +111,8 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_containers_of_one_machine(self, tmp_path):
-        """The machine and the process id are the same, and the rank is another one. The roles ran one after
-        the other, but both processes began at the same time.
+        """Two containers have the same machine and process id, but different ranks. Their processes began
+        at the same time, so they are one run.
         """
         runs = [
             node(tmp_path / "a", host="a", boot="x", role="rollout"),
@@ -117,7 +121,9 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_a_restart_that_moved_the_ranks(self, tmp_path):
-        """Rank 0 goes on on another machine, which had taken part from the beginning."""
+        """After a restart the ranks swap their machines. Both machines took part from the
+        beginning, so they are one run.
+        """
         runs = [node(tmp_path / "a", host="a"), node(tmp_path / "b", host="b", rank=1)]
         (moved,) = (make_run(tmp_path / "b"),)
         writer = {**ended_writer(), "host": "b", "boot_id": "b", "pid": 8}
@@ -129,12 +135,12 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_groups_of_ranks_under_ray(self, tmp_path):
-        """A job of Ray may have several groups of processes, each with a rank 0."""
+        """A job of Ray may have several groups of processes, each with a rank 0, and is one run."""
         runs = [node(tmp_path / host, host=host, run_id_from="ray") for host in "ab"]
         assert reason(*runs) is None
 
     def test_directories_without_evidence_are_one_run(self, tmp_path):
-        """Without times and processes nothing is proven: the same id is one run."""
+        """Directories with the same id and without times or processes are one run."""
         runs = [make_run(tmp_path / name).path for name in "ab"]
         write_spans(make_run(tmp_path / "a"), 0)
         (tmp_path / "b" / "r" / "step-000001" / "manifest").mkdir(parents=True)
@@ -142,7 +148,9 @@ class TestOneRun:
         assert reason(*runs) is None
 
     def test_a_part_that_connects_two(self, tmp_path):
-        """A node that joined when another one had left: the node that saw both shows that they are one run."""
+        """A node left before another one joined. A third node ran with both, and
+        shows that all three are one run.
+        """
         first = node(tmp_path / "a", host="a", boot="x")
         late = node(tmp_path / "b", host="b", boot="x", rank=1, at=100, created=BEGIN + 100 * SECOND)
         both = node(tmp_path / "c", host="c", rank=2, seconds=200)
@@ -151,7 +159,9 @@ class TestOneRun:
 
 
 class TestWallClocks:
-    """Two ranks of one machine in folders of their own, one of which has another wall clock: by that clock, the second began when the first had ended."""
+    """Two ranks on one machine with different wall clocks. By these clocks, the second rank began
+    after the first one had ended.
+    """
 
     def nodes(self, folder, *anchors):
         runs = []
@@ -168,24 +178,26 @@ class TestWallClocks:
 
     @pytest.mark.parametrize("shifted", [0, 37 * SECOND])
     def test_different_clocks_prove_nothing(self, tmp_path, shifted):
-        """The kernel's clock shows that they ran at once, or that the wall clocks cannot be compared."""
+        """Different wall clocks are no proof of two runs, whether or not the
+        kernel's clock can compare them.
+        """
         ahead = Anchor(BEGIN + 37 * SECOND, 5 + shifted, 1, 7)
         assert reason(*self.nodes(tmp_path, Anchor(BEGIN, 5, 1, 7), ahead)) is None
 
     def test_on_one_clock_jobs_ran_one_after_the_other(self, tmp_path):
-        """If the clock is the same, they ran one after the other."""
+        """If both ranks have the same clock, they ran one after the other and are two runs."""
         anchors = Anchor(BEGIN, 5, 1, 7), Anchor(BEGIN + 37 * SECOND, 5 + 37 * SECOND, 1, 7 + 37 * SECOND)
         assert "by the clock of one machine" in reason(*self.nodes(tmp_path, *anchors))
 
 
 class TestIsPart:
     def test_one_directory_seen_from_two_nodes_is_one_run(self, tmp_path):
-        """One directory, seen from two nodes."""
+        """One directory that two nodes see is one run."""
         run = job(tmp_path / "a")
         assert is_part(run, evidence_of(run))
 
     def test_an_older_job_under_the_same_path(self, tmp_path):
-        """If the disk of a node has another run of this name, it is not part of this run."""
+        """A directory of another run with the same id is no part of this run."""
         ours, theirs = job(tmp_path / "a"), job(tmp_path / "b")
         assert not is_part(theirs, evidence_of(ours))
 
@@ -198,25 +210,25 @@ class TestCommands:
 
     @pytest.mark.parametrize("step", ["", ":2"])
     def test_report_compares_them(self, two, capsys, step):
-        """As it compares two runs with two ids; each is named by its path."""
+        """`report` compares the two runs, and names each by its path."""
         assert main(["report", *(f"{path}{step}" for path in two), "--json"]) == 0
         compared = json.loads(capsys.readouterr().out)
         assert compared["a"].split() == [two[0], "step", "2"]
         assert compared["b"].split() == [two[1], "step", "2"]
 
     def test_merge_refuses_with_the_reason(self, two, capsys):
-        """One timeline is of one run."""
+        """`merge` exits with status 2, and the error says why the directories are two runs."""
         assert main(["merge", *two]) == 2
         said = capsys.readouterr().err
         assert "are both called demo-1 and are two runs: by the clock of one machine" in said
 
     def test_three_are_too_many(self, two, tmp_path, capsys):
-        """A report compares two."""
+        """`report` refuses three runs with the same id."""
         third = job(tmp_path / "c")
         assert main(["report", *two, str(third)]) == 2
         assert "3 runs given" in capsys.readouterr().err
 
     def test_find_refuses_them(self, two, tmp_path):
-        """Whatever reads several directories at once."""
+        """`find` raises a ConfigError if the directories belong to two runs."""
         with pytest.raises(ConfigError, match="two runs"):
             find(two, output_dir=tmp_path)

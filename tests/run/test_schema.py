@@ -1,4 +1,4 @@
-"""The entries of a manifest: written with every key, read whatever they hold."""
+"""The entries of a manifest: they are written with every key, and read with any content."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ KINDS = (WindowEntry, EngineEntry, UploadEntry, CompletionEntry, PrunedEntry)
 @pytest.mark.parametrize("kind", KINDS)
 class TestEntry:
     def test_entries_round_trip(self, kind) -> None:
-        """Without a problem, and the same."""
+        """An entry that is written and read is unchanged and has no problem."""
         entry = kind(**({"rank": 3, "region": "update"} if kind is WindowEntry else {}))
         read, problems = kind.from_dict(entry.to_dict())
         assert (vars(read), problems) == (vars(entry), [])
 
     def test_keys_of_a_newer_version(self, kind) -> None:
-        """They are kept."""
+        """Unknown keys are kept."""
         read, _ = kind.from_dict({"of_a_newer_version": [1]})
         assert read.to_dict()["of_a_newer_version"] == [1]
 
     def test_values_of_a_wrong_type(self, kind) -> None:
-        """Each is a problem that names the key, and becomes the default."""
+        """A value of a wrong type is a problem that names the key, and is replaced by the default."""
         blank = kind().to_dict()
         for key in blank.keys() - {"artifacts", "pending"}:
             read, problems = kind.from_dict({**blank, "rank": 0, "status": "lost", key: {"x": object}})
             if key == "capture":
-                continue  # a table may be one
+                continue  # a mapping is valid for this key
             assert [key in problem for problem in problems] == [True], key
             assert read.to_dict()[key] == blank[key]
 
     def test_an_update(self, kind) -> None:
-        """Several fields at once; a name that is no field is refused, and changes nothing."""
+        """An update with an unknown field raises a TypeError, and no field changes."""
         entry = kind()
         with pytest.raises(TypeError, match="has no sttus"):
             entry.update(other={"x": 1}, sttus="failed")
@@ -42,12 +42,12 @@ class TestEntry:
 
 class TestLists:
     def test_each_list_of_a_recording_has_its_entries(self) -> None:
-        """Each list has its entries; no two entries share a list."""
+        """The lists are `uploads`, `completions` and `pruned`. Two entries do not share a list."""
         assert set(AFTER) == {"uploads", "completions", "pruned"}
         assert PrunedEntry().paths is not PrunedEntry().paths
         assert WindowEntry().artifacts is not WindowEntry().artifacts
 
     def test_optional_keys(self) -> None:
-        """A window has a region only where one was captured."""
+        """The entry of a window has the key `region` only if a region was captured."""
         assert "region" not in WindowEntry().to_dict()
         assert WindowEntry(region="update").to_dict()["region"] == "update"

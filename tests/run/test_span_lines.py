@@ -1,4 +1,4 @@
-"""The lines of span files: all of them, or those of one step, whatever their lengths."""
+"""The lines of span files: all of them, or those of one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def span(step, **more):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Files are read some bytes at a time, so that lines lie across blocks."""
+    """Read files in blocks of 7 bytes, so that lines extend over several blocks."""
     monkeypatch.setattr(spanlines, "BLOCK_BYTES", 7)
 
 
@@ -35,14 +35,16 @@ class TestLines:
         "content", [b"", b"\n", b"a\nbb\n", b"a\n\nb", b"a", b"a\r\nb\x85\x0c\n" * 9, b"x" * 50 + b"\ny\n"]
     )
     def test_all_lines_are_split_as_by_python(self, tmp_path, small_blocks, content):
-        """The lines are those that iterating over Python's own file yields."""
+        """The lines equal those that Python's own file object yields."""
         path = tmp_path / "f"
         path.write_bytes(content)
         with path.open("rb") as file:
             assert lines_of(path) == list(file)
 
     def test_only_lines_of_the_step_are_yielded(self, tmp_path, small_blocks):
-        """The first line, and those that name the step: however the numbers look alike, and once each."""
+        """The first line and the lines of the step are yielded once each, and
+        no lines with similar numbers.
+        """
         path = tmp_path / "f"
         lines = [b"header\n", span(1), span(2), span(12), span(2, attrs={"step": 2}), span(21), span(None)]
         compact = b'{"name":"r","step":2}\n'
@@ -51,14 +53,14 @@ class TestLines:
         assert lines_of(path, 7) == [lines[0]]
 
     def test_an_incomplete_last_line(self, tmp_path):
-        """It comes without a line break: its process was writing it."""
+        """An incomplete last line, which its process was writing, is yielded without a line break."""
         path = tmp_path / "f"
         path.write_bytes(b"header\n" + span(2) + span(2)[:-5])
         assert [line.endswith(b"\n") for line in lines_of(path, 2)] == [True, True, False]
         assert lines_of(path, 3) == [b"header\n"]
 
     def test_an_endless_line(self, tmp_path, small_blocks, monkeypatch):
-        """The line is yielded in pieces, so that no file needs more memory than the longest permitted line."""
+        """A long line is yielded in pieces, so that the memory is limited by the longest permitted line."""
         monkeypatch.setattr(spanlines, "LONGEST_LINE", 60)
         path = tmp_path / "f"
         path.write_bytes(b"h\n" + b"x" * 200 + b"\n" + span(2))
@@ -69,7 +71,7 @@ class TestLines:
 
     @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 200), st.integers(0, 30))
     def test_no_span_of_a_step_is_missed(self, tmp_path_factory, steps, block, wanted):
-        """Whatever is read at once, and wherever the lines begin."""
+        """All lines of a step are found, for any size of the blocks and any length of the lines."""
         path = tmp_path_factory.getbasetemp() / "spans.jsonl"
         lines = [span(step, attrs={"n": "x" * (step * 3)}) for step in steps]
         path.write_bytes(b"header\n" + b"".join(lines))
@@ -84,7 +86,9 @@ class TestLines:
         ]
 
     def test_other_steps_cost_nothing(self, tmp_path):
-        """Lines of other steps are passed over without a look at each."""
+        """Reading one step costs the same number of instructions with 10 and with
+        1,000 lines of another step.
+        """
         costs = []
         for others in (10, 10, 1000):  # the first call also compiles the pattern
             path = tmp_path / "f"
@@ -114,11 +118,15 @@ class TestParse:
         ],
     )  # fmt: skip
     def test_a_line_is_parsed(self, line, found):
-        """What Python's json reads is read, within bounds; anything else is damaged."""
+        """A valid line is parsed as by Python's json. A damaged line, or a value
+        out of its range, yields None.
+        """
         assert parse_span(line) == found
 
     def test_without_msgspec_the_result_is_the_same(self, tmp_path):
-        """The base installation has only Python's json: `ls`, `show` and `spans` say the same."""
+        """Without msgspec, `ls`, `show` and `spans` print the same, because the base
+        installation has only Python's json.
+        """
         path = tmp_path / "runs"
         run = make_run(path)
         for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""The table of the npu backend: what torch_npu would reset without a word is refused when it is configured."""
+"""The options of the npu backend: combinations that torch_npu would silently reset are refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_valid_combinations_are_accepted(options):
 
 
 class TestEngines:
-    """CANN wants one recorder of a device at a time, and an engine holds no lease on its own."""
+    """CANN allows one recorder per device, and an engine takes no lease itself."""
 
     def test_both_at_once(self):
         config = Config(steps="2", backend="npu", roles={"rollout": {"engine": {"max_iterations": 8}}})

@@ -1,6 +1,4 @@
-"""A running job of several processes is triggered, watched and killed. The result of the job does not
-change.
-"""
+"""Trigger, watch and kill a running job of several processes. None of this changes the result of the job."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ class Job:
         )
 
     def wait_until(self, test: Callable[[dict[Any, dict[str, Any]]], bool], seconds: float = 20) -> None:
-        """Wait for a state of the processes' status."""
+        """Wait until the processes' status files fulfil a condition."""
         deadline = time.monotonic() + seconds
         while not test(self.statuses()):
             assert time.monotonic() < deadline, self.statuses()
@@ -92,7 +90,9 @@ class Job:
         }
 
     def end(self) -> dict[int, str]:
-        """Let every process end, and return what each printed. Its result is what it would have been."""
+        """Let every process end, and return what each printed. Check that each
+        has its result and exit status.
+        """
         (self.folder / "stop").touch()
         printed = {rank: process.communicate(timeout=30)[0] for rank, process in self.ranks.items()}
         for rank, process in self.ranks.items():
@@ -121,7 +121,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 class TestTrigger:
     def test_the_next_step_on_ranks_that_are_at_different_ones(self, job: Job) -> None:
-        """One absolute step, which all of them reach; it is armed at the step before."""
+        """Three ranks are at different steps. `trigger` chooses a later step that all
+        reach, and each rank records it.
+        """
         for rank in range(3):
             job.start(rank, 0.02 + 0.01 * rank)
         job.wait_for(0, 1, 2)
@@ -136,7 +138,7 @@ class TestTrigger:
         assert job.recorded(request.step - 1) == job.recorded(request.step + 1) == set()
 
     def test_the_next_step_of_a_loop_that_counts_by_tens(self, job: Job) -> None:
-        """The chosen step has a number that the loop reaches, and that no rank has begun."""
+        """If the loop counts by tens, `trigger` chooses a later step that the loop reaches on both ranks."""
         for rank in (0, 1):
             job.start(rank, 0.05, first=10, stride=10)
         job.wait_for(0, 1)
@@ -149,7 +151,9 @@ class TestTrigger:
     def test_a_request_for_a_role_of_other_ranks_is_not_missed(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """They have not missed it: `show` names no rank."""
+        """A request for `rollout` does not concern a rank with another role, and `show`
+        does not report it as missed.
+        """
         for rank, role in ((0, "actor"), (1, "rollout")):
             job.start(rank, role=role)
         job.wait_for(0, 1)
@@ -164,7 +168,7 @@ class TestTrigger:
     def test_a_resumed_job_has_not_missed_earlier_steps(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A job that is resumed further on has missed nothing of what the one before it recorded."""
+        """A job that resumes at a later step does not report as missed what the killed job recorded."""
         job.start(0)
         job.wait_for(0)
         request = stepprof.trigger(job.run)
@@ -183,8 +187,8 @@ class TestTrigger:
     def test_a_killed_job_that_resumes_on_another_host(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The final status files of its killed processes, on a host that no longer exists, neither block a
-        request nor count as a problem.
+        """Status files of killed processes on a host that is gone are replaced when the job
+        resumes. They block no request.
         """
         job.start(3, 0.02, first=5000)
         job.wait_for(3)
@@ -209,7 +213,9 @@ class TestTrigger:
         job.end()
 
     def test_withdrawn_and_past_requests_have_their_own_outcomes(self, job: Job) -> None:
-        """Each has its own outcome; the ranks that were past a step say so, and record the rest of it."""
+        """Each request has its own outcome. For steps that had passed, it says where the rank was, and
+        the rank records the others.
+        """
         job.start(0, 0.05)
         job.wait_for(0)
         begun = job.statuses()[0]["step"]
@@ -235,9 +241,7 @@ class TestTrigger:
     def test_show_lists_the_ranks_that_missed_a_request(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The outcome of a request lists the ranks that had already passed the step, and the recordings of
-        the other ranks.
-        """
+        """`show` lists the ranks that had passed the requested step, and the other rank records it."""
         job.start(0, 0.02, first=1000)
         job.start(1, 0.1)
         job.wait_for(0, 1)
@@ -253,7 +257,9 @@ class TestTrigger:
         assert f"request {late.name}: missed by rank 0: this rank was at step" in capsys.readouterr().out
 
     def test_a_late_rank_and_a_dead_rank(self, job: Job) -> None:
-        """The late one finds the request when it begins; the dead one is reported as crashed, and blocks nothing."""
+        """A rank that starts later finds the request. A killed rank is reported as
+        crashed, and delays no other rank.
+        """
         for rank in (0, 1):
             job.start(rank, 0.05)
         job.wait_for(0, 1)
@@ -271,8 +277,8 @@ class TestTrigger:
         assert job.recorded(request.step) == {0, 2}
 
     def test_foreign_damaged_and_hostile_requests_are_refused(self, job: Job) -> None:
-        """Requests of another user, damaged ones and hostile ones are refused with a reason. Valid requests
-        are carried out.
+        """The job refuses requests that are damaged, hostile or of another user, and gives the reason. It
+        then carries out a valid request.
         """
         job.start(0, 0.02)
         job.wait_for(0)
@@ -298,7 +304,7 @@ class TestTrigger:
 
 class TestSecurity:
     def test_nothing_listens(self, run_script: Callable[..., Any]) -> None:
-        """A session with live control, status, watch, uploads and commands listens on no socket."""
+        """A session with live control, status, watch, uploads and a command opens no socket."""
         ran = run_script(
             """
             import os, pathlib, time
@@ -321,7 +327,9 @@ class TestSecurity:
 
 class TestRunDirectoryGoes:
     def test_a_run_directory_that_becomes_unwritable_and_writable_again(self, job: Job) -> None:
-        """One line is logged, and the job is not affected."""
+        """If the folders for status and requests are replaced by files, the job logs
+        one line for each and goes on.
+        """
         job.start(0, 0.02)
         job.wait_for(0)
         for name in ("status", "requests"):
@@ -336,7 +344,7 @@ class TestRunDirectoryGoes:
 
 class TestStatus:
     def test_the_status_of_an_ended_run(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Ended processes are reported so, and no request is possible."""
+        """`status` shows an ended run as ended, and `trigger` refuses it."""
         job.start(0)
         job.wait_for(0)
         job.end()
@@ -349,7 +357,9 @@ class TestStatus:
         assert content["conditions"] == {"ended": 1}
 
     def test_the_commands_on_a_job_that_runs(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """A request and what became of it, as text and as JSON."""
+        """`trigger` makes, withdraws and prints requests to a running job, as text and
+        as JSON; `status` lists them.
+        """
         job.start(0)
         job.wait_for(0)
         assert main(["trigger", str(job.run), "--count", "2", "--set", "max_seconds=9", "--wait", "5"]) == 0
@@ -391,7 +401,9 @@ class TestStatus:
         message: str,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        """Against the run's own roles, ranks and steps; nothing is written."""
+        """`trigger` checks a request against the run's roles, ranks and steps, and makes
+        no folder for an invalid one.
+        """
         run = half_written_run(written, tmp_path)
         assert main(["trigger", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -402,7 +414,7 @@ class TestStatus:
     def test_invalid_seconds_are_refused(
         self, command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Refused before anything is done."""
+        """The command exits with an error that names the option."""
         with pytest.raises(SystemExit):
             main([command, "run", f"{option}={value}"])
         assert f"argument {option}" in capsys.readouterr().err
@@ -411,8 +423,8 @@ class TestStatus:
     def test_another_users_request_is_refused_before_it_is_written(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The command of another user is refused before it makes a folder, because the owner of the job
-        could not use that folder.
+        """`trigger` refuses a user who does not own the job, and makes no folder,
+        because the job could not use it.
         """
         run = half_written_run(written, tmp_path)
         os.chown(run / "status" / "rank-0.json", 12345, -1)
@@ -426,7 +438,7 @@ class TestStatus:
     def test_damaged_stale_and_hostile_files(
         self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Whatever lies there, the command shows it and says what it is."""
+        """`status` prints damaged, live and stale status files, and no control characters from them."""
         run = half_written_run(written, tmp_path)
         folder = run / "status"
         good = json.loads((folder / "rank-0.json").read_text())
@@ -449,7 +461,9 @@ class TestStatus:
         assert "\x1b" not in printed
 
     def test_a_run_without_status_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """An older run, or one that has just begun."""
+        """In a run without status files, `status` says so. `trigger` refuses `next`, and finds
+        no answer for a numbered step.
+        """
         (tmp_path / "job").mkdir()
         (tmp_path / "job" / "run.json").write_text("{}")
         assert main(["status", str(tmp_path / "job")]) == 0
@@ -461,12 +475,12 @@ class TestStatus:
 
 class TestPython:
     def test_without_a_session_the_run_must_be_named(self) -> None:
-        """There is nothing to guess."""
+        """Without a session, `trigger` raises an error that asks for the run."""
         with pytest.raises(ConfigError, match="name the run"):
             stepprof.trigger()
 
     def test_a_request_from_the_job_itself(self, tmp_path: Path) -> None:
-        """One rank requests a recording of all ranks."""
+        """A job calls `trigger` for a step of its own, and its status reports the request as reached."""
         session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
         try:
             with stepprof.profile_step(3):
@@ -485,7 +499,9 @@ class TestPython:
         assert status["requests"][request.name]["outcome"] == "reached"
 
     def test_a_step_that_has_begun_while_an_earlier_one_runs(self, tmp_path: Path) -> None:
-        """One step ahead: the rollout of 6 is under way, or over, though the window that was entered last is of 5."""
+        """The rollout of step 6 has begun while step 5 is still open. A request for step 6 is refused, or
+        missed if it was made elsewhere.
+        """
         session = stepprof.init({"backend": "null", "output_dir": str(tmp_path)})
         path = session.path
         assert path is not None
@@ -508,7 +524,7 @@ class TestPython:
         )
 
     def test_a_missing_run_folder_is_refused(self, tmp_path: Path) -> None:
-        """The error is raised before anything is written."""
+        """If the folder of the run is missing, `ask` raises an error."""
         with pytest.raises(ConfigError, match="no such folder"):
             ask(tmp_path / "nowhere", 3, count=1, role=None)
 
@@ -525,33 +541,43 @@ RANK = {
 
 class TestReachableStep:
     def test_no_rank_has_begun_the_step_by_then(self) -> None:
-        """The most advanced rank decides, by its possible progress since its last status."""
+        """The chosen step is later than any step that the most advanced rank can
+        have begun since its status.
+        """
         behind = {**RANK, "step": 2}
         assert reachable_step([RANK, behind]) == 15
         assert reachable_step([{**RANK, "age_seconds": 10.0}, behind]) == 27
 
     def test_a_long_step_that_just_began_is_not_skipped(self) -> None:
-        """A step that had just begun at the last status has not ended meanwhile."""
+        """A step of 60 s that had just begun at the last status is taken as still
+        running, so the next one is chosen.
+        """
         begun = {**RANK, "pace_seconds": 60.0, "step_since_unix_ns": RANK["published_unix_ns"]}
         assert reachable_step([begun]) == 11
         assert reachable_step([{**begun, "age_seconds": 30.0}]) == 11
 
     def test_a_hanging_rank_is_not_extrapolated(self) -> None:
-        """No further steps are expected of a rank that hangs, or of a rank whose clock is an hour behind."""
+        """If the status is an hour old, the rank hangs or its clock is wrong. The chosen step
+        stays close to the last one.
+        """
         assert reachable_step([{**RANK, "age_seconds": 3600.0}]) == 33
 
     def test_a_clock_that_is_wrong(self) -> None:
-        """The duration of its step so far comes from its own clock alone."""
+        """The time that the current step has taken comes from the rank's own clock, so
+        a wrong clock has no effect.
+        """
         wrong = {**RANK, "published_unix_ns": 10**9, "step_since_unix_ns": 0, "pace_seconds": 10.0}
         assert reachable_step([wrong]) == 11
 
     def test_the_next_possible_step_is_chosen(self) -> None:
-        """If steps are far apart, the next step that will exist is chosen."""
+        """If steps are numbered by tens, a multiple of ten is chosen."""
         assert reachable_step([{**RANK, "stride": 10}]) == 60
         assert reachable_step([{**RANK, "stride": 10, "pace_seconds": None}]) == 30
 
     def test_ranks_that_have_not_begun(self) -> None:
-        """The first step of all, plus one if the duration of a step is unknown."""
+        """Without a step, step 1 is chosen. If the duration of a step is unknown, the step
+        after the next one is chosen.
+        """
         assert reachable_step([{**RANK, "step": None}]) == 1
         assert reachable_step([{**RANK, "pace_seconds": None}]) == 12
         assert reachable_step([]) == 1
@@ -561,7 +587,9 @@ class TestReadStatuses:
     def write_status(
         self, run: Path, rank: int, *, started: float = 100.0, ago: float = 0.0, **more: Any
     ) -> Path:
-        """Return a status file of a process of another host, of this age."""
+        """Write the status of a process on another host that was published so many
+        seconds ago; return its path.
+        """
         now = time.time()
         content = {
             "rank": rank,
@@ -581,8 +609,8 @@ class TestReadStatuses:
         return [status["condition"] for status in read_statuses(run)]
 
     def test_a_clock_that_is_an_hour_wrong_does_not_make_a_status_stale(self, tmp_path: Path) -> None:
-        """The age of the file is taken from the file system. So the status is neither stale nor from the
-        future.
+        """The age of a status comes from the file system, so a wrong clock makes
+        it neither stale nor future.
         """
         for rank, hours in ((0, -1), (1, 1)):
             path = self.write_status(tmp_path, rank, published_unix_ns=time.time_ns() + hours * 3600 * 10**9)
@@ -591,8 +619,8 @@ class TestReadStatuses:
         assert [round(status["age_seconds"]) for status in read_statuses(tmp_path)] == [4, 4]
 
     def test_statuses_of_a_restarted_job_are_replaced(self, tmp_path: Path) -> None:
-        """The old status counts as replaced if another process has the rank, or if the whole job was
-        started again with fewer ranks.
+        """A stale status is replaced if another process has its rank, or if the job
+        restarted later with fewer ranks.
         """
         self.write_status(tmp_path, 0, started=500.0, ago=60.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)
@@ -601,7 +629,9 @@ class TestReadStatuses:
         assert self.conditions(tmp_path) == ["live", "replaced", "replaced"]
 
     def test_each_further_rank_of_such_a_job_costs_the_same(self, tmp_path: Path) -> None:
-        """However many were left behind, and however many came after."""
+        """Reading the statuses costs the same for each further rank, however
+        many old ones were left behind.
+        """
         costs = []
         for first, after in ((0, 20), (20, 40), (40, 80)):
             for rank in range(first, after):
@@ -611,7 +641,7 @@ class TestReadStatuses:
         assert costs[2] - costs[1] < 2.06 * (costs[1] - costs[0])
 
     def test_a_late_rank_replaces_no_other(self, tmp_path: Path) -> None:
-        """A hanging process stays stale, even if another process starts later."""
+        """If another rank starts later, the status of a hanging rank stays stale."""
         self.write_status(tmp_path, 0, started=500.0)
         self.write_status(tmp_path, 1, started=500.0, ago=60.0)
         self.write_status(tmp_path, 2, started=50.0)
@@ -620,7 +650,7 @@ class TestReadStatuses:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what a process in the middle of step 7 leaves: the run's folder, with its last status."""
+    """Return the folder of a run as a process in the middle of step 7 leaves it, with its last status."""
     folder = tmp_path_factory.mktemp("written")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("STEPPROF")]:
@@ -642,7 +672,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def half_written_run(written: Path, folder: Path) -> Path:
-    """A copy of it, which this process seems to write: a moment ago."""
+    """Return a copy of the run whose status was published just now by this process."""
     run = Path(shutil.copytree(written, folder / "job"))
     path = run / "status" / "rank-0.json"
     status = json.loads(path.read_text())
@@ -653,8 +683,8 @@ def half_written_run(written: Path, folder: Path) -> Path:
 def on_a_terminal(
     *arguments: str, lines: int = 40, once: bytes = b"", then: Callable[[], object] = lambda: None
 ) -> bytes:
-    """Return the output of a command on a terminal of 150 columns. `then` is called as soon as the output
-    contains `once`.
+    """Return the output of a command on a terminal of 150 columns. Call `then` as soon
+    as the output contains `once`.
     """
     ours, theirs = os.openpty()
     shown = subprocess.Popen(
@@ -683,7 +713,7 @@ class TestTerminal:
     def test_colours_do_not_change_the_words(
         self, written: Path, tmp_path: Path, arguments: list[str]
     ) -> None:
-        """On a terminal the same words are in colours; --watch ends with the run."""
+        """On a terminal, `status` prints the same words in color. `--watch` ends with the run."""
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
         engines = {"rollout/0": {"kind": "vllm", "name": "x", "host": "n-1", "state": "idle", "health": "ok"}}
@@ -701,7 +731,9 @@ class TestTerminal:
             assert word in printed
 
     def test_troubled_ranks_come_first_until_the_end(self, written: Path, tmp_path: Path) -> None:
-        """While each of them is watched, what is not as it should be comes first; at the end all are shown."""
+        """While `--watch` runs, the rank with an error comes first and the rest is cut off. At
+        the end all ranks are printed.
+        """
         run = half_written_run(written, tmp_path)
         path = run / "status" / "rank-0.json"
         content = json.loads(path.read_text())
@@ -727,7 +759,7 @@ class TestTerminal:
         assert re.search(r"^59 ", ended, re.MULTILINE)
 
     def test_as_text_until_the_run_ends(self, job: Job) -> None:
-        """Through a pipe, one table after the other."""
+        """Into a pipe, `status --watch` prints one table after the other, and ends with the run."""
         job.start(0)
         job.wait_for(0)
         shown = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Requests in one session: which it reads, which it accepts, and their outcomes."""
+"""Live requests in one session: which files it reads, which requests it accepts, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepprof.run.requests import Request, place_request, withdraw_request
 
 
 class Session:
-    """What a session is to its control: a selector, and the step that was entered last."""
+    """A stand-in for a session with a selector, a control and the last step that was entered."""
 
     def __init__(self, run: Path, *, rank: int = 0, **config: object) -> None:
         self.last: int | None = None
@@ -35,13 +35,13 @@ class Session:
         )
 
     def look(self) -> dict[str, str]:
-        """Look for requests again, without the pause between two rounds; return the outcomes."""
+        """Read the folder of requests without the pause between two rounds, and return the outcomes."""
         self.control._looked = -10.0
         self.control.look()
         return {name: seen["outcome"] for name, seen in self.control.outcomes().items()}
 
     def enter(self, step: int, role: str | None = None) -> bool:
-        """Enter a window, as the session does."""
+        """Enter a window as a session does, and return whether it is selected."""
         self.last = step
         selected = self.selector.select(step, role) is not None
         if selected:
@@ -50,7 +50,9 @@ class Session:
 
 
 def failing(call: Callable[..., Any], times: int) -> Callable[..., Any]:
-    """A call that fails so often, as one of a network file system may."""
+    """Return a function that fails as often as `times` with a stale handle, as on a network
+    file system, before it works.
+    """
     left = [times]
 
     def fail(*args: Any, **keywords: Any) -> Any:
@@ -69,11 +71,11 @@ def session(tmp_path: Path) -> Session:
 
 class TestTaking:
     def test_a_run_without_requests(self, session: Session) -> None:
-        """Most runs have no such folder."""
+        """A run without a folder for requests has no outcomes."""
         assert session.look() == {}
 
     def test_the_folder_is_checked_at_most_once_a_second(self, session: Session, tmp_path: Path) -> None:
-        """Rounds of the background thread come more often while something is recorded."""
+        """A second look within a second does not read the folder."""
         session.control.look()
         place_request(tmp_path, Request.make(7))
         session.control.look()
@@ -82,7 +84,7 @@ class TestTaking:
     def test_a_taken_request_has_its_outcome_at_its_last_window(
         self, session: Session, tmp_path: Path
     ) -> None:
-        """Its backend is loaded ahead; its outcome is known as soon as its last window is entered."""
+        """The control loads the backend ahead. The request is reached when its last window is entered."""
         session.enter(3)
         request = Request.make(7, count=2)
         place_request(tmp_path, request)
@@ -98,7 +100,7 @@ class TestTaking:
     def test_requests_within_one_tick_of_the_clock_are_both_read(
         self, session: Session, tmp_path: Path
     ) -> None:
-        """A folder that has just changed is read again although its time of change is the same."""
+        """A folder that has just changed is read again, even if its modification time is the same."""
         one, other = Request.make(7), Request.make(8)
         path = place_request(tmp_path, one)
         session.look()
@@ -108,7 +110,7 @@ class TestTaking:
         assert set(session.look()) == {one.name, other.name}
 
     def test_a_folder_that_has_not_changed_is_not_read(self, session: Session, tmp_path: Path) -> None:
-        """A round only reads the folder's modification time."""
+        """If the modification time of the folder is old and unchanged, its files are not read."""
         place_request(tmp_path, Request.make(7))
         session.look()
         read_ns, read_at = session.control._read_at
@@ -118,7 +120,9 @@ class TestTaking:
         assert session.control._files == set()
 
     def test_a_file_system_without_times_of_folders(self, session: Session, tmp_path: Path) -> None:
-        """An object store that is mounted: the folder is read again after a while."""
+        """A file system may not keep the times of folders, as a mounted object store. The
+        folder is read again after 40 s.
+        """
         one, other = Request.make(7), Request.make(8)
         path = place_request(tmp_path, one)
         os.utime(path.parent, (0, 0))
@@ -129,7 +133,7 @@ class TestTaking:
         assert set(session.look()) == {one.name, other.name}
 
     def test_a_folder_that_could_not_be_read(self, session: Session, tmp_path: Path) -> None:
-        """A stale handle of a network file system: read as soon as that can be, though it has not changed since."""
+        """If reading the folder fails once, it is read again although it has not changed since."""
         request = Request.make(7)
         place_request(tmp_path, request)
         with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +143,9 @@ class TestTaking:
         assert session.look() == {request.name: "accepted"}
 
     def test_a_name_listed_before_its_file_exists(self, session: Session, tmp_path: Path) -> None:
-        """The request is not refused. It is read again in a later round."""
+        """If a file is listed but cannot be opened yet, the request is not
+        refused. A later round accepts it.
+        """
         request = Request.make(7)
         place_request(tmp_path, request)
         with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +156,9 @@ class TestTaking:
         assert session.control._unread == {}
 
     def test_a_listed_file_that_never_appears_is_refused(self, session: Session, tmp_path: Path) -> None:
-        """Refused after a while, and looked for no more."""
+        """If a listed file cannot be opened after several tries, its request
+        is refused and not read again.
+        """
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "open", failing(os.open, times=1000))
@@ -159,7 +167,7 @@ class TestTaking:
         assert session.look() == {path.stem: "refused"}
 
     def test_a_request_deleted_before_it_was_read(self, session: Session, tmp_path: Path) -> None:
-        """A user has deleted the file before it was read: there is no request."""
+        """If a user deletes the file before it can be read, there is no request and no outcome."""
         path = place_request(tmp_path, Request.make(7))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "open", failing(os.open, times=1))
@@ -169,7 +177,9 @@ class TestTaking:
         assert session.control._unread == {}
 
     def test_a_step_that_begins_while_the_request_is_accepted(self, tmp_path: Path) -> None:
-        """What is left of a step that has begun is not recorded: the rest of the request is."""
+        """If the first step begins while the request is accepted, it is missed, and
+        the remaining step is recorded.
+        """
         session = Session(tmp_path)
         steps = iter([6, 7, 7])
         session.control._last_step = lambda: next(steps)
@@ -182,7 +192,7 @@ class TestTaking:
 
 class TestOutcomes:
     def test_a_request_for_a_past_step_is_missed(self, session: Session, tmp_path: Path) -> None:
-        """A request is missed if its step was past, or if its windows never came."""
+        """A request is missed if its step has passed, or if its role has no window in that step."""
         session.enter(9)
         past, coming = Request.make(5), Request.make(20, role="critic")
         for request in (past, coming):
@@ -194,7 +204,7 @@ class TestOutcomes:
         assert "no window" in session.control.outcomes()[coming.name]["reason"]
 
     def test_the_rest_of_a_request(self, session: Session, tmp_path: Path) -> None:
-        """Past steps are reported, the others recorded."""
+        """Of a request for steps 5 and 6, step 5 has passed and is reported. Step 6 is recorded."""
         session.enter(5)
         place_request(tmp_path, request := Request.make(5, count=2))
         session.look()
@@ -203,7 +213,7 @@ class TestOutcomes:
         assert session.control.outcomes()[request.name]["missed"] == "5"
 
     def test_a_request_for_other_ranks(self, tmp_path: Path) -> None:
-        """A request for other ranks is neither missed nor reached in this rank."""
+        """On a rank that a request does not name, its outcome is "not here"."""
         session = Session(tmp_path, rank=2)
         session.enter(5)
         past, coming = Request.make(3, ranks="0"), Request.make(7, ranks="0")
@@ -215,8 +225,8 @@ class TestOutcomes:
         assert session.look() == {past.name: "not here", coming.name: "not here"}
 
     def test_a_request_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
-        """A trainer does not miss a request for the role `rollout` of another process, neither at its next
-        step nor at its end.
+        """If a trainer has no role `rollout`, a request for it ends as "not here": at once,
+        after its step, or at the end.
         """
         session.not_here = {"rollout"}
         session.enter(5, "actor")
@@ -231,7 +241,7 @@ class TestOutcomes:
         assert {seen["outcome"] for seen in session.control.outcomes().values()} == {"not here"}
 
     def test_withdrawn_before_it_was_seen_and_after(self, session: Session, tmp_path: Path) -> None:
-        """Either way it holds no more; one that has come is not undone."""
+        """A withdrawn request selects no step. One that was already reached stays reached."""
         before, after, done = (Request.make(step) for step in (7, 8, 3))
         for request in (before, after, done):
             place_request(tmp_path, request)
@@ -246,7 +256,7 @@ class TestOutcomes:
         assert not session.enter(8)
 
     def test_the_session_ends_before(self, session: Session, tmp_path: Path) -> None:
-        """The final status reports the request as missed."""
+        """If the session ends first, the request is missed, with that reason."""
         place_request(tmp_path, request := Request.make(7))
         session.look()
         session.control.close()
@@ -254,7 +264,7 @@ class TestOutcomes:
         assert (seen["outcome"], seen["reason"]) == ("missed", "the session ended before these steps")
 
     def test_old_requests_are_forgotten(self, session: Session, tmp_path: Path) -> None:
-        """The selector does not carry every request of a long run."""
+        """A request whose steps have passed is removed from the selector."""
         place_request(tmp_path, Request.make(7))
         session.look()
         for step in (7, 30):
@@ -265,8 +275,8 @@ class TestOutcomes:
 
 class TestRefusing:
     def test_where_every_file_belongs_to_one_user(self, session: Session, tmp_path: Path) -> None:
-        """On a volume that assigns every file to one user, a file that this process makes shows
-        which owner a request must have.
+        """If a volume assigns every file to another user, requests of that user are accepted. The file that
+        finds this out is removed.
         """
         session.control._uid = os.getuid() + 1
         place_request(tmp_path, request := Request.make(7))
@@ -275,7 +285,7 @@ class TestRefusing:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
     def test_another_user_withdraws_nothing(self, session: Session, tmp_path: Path) -> None:
-        """Another user cannot withdraw a request, neither before it was read nor afterwards."""
+        """A withdrawal by another user is refused and logged once, before and after the request was read."""
         before, after = Request.make(7), Request.make(8)
         with capture_logs() as logs:
             for request in (before, after):
@@ -292,27 +302,27 @@ class TestRefusing:
         assert all("made by user 12345" in reason for reason in refused)
 
     def test_a_request_that_conflicts_with_the_configuration(self, tmp_path: Path) -> None:
-        """The request is refused with the reason, and has no effect."""
+        """A request that conflicts with the configuration is refused, and the reason names the key."""
         session = Session(tmp_path, join_steps=True)
         place_request(tmp_path, request := Request.make(7, capture_per="region", regions=["a"]))
         assert session.look() == {request.name: "refused"}
         assert "join_steps" in session.control.outcomes()[request.name]["reason"]
 
     def test_a_flood_of_files_is_refused(self, session: Session, tmp_path: Path) -> None:
-        """So many files are not requests of a user, so they are refused."""
+        """If there are more files than the limit, no further request is read, and the reason is kept."""
         place_request(tmp_path, Request.make(7))
         session.control._files = {str(number) for number in range(KNOWN)}
         assert session.look() == {}
         assert "files" in str(session.control._failed)
 
     def test_a_file_in_place_of_the_folder(self, session: Session, tmp_path: Path) -> None:
-        """One line is logged, for any kind of file in its place."""
+        """If a file has the name of the folder, there is no request, and the reason is kept."""
         (tmp_path / "requests").write_text("")
         assert session.look() == session.look() == {}
         assert "Not a directory" in str(session.control._failed)
 
     def test_an_unreadable_requests_folder(self, tmp_path: Path) -> None:
-        """The folder's own parent is a file."""
+        """If the run directory is a file, there is no request, and the reason is kept."""
         (tmp_path / "file").write_text("")
         session = Session(tmp_path / "file")
         assert session.look() == {}
@@ -321,7 +331,9 @@ class TestRefusing:
 
 class TestManyFilesOfOthers:
     def test_many_refused_files_share_one_line(self, session: Session, tmp_path: Path) -> None:
-        """The first ones have a line each; of 2,000 more, one line says how many they are, and further ones are counted at the end."""
+        """The first 8 of 4,000 refused files have a log line each. One line counts the rest, and
+        one at the end the later file.
+        """
         place_request(tmp_path, Request.make(7))
         for number in range(2000):
             (tmp_path / "requests" / f"x{number}.json").write_text("{")
@@ -342,7 +354,7 @@ class TestManyFilesOfOthers:
         assert counted == [(3992, 4000), (1, 4001)]
 
     def test_a_few_refused_files_have_a_line_each(self, session: Session, tmp_path: Path) -> None:
-        """Each has its line, and nothing is counted."""
+        """Each of three refused files has its own log line, and no line counts them."""
         (tmp_path / "requests").mkdir()
         for number in range(3):
             (tmp_path / "requests" / f"x{number}.json").write_text("{")

@@ -1,4 +1,4 @@
-"""The published status of a session: when a version is written, under which name, and what happens if it cannot be."""
+"""The status file of a session: when it is written, under which name, and what happens if writing fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepprof.run.status import read_statuses
 
 
 class WatchedPublisher:
-    """A publisher whose status is set by the test."""
+    """A publisher with a status that the test sets."""
 
     def __init__(self, run: Path, rank: int | str = 0, world_size: int | None = 4) -> None:
         self.condition: dict[str, Any] = {"state": "idle"}
@@ -31,7 +31,7 @@ class WatchedPublisher:
         self.publisher = Publisher(self.origin, lambda: dict(self.condition), lambda: dict(self.progress))
 
     def after(self, seconds: float) -> dict[Any, Any]:
-        """A round so long after the last version; what lies there then."""
+        """Publish as if so many seconds had passed since the last version, and return the status files."""
         self.publisher._written -= seconds
         self.publisher.publish()
         return self.read()
@@ -51,7 +51,7 @@ class TestWhen:
     def test_states_are_published_at_once_steps_later_and_heartbeats(
         self, published: WatchedPublisher
     ) -> None:
-        """At most one version a second."""
+        """A new state is published after 1 s, a new step after 2 s, and an unchanged status after 5 s."""
         published.condition["state"] = "recording"
         published.publisher.publish()
         assert published.read()["rank-0.json"]["state"] == "idle"
@@ -64,7 +64,9 @@ class TestWhen:
         assert published.after(2.1)["rank-0.json"]["published_unix_ns"] > before
 
     def test_in_large_jobs_steps_wait_for_the_heartbeat(self, tmp_path: Path) -> None:
-        """A shared file system has other things to do."""
+        """In a job of 1,000 ranks, a new step is published with the next
+        heartbeat, to spare the file system.
+        """
         published = WatchedPublisher(tmp_path, world_size=1000)
         published.publisher.publish()
         published.progress["step"] = 2
@@ -72,21 +74,23 @@ class TestWhen:
         assert published.after(BEAT_SECONDS - 2.9)["rank-0.json"]["step"] == 2
 
     def test_the_final_state_is_published(self, published: WatchedPublisher) -> None:
-        """A session that ends normally publishes this."""
+        """A session that ends publishes a final status, which is read as ended."""
         published.publisher.close()
         assert published.read()["rank-0.json"]["condition"] == "ended"
 
 
 class TestName:
     def test_the_rank_becomes_known(self, published: WatchedPublisher) -> None:
-        """The file moves with it."""
+        """When the rank becomes known, the status file is renamed."""
         published.origin.rank = 3
         assert list(published.after(6)) == ["rank-3.json"]
 
     def test_a_living_process_of_the_same_rank_keeps_its_file(
         self, published: WatchedPublisher, tmp_path: Path
     ) -> None:
-        """A living process keeps its file. The file of one that has ended is taken over."""
+        """If another living process has the rank's file, the second one gets a number. The file of
+        an ended process is replaced.
+        """
         script = (
             "import sys, json; from stepprof.host.process_identity import writer_identity; print(json.dumps(writer_identity())); "
             "sys.stdout.flush(); sys.stdin.read()"
@@ -109,7 +113,7 @@ class TestName:
 
     @pytest.mark.parametrize("damaged", ["", "[]", '{"writer": 3}', "[" * 100_000])
     def test_a_file_of_another_process_is_not_replaced(self, tmp_path: Path, damaged: str) -> None:
-        """The file of another process stays unchanged."""
+        """A damaged file that has the name stays unchanged, and the status gets a number."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)
         published = WatchedPublisher(tmp_path)
@@ -118,8 +122,8 @@ class TestName:
         assert "rank-0.2.json" in published.read()
 
     def test_a_pipe_in_its_place(self, tmp_path: Path) -> None:
-        """The publisher does not block on the pipe, because `init` publishes the first version on the
-        training thread.
+        """If a pipe has the name, the publisher does not block on it, because `init`
+        publishes on the training thread.
         """
         (tmp_path / "status").mkdir()
         os.mkfifo(tmp_path / "status" / "rank-0.json")
@@ -130,7 +134,7 @@ class TestName:
         ]
 
     def test_a_process_without_a_rank(self, tmp_path: Path) -> None:
-        """The driver of a Ray job."""
+        """The driver of a Ray job has `driver` in place of a rank."""
         published = WatchedPublisher(tmp_path, "driver")
         published.publisher.publish()
         assert published.read()["rank-driver.json"]["rank"] == "driver"
@@ -138,7 +142,9 @@ class TestName:
 
 class TestFailing:
     def test_a_failure_is_logged_once_and_retried(self, published: WatchedPublisher, tmp_path: Path) -> None:
-        """The run directory goes, and comes back."""
+        """If the run directory disappears, one line is logged. When it is back,
+        the status is written again.
+        """
         moved = tmp_path.with_name(f"{tmp_path.name}-moved")
         tmp_path.rename(moved)
         with capture_logs() as logs:
@@ -160,7 +166,9 @@ class TestPace:
         return (role or "step", "window", round(start * 1e9), round(end * 1e9), 1, None, scope, None, False)
 
     def test_the_pace_of_windows(self) -> None:
-        """A step lasts from its first window to its last; the time between steps counts for the pace."""
+        """The time of a step is from the begin of its first window to the end of its last one. The
+        pace is from begin to begin.
+        """
         pace = Pace()
         assert (pace.seconds, pace.shortest) == (None, None)
         pace.see([self.window(1, 0.0, 0.5, "rollout"), self.window(1, 0.5, 1.0, "actor")])
@@ -171,7 +179,7 @@ class TestPace:
         assert (pace.seconds, pace.shortest, pace.roles) == (1.0, 2.0, {"actor", "rollout"})
 
     def test_the_pace_of_a_window_around_later_ones(self) -> None:
-        """The whole step ends last; what ended first in it is not when it began."""
+        """The window of a whole step ends last but began first. Its begin is used for the pace."""
         pace = Pace()
         for step in range(1, 4):
             pace.see(
@@ -183,7 +191,7 @@ class TestPace:
         assert pace.shortest == 60.0
 
     def test_the_pace_of_overlapping_steps(self) -> None:
-        """The rollout of the next step runs while the policy learns from the last one: the pace is that of the loop."""
+        """If the rollout of the next step overlaps the current step, the pace is that of the loop: 10 s."""
         pace = Pace()
         for step in range(1, 9):
             begun = 10.0 * step
@@ -196,7 +204,9 @@ class TestPace:
         assert (pace.newest, pace.shortest, pace.stride, pace.seconds) == (9, 10.0, 1, 19.0)
 
     def test_the_pace_of_steps_far_apart(self) -> None:
-        """Numbered by tens; a window that was open for very long is no step back, a checkpoint is one."""
+        """Steps are numbered by tens. A window that was open for long does not reset the pace;
+        going back to a checkpoint does.
+        """
         pace = Pace()
         pace.see([self.window(10 * number, number, number + 0.5) for number in range(1, 20)])
         pace.see([self.window(10, 0.0, 19.9, "stream")])
@@ -205,7 +215,7 @@ class TestPace:
         assert (pace.newest, pace.seconds, pace.stride) == (60, 1.0, 10)
 
     def test_without_spans_the_pace_is_measured_between_looks(self) -> None:
-        """Without spans, the pace is measured from one look to the next."""
+        """Without spans, the pace is measured between two calls of `since_unix_ns` with different steps."""
         pace = Pace()
         assert pace.since_unix_ns(None) is None
         first = pace.since_unix_ns(1)

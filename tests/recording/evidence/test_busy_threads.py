@@ -1,4 +1,4 @@
-"""Which of the threads of a real process are busy."""
+"""The threads of a real process that are busy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stepprof.recording.evidence.busy_threads import busy_threads
 
 
 def ids(most: int = 1000, seconds: float = 0.2) -> set[int]:
-    """The native ids of the threads that are busy for some time, without this one."""
+    """Return the native ids of the threads, except this one, that are busy after this time."""
     time.sleep(seconds)
     return set(busy_threads({threading.get_ident()}, most).values())
 
 
 class TestBusyThreads:
     def test_a_thread_that_works(self, threads) -> None:
-        """A working thread is found, a thread that waits for an event is not."""
+        """A working thread is busy, and one that waits for an event is not."""
         before = ids()
         idle, busy = threads.idle(3), threads.busy(2)
         assert busy <= ids()
@@ -31,7 +31,7 @@ class TestBusyThreads:
 
     @pytest.mark.parametrize("pool", [ThreadPoolExecutor, ThreadPool])
     def test_a_pool(self, pool, threads) -> None:
-        """The threads of the pool that run a task are found."""
+        """Threads of a pool are busy only while they run a task."""
         before = ids()
         with pool(4) as made:
             numbers = made.map(lambda _: threading.get_native_id(), range(8))
@@ -53,7 +53,9 @@ class TestBusyThreads:
             threads.over.set()
 
     def test_a_semaphore_and_another_program(self, threads) -> None:
-        """What a task waits for is its work: only waiting for work, or for a thread, is idle."""
+        """A thread that waits for a semaphore or for another program is busy: only waiting for
+        work or for a thread is idle.
+        """
         before = ids()
         limit = threading.Semaphore(0)
         waiting = threads.start(1, limit.acquire)

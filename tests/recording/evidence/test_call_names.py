@@ -1,4 +1,4 @@
-"""The name of the call that a frame is making: real frames, read while they wait."""
+"""The name of the call that a frame makes, read from real frames while they wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepprof.recording.evidence.call_names import call_name
 
 
 class Waiting:
-    """Objects whose C methods wait until they are released."""
+    """Methods that wait in a call of a C function until the lock is released."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -52,7 +52,7 @@ class Waiting:
     ],
 )
 def test_the_called_function_is_named(method, name) -> None:
-    """The name is the one in the source."""
+    """The name of the call is the one in the source."""
     waiting = Waiting()
     thread = threading.Thread(target=getattr(waiting, method))
     thread.start()
@@ -70,7 +70,7 @@ def test_the_called_function_is_named(method, name) -> None:
 
 
 def test_an_instruction_that_calls_nothing() -> None:
-    """There is no name, and none for an instruction that does not exist."""
+    """Instructions that call no function, and offsets outside of the code, have no name."""
 
     def add(one, other):
         return one + other

@@ -1,4 +1,4 @@
-"""Whose code a stack is in, by the files of its frames."""
+"""Whether code belongs to the job, to a library or to torch's compiler, according to the files of a stack."""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ def awake():
 
 @pytest.fixture
 def evidence(run_script, tmp_path):
-    """Run the lines of a job, and return the evidence of step 2 of its one process."""
+    """Return a function that runs the lines of a job, and returns the evidence
+    of step 2 of its only process.
+    """
 
     def run(job: str, **more: object) -> Evidence:
         run_script(PRELUDE + job, **more).check()
@@ -66,7 +68,7 @@ def seconds(items) -> float:
 
 class TestStacks:
     def test_a_sleep(self, evidence) -> None:
-        """The stretch has the call, the function, the file and the line, and no CPU time."""
+        """The stretch of a sleep has the call, the function, the file and the line, and little CPU time."""
         found = evidence("""
 def prepare_batch():
     time.sleep(0.5)
@@ -83,7 +85,9 @@ with profile_step(2, role="actor"):
         assert sum(each.cpu_seconds for each in asleep) < 0.25
 
     def test_a_call_that_holds_the_interpreter(self, evidence) -> None:
-        """No sample can be taken meanwhile: the stretch begins when the sample was due, and has the CPU time."""
+        """A call that holds the interpreter's lock cannot be sampled. Its stretch begins when the sample
+        was due, and has the CPU time.
+        """
         found = evidence("""
 large = [list(range(100)) for _ in range(25_000)]
 with profile_step(2):
@@ -100,7 +104,7 @@ with profile_step(2):
         assert sum(each.cpu_seconds for each in pickling) > sum(each.cpu_seconds for each in asleep)
 
     def test_a_lock(self, evidence) -> None:
-        """A thread that has regions is sampled too; each is waiting for what it waits for."""
+        """A thread with a region is sampled, and its stretch names the lock for which it waits."""
         found = evidence("""
 class Buffer:
     def __init__(self):
@@ -127,7 +131,7 @@ with profile_step(2):
         assert seconds(others) == pytest.approx(0.5, abs=0.25)
 
     def test_a_file(self, evidence) -> None:
-        """A read that waits names the call."""
+        """The stretch of a thread that waits for a read names `os.read`."""
         found = evidence("""
 reading, writing = os.pipe()
 with profile_step(2):
@@ -139,7 +143,7 @@ with profile_step(2):
         )
 
     def test_idle_threads_without_regions_are_not_sampled(self, evidence) -> None:
-        """Only the window's thread is."""
+        """An idle thread without regions has no stretch; only the window's thread has one."""
         found = evidence("""
 threading.Thread(target=threading.Event().wait, args=(0.3,), daemon=True).start()
 with profile_step(2):
@@ -148,7 +152,7 @@ with profile_step(2):
         assert {each.thread for each in found.stretches} == {found.captures[0].thread}
 
     def test_a_pool(self, evidence) -> None:
-        """Of a thread of a pool the task is known: while it runs one, and no longer."""
+        """The stretch of a pool's thread names the task while it runs, and has no stretch afterwards."""
         found = evidence("""
 from concurrent.futures import ThreadPoolExecutor
 def reward(sample):
@@ -164,7 +168,7 @@ with ThreadPoolExecutor(4) as pool, profile_step(2):
         assert {each.task for each in found.stretches if each.thread == main} == {None}
 
     def test_objects_of_a_busy_thread_are_freed_on_that_thread(self, evidence) -> None:
-        """The sampler holds no frame of such a thread while another thread runs, and no thread itself."""
+        """The sampler never destroys an object of a busy thread, or the thread object itself."""
         evidence("""
 seen = set()
 class Local:
@@ -193,7 +197,7 @@ assert seen == {True}, seen
 """)
 
     def test_a_thread_that_ends(self, evidence) -> None:
-        """Its stretch ends with it; a new thread with its identifier is not mistaken for it."""
+        """The stretch of a thread ends with the thread, and a later thread has stretches of its own."""
         found = evidence("""
 def short():
     with region("short"):
@@ -214,7 +218,7 @@ with profile_step(2):
         assert not {each.thread for each in short} & {each.thread for each in rest}
 
     def test_stacks_start_with_the_window(self, evidence, tmp_path) -> None:
-        """The work of the recorder before the window is not included. It may take long on a busy machine."""
+        """All evidence begins after the window's begin, even if the recorder is slow before it."""
         found = evidence("""
 from stepprof.recording.evidence.collector import Evidence
 begin = Evidence.begin
@@ -229,12 +233,12 @@ with profile_step(2):
         [run] = list_runs(tmp_path / "stepprof-runs")
         [window] = read_step(run, 2)["windows"]
         for each in (*found.stretches, *found.collections, *found.threads, *found.captures):
-            # two anchors of the same clock are rounded apart by some nanoseconds
+            # two anchors of one clock differ by some nanoseconds of rounding
             assert window["start_unix_ns"] - 1000 <= each.start_unix_ns <= each.end_unix_ns
         assert seconds(found.stretches) == pytest.approx(seconds(found.captures), abs=0.05)
 
     def test_the_time_of_the_recorder(self, evidence) -> None:
-        """Waits of stepprof itself are marked; the job's work in a region is not."""
+        """A wait in stepprof's own code is marked as `recorder`; a wait of the job in a region is not."""
         found = evidence("""
 from stepprof.recording import session
 enter = session.Session.enter
@@ -253,7 +257,7 @@ with profile_step(2):
         assert (mine, seconds(waits) - mine) == (pytest.approx(0.3, abs=0.15), pytest.approx(0.3, abs=0.15))
 
     def test_the_roles_of_a_step(self, evidence) -> None:
-        """A stretch belongs to the window that is open."""
+        """A stretch has the role of the innermost open window."""
         found = evidence("""
 with profile_step(2):
     for role in ("rollout", "actor"):
@@ -267,7 +271,9 @@ with profile_step(2):
         assert asleep == {"rollout": pytest.approx(0.3, abs=0.15), "actor": pytest.approx(0.3, abs=0.15)}
 
     def test_objects_of_the_job_are_freed_on_their_own_thread(self, evidence, tmp_path) -> None:
-        """The sampler holds no frame while another thread runs: it never ends the life of a local variable."""
+        """The sampler never destroys a local variable of the job, because it holds no
+        frame while another thread runs.
+        """
         evidence("""
 seen = set()
 class Local:
@@ -287,7 +293,7 @@ assert seen == {threading.get_ident()}, seen
 
 class TestGarbage:
     def test_a_large_cycle(self, evidence) -> None:
-        """A long collection has its own entry, with the number of freed objects."""
+        """A long collection has its own entry, with the number of freed objects and the thread."""
         found = evidence("""
 class Node: pass
 gc.disable()
@@ -310,7 +316,7 @@ with profile_step(2, role="actor"):
         assert "gc.collect" in {each.label for each in during} | {each.call for each in found.stretches}
 
     def test_many_short_collections_are_merged(self, evidence) -> None:
-        """They are merged, and their number and their seconds are kept."""
+        """Short collections are merged, and their number and seconds are kept."""
         found = evidence("""
 gc.set_threshold(50, 1000, 1000)
 def made():
@@ -325,7 +331,9 @@ with profile_step(2):
         assert sum(each.seconds for each in found.collections) <= seconds(found.collections) + 1e-6
 
     def test_the_sampler_sleeps_after_the_window(self, evidence) -> None:
-        """Outside of a recorded window nothing is watched and the sampler does not wake; at the end it is gone."""
+        """The sampler and the callback of the garbage collector exist only for a recorded window. After it
+        the sampler does not wake, and it ends with the session.
+        """
         evidence(
             AWAKE
             + """
@@ -349,7 +357,7 @@ assert samplers() == 0
         )
 
     def test_two_windows_have_one_thread(self, run_script, tmp_path) -> None:
-        """The second window wakes the sampler of the first one."""
+        """The second recorded window uses the sampler thread of the first one."""
         run_script(
             PRELUDE.replace('"2"', '"2,4"')
             + """
@@ -372,7 +380,7 @@ assert seen[0] == [] and len(seen[1]) == 1 and seen[1:] == [seen[1]] * 3, seen
 
 class TestRegions:
     def test_the_cpu_time_of_a_region(self, evidence) -> None:
-        """Of a region that works and of one that sleeps."""
+        """A region that computes for 0.3 s has 0.3 s of CPU time, and a region that sleeps has none."""
         found = evidence("""
 with profile_step(2):
     with region("busy"):
@@ -387,7 +395,9 @@ with profile_step(2):
         assert all(0 <= each.cpu_seconds <= seconds([each]) for each in found.regions)
 
     def test_cpu_times_are_kept_only_in_recorded_windows(self, run_script, tmp_path) -> None:
-        """They are also left out where a region can be suspended, or ends on another thread."""
+        """Regions have CPU time in recorded windows only. Coroutines, generators and regions that end on
+        another thread have none.
+        """
         run_script(
             PRELUDE
             + """
@@ -418,7 +428,9 @@ for step in (1, 2, 3):
 
 class TestThreadsAndProcess:
     def test_the_use_of_the_thread(self, evidence) -> None:
-        """CPU time and run-queue delay of the window's thread are no longer than the window."""
+        """The CPU time of the window's thread is 0.3 s; together with the run-queue delay it
+        is not longer than the window.
+        """
         found = evidence("""
 with profile_step(2):
     end = time.thread_time() + 0.3
@@ -435,7 +447,7 @@ with profile_step(2):
         assert sum(each.cpu_seconds for each in found.stretches) == pytest.approx(use.cpu_seconds, abs=0.05)
 
     def test_bytes_of_storage(self, evidence, tmp_path) -> None:
-        """Bytes that were written to storage are counted."""
+        """Bytes that the job writes to storage are counted."""
         found = evidence("""
 with profile_step(2):
     with open("large", "wb") as file:
@@ -450,7 +462,7 @@ with profile_step(2):
 
 class TestEnds:
     def test_an_exception(self, evidence) -> None:
-        """The evidence up to it is kept."""
+        """If the body raises an exception, the evidence lasts until then."""
         found = evidence("""
 with contextlib.suppress(ValueError), profile_step(2):
     time.sleep(0.3)
@@ -461,7 +473,7 @@ time.sleep(0.2)
         assert seconds(found.captures) < 0.5
 
     def test_sigterm(self, run_script, tmp_path) -> None:
-        """The evidence up to the signal is kept, and the job dies by it."""
+        """If SIGTERM kills the job in a window, the evidence until the signal is kept."""
         ran: Ran = run_script(
             PRELUDE
             + """
@@ -477,7 +489,7 @@ with profile_step(2):
         assert seconds(found.captures) < 20
 
     def test_the_end_of_the_script(self, evidence) -> None:
-        """A window that was never stopped has its evidence."""
+        """If the script ends in an open window, the evidence is kept."""
         found = evidence("""
 profile_step(2).start()
 time.sleep(0.3)
@@ -485,7 +497,9 @@ time.sleep(0.3)
         assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
 
     def test_a_fork(self, evidence) -> None:
-        """The child has no callback, no sampler and no files of them. The parent continues."""
+        """A forked child has no callback of the garbage collector and fewer open files. The
+        parent's evidence continues.
+        """
         found = evidence("""
 before = len(gc.callbacks)
 with profile_step(2):
@@ -504,7 +518,9 @@ assert os.waitpid(child, 0)[1] == 0
         assert seconds(each for each in found.stretches if each.label == "time.sleep") > 0.2
 
     def test_no_thread_can_be_started(self, run_script, tmp_path) -> None:
-        """The job and the capture go on without evidence, and the log says so."""
+        """If the sampler cannot start, the window is complete without evidence,
+        and the log gives the reason.
+        """
         ran = run_script(
             PRELUDE
             + """
@@ -530,7 +546,9 @@ assert not gc.callbacks
         assert json.loads(manifest.read_text())["windows"][0]["status"] == "complete"
 
     def test_a_thread_whose_first_sample_came_after_the_end(self) -> None:
-        """On a busy machine the sampler may see a window's second thread only when the window is over: its line would last less than nothing."""
+        """If the sampler sees a thread only after the window's end, that thread has no line, because its
+        duration would be negative.
+        """
         lines: list = []
         recorder = Recorder()
         collecting = collector.Evidence(recorder, lambda work: work(), lines.extend)
@@ -559,7 +577,9 @@ assert not gc.callbacks
 class TestOff:
     @pytest.mark.parametrize("config", [{"evidence": False}, {"spans": False}])
     def test_nothing_is_collected(self, run_script, tmp_path, config) -> None:
-        """No callback, no thread, no line, no CPU time."""
+        """If evidence or spans are switched off, there is no callback, no sampler, no line
+        of evidence and no CPU time.
+        """
         run_script(f"""
 import gc, threading, stepprof
 stepprof.init({{"steps": "2", "backend": "null", "evidence": True, **{config!r}}})
@@ -575,7 +595,9 @@ with stepprof.profile_step(2), stepprof.region("a"):
 
 class TestOneAtMost:
     def test_a_window_that_is_left_open_samples_until_the_next_one(self, run_script) -> None:
-        """The sampler and the callback of the first session end with the window of the second one."""
+        """If a second window begins while the first is open, one sampler and one callback
+        serve it, and both end with it.
+        """
         done = run_script(
             AWAKE
             + """

@@ -1,4 +1,4 @@
-"""The one thread that takes the samples of all recorded windows of a session."""
+"""The thread that takes the samples of all recorded windows of a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sampler() -> Iterator[SamplerThread]:
 
 class TestSamplerThread:
     def test_calls_until_the_end(self, sampler) -> None:
-        """Again and again, on one thread, and no more after `end`."""
+        """One thread calls the function repeatedly, and no more after `end`."""
         seen, twice = [], threading.Event()
 
         def sample() -> bool:
@@ -33,7 +33,7 @@ class TestSamplerThread:
         sampler.end(sample)
         other = threading.Event()
         sampler.begin(lambda: other.set() or False)
-        assert other.wait(30)  # whatever was running has ended
+        assert other.wait(30)  # the call that ran has ended
         count = len(seen)
         third = threading.Event()
         sampler.begin(lambda: third.set() or False)
@@ -42,7 +42,7 @@ class TestSamplerThread:
         assert len(set(seen)) == 1
 
     def test_the_end_of_an_earlier_one(self, sampler) -> None:
-        """It does not end what was begun since."""
+        """Ending an earlier function does not end the one that was begun after it."""
         called = threading.Event()
 
         def earlier() -> bool:
@@ -54,7 +54,7 @@ class TestSamplerThread:
         assert called.wait(30)
 
     def test_a_failed_sampler_does_not_stop_the_next(self, sampler, log) -> None:
-        """The failure is logged, and the next function is called."""
+        """If a function raises an error, this is logged, and the next function is called."""
         called = threading.Event()
 
         def fails() -> bool:
@@ -71,7 +71,9 @@ class TestSamplerThread:
         }
 
     def test_close(self) -> None:
-        """The thread is gone, also if it waits for the next window; without one there is nothing to end."""
+        """`close` ends the thread while it waits for the next window, and does
+        nothing if it was never started.
+        """
         sampler = SamplerThread()
         sampler.close(30)
         sampler, before = SamplerThread(), {*threading.enumerate()}

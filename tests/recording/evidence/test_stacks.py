@@ -1,4 +1,4 @@
-"""The price of a sample: it counts what Python executes, since a time is not the same on a busy machine."""
+"""The cost of a sample in Python instructions, because its time varies on a busy machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepprof.recording.evidence.stacks import MOST_BUSY, MOST_TOTALS, StackSamp
 class TestPrice:
     @staticmethod
     def instructions() -> int:
-        """How many bytecode instructions a sample takes."""
+        """Return how many bytecode instructions a sample takes."""
         sampler = StackSampler(
             {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
         )
@@ -26,7 +26,7 @@ class TestPrice:
         return counted
 
     def test_idle_threads(self, threads) -> None:
-        """A sample executes as much Python with 200 idle threads as with 4."""
+        """A sample executes as many instructions with 200 idle threads as with 4."""
         threads.idle(4)
         time.sleep(0.2)
         few = self.instructions()
@@ -35,7 +35,7 @@ class TestPrice:
         assert self.instructions() == pytest.approx(few, rel=0.05)
 
     def test_busy_threads(self, threads) -> None:
-        """A sample executes as much Python with 100 busy threads as with the most that it follows."""
+        """A sample executes as many instructions with 100 busy threads as with the most that it follows."""
         threads.busy(MOST_BUSY)
         time.sleep(0.2)
         few = self.instructions()
@@ -47,7 +47,7 @@ class TestPrice:
 class TestReturn:
     @pytest.mark.parametrize("regions", [False, True])
     def test_a_thread_that_is_sampled_again(self, threads, regions) -> None:
-        """It is busy, idle, and busy again or has regions by then: its CPU time counts again."""
+        """A thread that was busy, then idle, and is busy again or has regions gets CPU time again."""
         sampler = StackSampler(
             {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
         )
@@ -86,7 +86,9 @@ class TestReturn:
 
 class TestBounds:
     def test_many_short_threads_stay_within_the_limits(self, threads) -> None:
-        """A capture has so many lines at most, and no file stays open of a thread that has ended."""
+        """With many short threads, the number of totals is limited, and only a few
+        files of ended threads stay open.
+        """
         sampler = StackSampler(
             {threading.get_ident(): threading.get_native_id()}, lambda: (2, None), SamplerThread()
         )

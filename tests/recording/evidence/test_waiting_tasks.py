@@ -1,4 +1,4 @@
-"""Real coroutines that wait for a lock or semaphore of asyncio, as another thread sees them."""
+"""Coroutines that wait for an asyncio lock or semaphore, as seen from another thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SECONDS = 0.05
 
 
 def seen(main):
-    """What another thread sees once the coroutines of `main` wait."""
+    """Return what another thread sees while the coroutines of `main` wait: the
+    function and the three counts.
+    """
     found = []
 
     async def run() -> None:
@@ -53,7 +55,7 @@ class TestHeldTasks:
         assert seen(main) == ("call", 7, 1, 1)
 
     def test_three_coroutines_past_the_lock(self) -> None:
-        """Of coroutines that are called by others, the innermost function is named."""
+        """If a coroutine calls another one, the innermost function is named."""
 
         async def main():
             limit = asyncio.Semaphore(3)
@@ -62,7 +64,7 @@ class TestHeldTasks:
         assert seen(main) == ("call", 5, 3, 1)
 
     def test_ended_tasks_do_not_count(self) -> None:
-        """Tasks that have ended do not count, others do."""
+        """Ended tasks are not counted; tasks that wait for something else are counted as others."""
 
         async def main():
             limit = asyncio.Semaphore(1)
@@ -73,7 +75,7 @@ class TestHeldTasks:
 
     @pytest.mark.parametrize("count", [1, MOST_TASKS + 1])
     def test_nothing_is_known(self, count) -> None:
-        """None waits for a lock, or there are too many tasks to be counted."""
+        """If no task waits for a lock, or there are too many tasks, the result is None."""
 
         async def main():
             limit = asyncio.Semaphore(1)
@@ -85,7 +87,7 @@ class TestHeldTasks:
         assert held_tasks() is None
 
     def test_objects_of_the_job_are_freed_on_their_own_thread(self) -> None:
-        """It keeps no coroutine while another thread runs: it never ends the life of a local variable."""
+        """Reading the tasks never destroys a local variable of the job on another thread."""
         idents = set()
 
         class Local:
@@ -115,7 +117,9 @@ class TestHeldTasks:
 
 class TestPrice:
     def test_many_coroutines_cost_no_more_than_the_limit(self) -> None:
-        """With 1,000 coroutines it executes less Python than with as many as it counts."""
+        """With 1,000 coroutines, which are too many, it executes a tenth of the instructions that it needs
+        for the most that it counts.
+        """
 
         async def counted(count: int) -> int:
             limit = asyncio.Semaphore(1)

@@ -1,4 +1,4 @@
-"""Export jobs with real child processes. Code that could end the process runs in a separate one."""
+"""Export jobs in real child processes. Code that could end the test's process runs in a separate one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outcome(thunk: Callable[[], tuple[Artifact, ...]], mode: str = "fork") -> Ex
 class TestModes:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_delivers_the_artifacts(self, mode: str) -> None:
-        """Whatever the mode, the artifacts come back with the time that they took."""
+        """Each mode returns the artifacts, without an error or a note."""
         result = outcome(lambda: (artifact(), artifact("x", None)), mode)
         assert result.artifacts == (artifact(), artifact("x", None))
         assert result.error is None
@@ -59,7 +59,9 @@ class TestModes:
 
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_a_failure_keeps_the_existing_artifacts(self, mode: str) -> None:
-        """An exception of the job is its error; the artifacts that it carries are kept; what is left over is removed."""
+        """If an export fails, its error and the finished artifacts are returned,
+        and its leftovers are removed.
+        """
         removed: list[str] = []
 
         class Job(Export):
@@ -75,7 +77,7 @@ class TestModes:
         assert removed == ["leftovers"]
 
     def test_inline_is_all_stall(self) -> None:
-        """In place the caller waits for all of it; on_done has been called when submit returns."""
+        """In the mode `inline`, `submit` returns after the export, and the stall is the whole time."""
         results: list[ExportResult] = []
         exporter = Exporter()
         exporter.submit("a", lambda: time.sleep(0.05) or (), "inline", results.append)
@@ -83,7 +85,7 @@ class TestModes:
         assert exporter.pending() == ()
 
     def test_a_child_leaves_its_parent_free(self, tmp_path: Path) -> None:
-        """submit returns while the child still works, and the job is listed until it has ended."""
+        """`submit` returns while the child works, and the job is pending until the child has ended."""
         gate = tmp_path / "gate"
 
         def job() -> tuple[Artifact, ...]:
@@ -105,7 +107,7 @@ class TestModes:
 
 class TestQueue:
     def test_at_most_two_children_run_at_a_time(self, tmp_path: Path) -> None:
-        """Any number of jobs may be submitted from any thread; no more than two children run, and each job ends once."""
+        """Three threads submit 12 jobs. At most two children run at the same time, and each job ends once."""
         running = tmp_path / "running"
         running.mkdir()
 
@@ -135,7 +137,7 @@ class TestQueue:
         assert max(result.artifacts[0].events or 0 for result in results) <= executor.CHILDREN
 
     def test_memory_of_a_job_is_freed_when_its_child_has_ended(self) -> None:
-        """The captured events are freed after the child, not before and not never."""
+        """The exporter keeps a job until its child has ended, and frees it afterwards."""
 
         class Job:
             def __call__(self) -> tuple[Artifact, ...]:
@@ -152,7 +154,7 @@ class TestQueue:
         assert seen() is None
 
     def test_a_callback_may_submit_and_may_fail(self) -> None:
-        """The watcher survives what on_done does, and serves the next job."""
+        """If the callback submits another job and raises an error, that job is still exported."""
         results: list[ExportResult] = []
         exporter = Exporter()
 
@@ -165,7 +167,7 @@ class TestQueue:
         assert len(results) == 1
 
     def test_pipes_beyond_1023_work(self) -> None:
-        """Pipes with numbers beyond 1023 work as well."""
+        """An export works if its pipe has a descriptor above 1023."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard < 3000:
             pytest.skip("too few descriptors allowed")
@@ -191,7 +193,7 @@ class TestBadEnds:
         ],
     )
     def test_the_error_says_how_the_child_ended(self, end: Callable[[], None], message: str) -> None:
-        """A child that dies is an error that names its signal or status; nothing hangs."""
+        """If a child dies, the error names its signal or exit status."""
 
         def job() -> tuple[Artifact, ...]:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -202,13 +204,15 @@ class TestBadEnds:
         assert message in str(outcome(job).error)
 
     def test_a_child_that_hangs_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Past its time a child is killed, and its job ends with an error."""
+        """A child that exceeds the time limit is killed, and its job fails."""
         monkeypatch.setattr(executor, "EXPORT_TIMEOUT_SECONDS", 0.2)
         monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
         assert "SIGKILL" in str(outcome(lambda: time.sleep(60) or ()).error)
 
     def test_a_child_that_other_code_reaps_is_still_reported(self) -> None:
-        """A program that ignores SIGCHLD takes our exit status; the report is enough."""
+        """If SIGCHLD is ignored, the exit status is lost. The child's report
+        suffices; without one, the job fails.
+        """
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
             assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
@@ -218,13 +222,13 @@ class TestBadEnds:
             signal.signal(signal.SIGCHLD, before)
 
     def test_the_pipe_held_open_by_another_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A fork of the user that inherits the pipe's write end does not keep a dead child's job open."""
+        """If a process that the child forked keeps the pipe open, the job still ends with the child."""
         monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
 
         read, write = os.pipe()
 
         def job() -> tuple[Artifact, ...]:
-            if os.fork() == 0:  # keeps what it inherited until this test ends
+            if os.fork() == 0:  # keeps the inherited pipe open until this test ends
                 os.close(write)
                 os.read(read, 1)
                 os._exit(0)
@@ -238,20 +242,20 @@ class TestBadEnds:
 
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
     def test_fork_fails(self, mocker: MockerFixture, failure: Exception) -> None:
-        """If the system refuses a fork, the export runs in place, and the result says so."""
+        """If `fork` fails, the export runs in place, and the note gives the reason."""
         mocker.patch.object(os, "fork", side_effect=failure)
         result = outcome(lambda: (artifact(),))
         assert result.artifacts == (artifact(),)
         assert str(failure) in str(result.note)
 
     def test_no_fork_on_this_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A system without fork exports in place."""
+        """On a system without `fork`, the export runs in place."""
         monkeypatch.delattr(os, "fork")
         assert "cannot fork" in str(outcome(lambda: (artifact(),)).note)
 
     @pytest.mark.parametrize("mode", ["fork", "thread"])
     def test_thread_start_fails(self, mocker: MockerFixture, mode: str) -> None:
-        """Where no thread can be started (the interpreter is ending) the export happens in place."""
+        """If no thread can be started, as at the end of the interpreter, the export runs in place."""
         mocker.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
         result = outcome(lambda: (artifact(),), mode)
         assert (result.artifacts, result.note) == (
@@ -260,7 +264,7 @@ class TestBadEnds:
         )
 
     def test_a_queued_job_without_a_fork(self, mocker: MockerFixture, tmp_path: Path) -> None:
-        """A job that waited and then cannot be forked is done by the watcher itself."""
+        """If the fork of a queued job fails, the watcher thread exports it."""
         gate = tmp_path / "gate"
 
         def job() -> tuple[Artifact, ...]:
@@ -279,7 +283,7 @@ class TestBadEnds:
         assert sum("exported in a thread" in str(result.note) for result in results) == 1
 
     def test_an_interrupt_at_the_fork(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C while the child is being made goes on to the program; the job ends as failed and takes no place."""
+        """An interrupt during the fork reaches the program. Its job fails, and the next job still runs."""
 
         def interrupt() -> int:
             raise KeyboardInterrupt
@@ -305,7 +309,7 @@ def compute(_: Path) -> None:
 
 def write_to_a_slow_reader(fifo: Path) -> None:
     with fifo.open("wb", buffering=0) as file:
-        file.write(bytes(1 << 18))  # four times what a pipe holds: one call
+        file.write(bytes(1 << 18))  # four times the size of a pipe, in one call
 
 
 def wait_for_a_thread(_: Path) -> None:
@@ -327,7 +331,7 @@ def wait_for_a_time(_: Path) -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[threading.Lock]:
-    """A lock that another thread holds."""
+    """Yield a lock that another thread holds."""
     lock, taken, let_go = threading.Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -344,7 +348,7 @@ def held() -> Iterator[threading.Lock]:
 
 
 def fork_and_warn(pids: list[int]) -> Callable[[], int]:
-    """A fork that raises in the parent after the child exists, with a list of the children."""
+    """Return a fork that raises in the parent after the child exists, and adds the child to a list."""
     fork = os.fork
 
     def forked() -> int:
@@ -363,7 +367,9 @@ linux = pytest.mark.skipif(deadlock._FUTEX is None, reason="no system call numbe
 class TestHungChild:
     @linux
     def test_runs_again_in_the_parent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A job whose child waits for a lock of another thread is done by the parent, after what the child left was removed; so are the jobs in the queue."""
+        """If a child waits for a lock that a thread of its parent holds, the parent removes its leftovers
+        and exports in a thread. The queued jobs do the same.
+        """
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         parent = os.getpid()
         results: list[ExportResult] = []
@@ -392,7 +398,7 @@ class TestHungChild:
 
     @linux
     def test_a_child_whose_threads_all_hang_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A child whose threads all wait for locks hangs as well."""
+        """A child whose threads all wait for locks is killed as well, and the parent exports."""
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         parent = os.getpid()
 
@@ -410,7 +416,7 @@ class TestHungChild:
 
     @linux
     def test_a_child_that_hangs_after_its_report_exports_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A child that hangs after its export has done its work: nothing is exported twice."""
+        """If a child hangs after its report, its artifacts count, and the export is not repeated."""
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         results: list[ExportResult] = []
         exporter = Exporter()
@@ -427,8 +433,9 @@ class TestHungChild:
     def test_a_child_that_hangs_at_its_end_has_reported(
         self, pid_is_lost: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A child that hangs after its report, in an `os._exit` that a tool has replaced, is killed: its job has ended well, and the
-        next ones run."""
+        """A child that hangs in a replaced `os._exit` after its report is killed. Its job is
+        complete, and the next jobs run.
+        """
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         pids: list[int] = []
         if pid_is_lost:
@@ -458,7 +465,7 @@ class TestHungChild:
     def test_a_slow_child_is_left_alone(
         self, work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A child that computes or waits for anything but a lock of its own is not killed, however long it sleeps."""
+        """A child that computes, or waits for a pipe, a thread, a process or a time, is not killed."""
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.1)
         monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
         fifo = tmp_path / "fifo"
@@ -482,7 +489,9 @@ class TestHungChild:
     def test_without_proc_a_hung_child_is_killed_at_its_limit(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Where the system does not show what a process waits for, a child that hangs is killed at its limit, and its job fails."""
+        """Without `/proc`, a hung child is not detected. It is killed at the
+        time limit, and its job fails.
+        """
         monkeypatch.setattr(deadlock, "_PROC", tmp_path)
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.0)
         monkeypatch.setattr(executor, "EXPORT_TIMEOUT_SECONDS", 0.5)
@@ -495,7 +504,9 @@ class TestHungChild:
 
 class TestTheChild:
     def test_runs_no_handler_and_finishes(self, tmp_path: Path) -> None:
-        """Signals of a terminal or a launcher do not end the child before its file, and no handler of the user runs in it."""
+        """In the child, signals of a terminal or launcher do not end the export, and no signal
+        handler of the program runs.
+        """
         ran = tmp_path / "handler"
         before = signal.signal(signal.SIGUSR1, lambda *_: ran.touch())
 
@@ -511,7 +522,7 @@ class TestTheChild:
         assert not ran.exists()
 
     def test_keeps_no_connection_open(self) -> None:
-        """A peer hears at once that the parent has closed, though the child still works."""
+        """If the parent closes a socket, its peer notices at once, although the child still runs."""
         ours, theirs = socket.socketpair()
         exporter = Exporter()
         exporter.submit("x", lambda: time.sleep(3) or (), "fork", lambda _: None)
@@ -523,7 +534,9 @@ class TestTheChild:
         exporter.wait(30)
 
     def test_runs_no_finalizer_and_no_atexit(self, run_script: Callable[..., object]) -> None:
-        """The child leaves without a word: what the program would do at its end happens once, in the parent."""
+        """The child runs no finalizer and no `atexit` function, and prints no buffered
+        text. The parent does each once.
+        """
         ran = run_script(
             """
             import atexit, gc, os, sys
@@ -550,7 +563,7 @@ class TestTheChild:
     def test_a_child_finishes_after_its_parent_was_killed(
         self, run_script: Callable[..., object], tmp_path: Path
     ) -> None:
-        """When the parent is killed the child still finishes its file."""
+        """If the parent is killed, the child still finishes the export."""
         ran = run_script(
             """
             import os, pathlib, signal, time
@@ -572,7 +585,9 @@ class TestTheChild:
         assert (tmp_path / "done").exists()
 
     def test_under_warnings_as_errors(self, run_script: Callable[..., object]) -> None:
-        """Python's warning of a fork with threads stays inside, even if warnings are errors."""
+        """If warnings are errors, Python's warning about a fork with threads neither
+        fails the export nor is printed.
+        """
         ran = run_script(
             """
             import threading
@@ -592,7 +607,9 @@ class TestTheChild:
         assert ran.stderr == ""
 
     def test_a_child_is_found_by_the_pid_in_its_report(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Should the warning come as an error after all, the child exists: its report is read, and it is reaped by the pid in it."""
+        """If the warning still raises an error in the parent, the child's report is read,
+        and its pid is used to reap it.
+        """
         pids: list[int] = []
         monkeypatch.setattr(os, "fork", fork_and_warn(pids))
         with warnings.catch_warnings():
@@ -601,7 +618,7 @@ class TestTheChild:
             os.waitpid(pids[0], 0)
 
     def test_a_signal_at_the_fork_reaches_the_parent(self) -> None:
-        """A signal that arrives while the fork is made is held back, not lost."""
+        """A signal during the fork is delivered to the parent afterwards."""
         got: list[int] = []
         before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
         try:
@@ -615,7 +632,7 @@ class TestTheChild:
 
 class TestForkOfTheUser:
     def test_a_child_of_the_user_owns_no_job(self, tmp_path: Path) -> None:
-        """After a fork of the program itself the child has nothing pending, and can export on its own."""
+        """After a fork by the program, the child has no pending job, and can export on its own."""
         exporter = Exporter()
         exporter.submit("x", lambda: time.sleep(0.5) or (), "fork", lambda _: None)
         pid = os.fork()

@@ -1,5 +1,5 @@
-"""The work after a recording, by real processes: what a command, an upload and a budget do, and
-that none of it changes the job's result.
+"""The work after a recording in real processes: commands, uploads and deletion. None of
+it changes the job's result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ sys.exit(options.get("status", 0))
 
 
 class Job:
-    """Processes of one run that record steps 2 and 4 of 5."""
+    """Processes of one run with five steps. Steps 2 and 4 are recorded unless the test changes that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,9 @@ class Job:
         )
 
     def end(self, *, killed: tuple[int, ...] = (), status: int = 0, steps: int = 5) -> None:
-        """Wait for all, and see that each has the result and the exit status that it would have without us."""
+        """Wait for all processes. Check that each has the result and the exit
+        status of a job without stepprof.
+        """
         for rank, process in self._ranks.items():
             self.printed[rank] = process.communicate(timeout=60)[0]
             if rank in killed:
@@ -98,7 +100,7 @@ class Job:
         self._ranks.clear()
 
     def go(self, **options: Any) -> dict[int, dict[str, Any]]:
-        """One rank from begin to end; the manifests of its steps."""
+        """Run one rank from begin to end, and return the manifests of its steps."""
         self.start(**options)
         self.end(status=options.get("status", 0))
         return {step: read_step(self.run, step) for step in (2, 4)}
@@ -114,7 +116,7 @@ class Job:
 
     @property
     def ran(self) -> list[str]:
-        """What commands have noted, in the order in which they ran."""
+        """Return what the commands have noted, in the order in which they ran."""
         path = self.folder / "ran"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -131,8 +133,8 @@ NOTE = ["sh", "-c", "echo $STEPPROF_STEP $STEPPROF_STATUS $STEPPROF_BYTES $STEPP
 
 class TestCommand:
     def test_once_per_step_on_one_of_two_ranks(self, job: Job) -> None:
-        """When both have recorded it and continued; with the run's facts in its environment, and
-        none of the job's own files open.
+        """The command runs once per step on one of two ranks, after both have recorded it. Its environment
+        has the facts of the run, and it inherits no span file or socket.
         """
         facts = 'env | grep ^STEPPROF | sort > facts.$STEPPROF_STEP; ls -l /proc/self/fd | grep -c "\\.jsonl\\|socket" >> facts.$STEPPROF_STEP; '
         command = ["sh", "-c", facts + NOTE[2]]
@@ -157,7 +159,7 @@ class TestCommand:
         assert verify_run(job.run).ok
 
     def test_a_hanging_command_is_killed_with_its_children(self, job: Job) -> None:
-        """At its time limit; the job has its result, also in strict mode."""
+        """A command that hangs is killed with its children at its time limit, and the job has its result."""
         command = ["sh", "-c", "sleep 600 & echo $! >> children; echo waiting; wait"]
         config = {"on_complete": command, "on_complete_timeout_seconds": 0.3, "strict": True}
         manifests = job.go(config=config)
@@ -171,7 +173,7 @@ class TestCommand:
         assert not any(_lives(int(child)) for child in children)
 
     def test_at_shutdown_the_command_gets_the_remaining_time(self, job: Job) -> None:
-        """A shutdown waits no longer than its timeout."""
+        """The shutdown lasts no longer than its timeout, and the command is killed with this reason."""
         config = {"on_complete": ["sleep", "600"], "on_complete_when": "run"}
         job.go(config=config, timeout=1.0)
         assert job.shutdown_seconds() < 5
@@ -187,7 +189,7 @@ class TestCommand:
         ],
     )
     def test_a_failed_command_is_reported(self, job: Job, command: list[str], error: str) -> None:
-        """A failure is in the manifest, the log and the status. The exit status of the job is unchanged."""
+        """The manifest and the log report the failed command. The exit status of the job is unchanged."""
         manifests = job.go(config={"on_complete": command, "strict": True}, status=7)
         for manifest in manifests.values():
             (entry,) = manifest["completions"]
@@ -200,7 +202,9 @@ class TestCommand:
             assert manifests[2]["completions"][0]["output"] == "oh no\n"
 
     def test_a_command_that_prints_without_end(self, job: Job) -> None:
-        """The end of it is kept, and the job pays next to nothing for the rest."""
+        """Of a command that prints without end, the last 2,000 characters are kept, and the
+        command fails at its time limit.
+        """
         config = {"on_complete": ["yes", "x" * 50], "on_complete_timeout_seconds": 1.0, "steps": "2"}
         job.start(config=config)
         began = time.monotonic()
@@ -210,7 +214,9 @@ class TestCommand:
         assert (len(entry["output"]), entry["status"]) == (2000, "failed")
 
     def test_a_rank_that_dies_before_its_export(self, job: Job) -> None:
-        """The step is whole without it, as lost; the leader may be the one that died."""
+        """If a rank dies before its export, the command still runs, with the status `lost`, even
+        if that rank was the leader.
+        """
         job.env["FILING_SECONDS"] = "0.5"
         config = {"on_complete": NOTE}
         for rank in (0, 1):
@@ -221,7 +227,7 @@ class TestCommand:
         assert job.ran == ["2 lost 1000 0"]
 
     def test_the_last_process_runs_the_command_once(self, job: Job) -> None:
-        """Once, by the last process; and again at the end of a job that goes on in the same run."""
+        """The command runs once at the end of the run. A job that goes on in the same run runs it again."""
         command = ["sh", "-c", "echo $STEPPROF_RECORDED_STEPS $STEPPROF_STATUS ${STEPPROF_STEP-none} >> ran"]
         config = {"on_complete": command, "on_complete_when": "run"}
         for rank in (0, 1):
@@ -234,7 +240,7 @@ class TestCommand:
         assert job.ran == ["2,4 complete none"] * 2
 
     def test_steps_that_a_killed_job_left_are_taken_when_it_is_resumed(self, job: Job) -> None:
-        """The killed job had no process left that could process these steps."""
+        """The resumed job runs the command for a step that the killed job had recorded."""
         job.start(config={"on_complete": NOTE}, dies_after=2, steps=2)
         job.end(killed=(0,))
         assert job.ran == []
@@ -243,7 +249,7 @@ class TestCommand:
         assert [line.split()[0] for line in job.ran] == ["2"]
 
     def test_a_command_that_ran_when_the_job_was_killed_is_lost(self, job: Job) -> None:
-        """It is not run twice, and the manifest says that it was lost."""
+        """A command that ran when the job was killed is lost, and the resumed job does not run it again."""
         config = {"on_complete": ["sh", "-c", "echo $STEPPROF_STEP >> ran; sleep 3"], "steps": "2"}
         job.start(config=config, dies_after=3, dies_in=1.8)
         _wait(lambda: job.ran == ["2"])
@@ -258,7 +264,9 @@ class TestCommand:
 class TestRunDirectory:
     @pytest.mark.parametrize("strict", [False, True])
     def test_a_run_directory_that_becomes_unwritable(self, job: Job, strict: bool) -> None:
-        """A file replaces its folder: no user can write below it, not even root. The log says so, and the job ends as usual."""
+        """If the run directory becomes a file, in which no user can write, the log says
+        so, and the job ends as usual.
+        """
         gone = """
 import shutil
 os.rename('runs/job', 'runs/away')
@@ -279,7 +287,9 @@ while not os.path.isfile('runs/job'):  # what is written at this very moment mak
 
 class TestUpload:
     def test_a_copy_is_a_run(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Artifacts and manifests of both ranks, verified; `check` and `merge` read what lies there."""
+        """Both ranks upload and verify their artifacts and manifests. `check`
+        and `merge` can read the copy.
+        """
         url = f"file://{job.folder}/up"
         for rank in (0, 1):
             job.start(
@@ -308,8 +318,8 @@ class TestUpload:
 
     @pytest.mark.parametrize("word", ["refuse", "lose", "half", "die"])
     def test_a_failed_upload_is_retried(self, job: Job, word: str) -> None:
-        """An upload is repeated until the stored object equals the file: with a store that refuses, a store
-        that silently keeps nothing or half of a file, and a client that crashes.
+        """An upload is repeated until the stored object equals the file. The store refuses, loses or halves
+        a file, or its client crashes.
         """
         job.env |= {"FLAKY": f"{word}={1 if word == 'die' else 2}", "FLAKY_ON": "trace.json"}
         manifests = job.go(
@@ -325,7 +335,9 @@ class TestUpload:
     def test_a_permanent_failure_is_in_the_manifest(
         self, job: Job, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """After as many tries as there are, at the end of the run once more; the reason is in the manifest, and the file stays."""
+        """If every try fails, the manifest and the status give the reason. One more try is made at
+        the end, and the file stays.
+        """
         job.env |= {"FLAKY": "refuse=1000", "FLAKY_ON": "step-000004/actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up"}, timeout=60.0)
         assert manifests[2]["uploads"][0]["status"] == "uploaded"
@@ -343,7 +355,7 @@ class TestUpload:
         assert "1 (1 not uploaded)" in capsys.readouterr().out
 
     def test_a_hanging_upload_is_killed(self, job: Job) -> None:
-        """Its program is killed at the time limit; the next file goes up by a new one. The job waits for nothing in its loop."""
+        """An upload that hangs is killed at its time limit, and both files are uploaded."""
         job.env |= {"FLAKY": "hang=1", "FLAKY_ON": "step-000002/actor"}
         config = {"upload": f"flaky://{job.folder}/up", "upload_timeout_seconds": 1.5}
         manifests = job.go(config=config, rest_after=[4], rest=0.1)
@@ -351,7 +363,7 @@ class TestUpload:
         assert "the upload timed out" in job.printed[0]
 
     def test_a_shutdown_waits_at_most_its_timeout(self, job: Job) -> None:
-        """Files that are not uploaded then are reported."""
+        """The shutdown waits at most its timeout, and the log reports the unfinished uploads."""
         job.env |= {"FLAKY": "hang=1000", "FLAKY_ON": "actor"}
         manifests = job.go(config={"upload": f"flaky://{job.folder}/up", "strict": True}, timeout=1.5)
         assert job.shutdown_seconds() < 6
@@ -360,8 +372,8 @@ class TestUpload:
         assert verify_run(job.run).ok
 
     def test_nothing_is_overwritten(self, job: Job) -> None:
-        """If the store already has a file of another run under the name, this file stays. The manifest
-        gives the reason why ours was not uploaded.
+        """A file in the store with the same name and another size stays. The manifest
+        says why ours was not uploaded.
         """
         there = job.folder / "up/job/step-000002/actor/rank-0.trace.json"
         there.parent.mkdir(parents=True)
@@ -373,7 +385,7 @@ class TestUpload:
         assert manifests[4]["uploads"][0]["status"] == "uploaded"
 
     def test_modules_in_the_working_directory_do_not_shadow_the_program(self, job: Job) -> None:
-        """Those of its working directory are none of the job's own, and none of the program's that uploads."""
+        """Modules in the working directory with the names of the uploader's modules are not imported."""
         (job.folder / "scripts").mkdir()
         (job.folder / "loop.py").rename(job.folder / "scripts" / "train.py")
         for name in ("json", "random", "fsspec"):
@@ -382,7 +394,9 @@ class TestUpload:
         assert [each["status"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["uploaded"] * 2
 
     def test_a_missing_package_is_warned_about(self, job: Job) -> None:
-        """One warning when the session begins, and the reason in each manifest."""
+        """If the package of the store is missing, there is one warning at `init`, and
+        the manifest has the reason.
+        """
         (job.folder / "packages" / "sitecustomize.py").write_text(
             "import importlib.util as u\nfind = u.find_spec\n"
             "u.find_spec = lambda name, *rest: None if name == 's3fs' else find(name, *rest)\n"
@@ -397,8 +411,8 @@ class TestUpload:
 
 class TestKeeping:
     def test_the_oldest_steps_go(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-        """Their manifests stay and report the deletion. Files that are not artifacts stay too. All reading
-        commands know this status.
+        """The oldest artifacts are deleted. Manifests and other files stay, and `ls`, `show`,
+        `check` and `merge` report it.
         """
         job.env["FILING_BYTES"] = "2000"
         config = {"keep_bytes": 9000, "steps": "1-8"}
@@ -429,7 +443,9 @@ class TestKeeping:
         assert "deleted" in capsys.readouterr().out
 
     def test_a_step_is_deleted_after_its_upload_and_command(self, job: Job) -> None:
-        """A step goes when it was uploaded and its command has ended, and lies in the store."""
+        """A step is deleted after it was uploaded and its command has ended, and
+        its copy stays in the store.
+        """
         command = ["sh", "-c", "ls $STEPPROF_STEP_DIR/actor | wc -l >> ran"]
         config = {"keep_steps": 1, "upload": f"file://{job.folder}/up", "on_complete": command}
         manifests = job.go(config=config)
@@ -441,7 +457,7 @@ class TestKeeping:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """A server of moto's on this machine, with a bucket."""
+    """Start a moto server with a bucket on this machine, and yield its URL."""
     script = (
         "from moto.server import ThreadedMotoServer\nimport boto3, sys\n"
         "server = ThreadedMotoServer('127.0.0.1', 0, verbose=False); server.start()\n"
@@ -467,7 +483,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGI
 @pytest.mark.s3
 class TestS3:
     def test_a_run_in_a_bucket(self, job: Job, s3: str) -> None:
-        """Verified by the checksum that the store states; the downloaded copy is a run."""
+        """The upload is verified by the store's checksum, and the downloaded copy is a valid run."""
         job.env |= {**AWS, "AWS_ENDPOINT_URL": s3}
         manifests = job.go(config={"upload": "s3://bucket/profiles"})
         assert [each["verified"] for step in (2, 4) for each in manifests[step]["uploads"]] == ["md5", "md5"]
@@ -480,7 +496,7 @@ class TestS3:
         assert (result.problems, result.artifacts) == ([], 2)
 
     def test_no_such_bucket_and_no_such_server(self, job: Job, s3: str) -> None:
-        """Failed, with the store's reason, within the time limit."""
+        """If the bucket does not exist, the upload fails with the store's reason."""
         job.env |= {**AWS, "AWS_ENDPOINT_URL": s3}
         manifests = job.go(config={"upload": "s3://no-such-bucket/x", "steps": "2"}, timeout=20.0)
         (entry,) = manifests[2]["uploads"]

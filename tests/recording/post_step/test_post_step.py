@@ -81,7 +81,9 @@ MISTAKES = [
 class TestConfiguration:
     @pytest.mark.parametrize(("mapping", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
     def test_mistakes(self, mapping, message) -> None:
-        """A mistake is reported when the configuration is read, with the probable correction."""
+        """A mistake raises a ConfigError when the configuration is read. Where possible the
+        error suggests the correction.
+        """
         with pytest.raises(ConfigError) as caught:
             Config.from_mapping(mapping)
         assert message in str(caught.value)
@@ -90,13 +92,15 @@ class TestConfiguration:
         "url", ["sftp://me:hunter2@host/x", "s3://key:hunter2@bucket", "s3://b/x?sig=hunter2"]
     )
     def test_a_secret_is_refused_and_not_repeated(self, url) -> None:
-        """What is configured is written into the run, and an error into the log."""
+        """A URL with a password or a query is refused, because the run stores its configuration. The error
+        does not repeat the secret.
+        """
         with pytest.raises(ConfigError, match="password or a query") as caught:
             Config(upload=url)
         assert "hunter2" not in str(caught.value)
 
     def test_valid_settings_are_accepted(self) -> None:
-        """Valid settings are accepted and can be read back from the run."""
+        """Valid settings are accepted, and are unchanged after writing and reading."""
         config = Config(
             on_complete="notify 'a b'", upload="abfs://box@account.host/x/", keep_steps=3, keep_bytes="1GiB"
         )
@@ -107,8 +111,8 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("key", ["on_complete", "on_complete_when", "upload", "keep_steps", "keep_bytes"])
     def test_a_request_sets_none_of_it(self, key, tmp_path, capsys) -> None:
-        """A request for a recording can set no command, no upload and no deletion, neither by a key nor by
-        a table.
+        """A request for a recording can set no command, upload or deletion, neither
+        by a key nor inside a mapping.
         """
         value = {"on_complete": ["touch", str(tmp_path / "owned")], "upload": "file:///tmp/x"}.get(key, 1)
         with pytest.raises(ConfigError, match=f"{key} = .*unknown key"):
@@ -125,21 +129,25 @@ class TestConfiguration:
         assert "unknown key" in capsys.readouterr().err
 
     def test_an_actor_that_follows_the_driver(self) -> None:
-        """The actor uploads its own files. The driver does everything else."""
+        """An actor that follows the driver uploads its own files. It runs no command and deletes nothing."""
         config = Config(on_complete="x", upload="file:///x", keep_steps=1).to_dict()
         assert spans_only(config)["upload"] == "file:///x"
         assert not set(_OF_THE_DRIVER) & set(spans_only(config))
         assert {key for key in _OF_THE_DRIVER if key not in config} == set()
 
     def test_variables_with_facts_set_no_keys(self) -> None:
-        """A program that the command starts may use stepprof itself."""
+        """The variables that a command gets set no keys, so that the command can use stepprof
+        itself. A wrong name is refused.
+        """
         environ = {**dict.fromkeys(FACTS, "x"), "STEPPROF_RUN_ID": "r"}
         assert list(overrides(environ)) == []
         with pytest.raises(ConfigError, match="STEPPROF_STEPS"):
             list(overrides({"STEPPROF_STEP": "2"}))
 
     def test_nothing_is_loaded_unless_configured(self, run_script) -> None:
-        """A session without it imports none of it and starts no thread."""
+        """A session that does not configure this work imports none of its modules
+        and starts no thread for it.
+        """
         ran = run_script(
             """
             import sys, threading
@@ -153,7 +161,7 @@ class TestConfiguration:
         assert ran.stdout.strip() == "['MainThread', 'stepprof'] []"
 
     def test_a_missing_package_is_named(self, monkeypatch) -> None:
-        """The message names the package to install, for fsspec and for the package of a scheme."""
+        """The error names the package to install, for fsspec itself and for the scheme of the URL."""
         monkeypatch.setitem(known_implementations, "s3", {"class": "no_such.Class"})
         assert missing("s3://b") == "s3://b needs no_such, which is not installed: pip install no_such"
         find = uploads.importlib.util.find_spec
@@ -171,13 +179,15 @@ class TestChildProcess:
         return run_bounded(argv, os.environ, seconds, stop or threading.Event(), "stopped")
 
     def test_exit_status_and_output(self) -> None:
-        """Exit status and output, also of one that closes its output long before it ends."""
+        """The exit status and the output are returned, also if the program
+        closes its output before it ends.
+        """
         ended = self.run("sh", "-c", "echo a; echo b >&2; exit 5")
         assert (ended.status, ended.killed, ended.output) == (5, None, "a\nb\n")
         assert self.run("sh", "-c", "echo a; exec >&- 2>&-; sleep 0.2; exit 6").status == 6
 
     def test_left_over_children_are_ended(self, tmp_path) -> None:
-        """A child that holds its output open does not hold us."""
+        """Children that the program leaves behind are killed, although they hold its output open."""
         began = time.monotonic()
         ended = self.run("sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid")
         assert (ended.status, ended.killed) == (0, None)
@@ -185,19 +195,19 @@ class TestChildProcess:
         _gone(int((tmp_path / "pid").read_text()))
 
     def test_a_tail_of_much(self) -> None:
-        """The end, whole; nothing is lost between two pieces."""
+        """Of a long output the last part is kept completely."""
         ended = self.run(sys.executable, "-c", "import sys\nfor n in range(300000): print(n)")
         assert ended.output.endswith("299998\n299999\n")
         assert len(ended.output) == subprocesses.TAIL
 
     def test_a_child_stops_when_the_run_ends(self) -> None:
-        """It stops at once."""
+        """If the run has ended, a program is killed at once with this reason."""
         stop = threading.Event()
         stop.set()
         assert self.run("sleep", "600", stop=stop).killed == "stopped"
 
     def test_a_program_that_waits_for_every_child(self, run_script) -> None:
-        """SIGCHLD is ignored there, so that no exit status is known; nothing hangs, no zombie is left."""
+        """If SIGCHLD is ignored, the exit status is unknown, and both calls still return."""
         ran = run_script(
             """
             import os, signal, threading
@@ -211,8 +221,8 @@ class TestChildProcess:
         assert ran.stdout.strip() == "None None it did not end within 0.2 s"
 
     def test_the_program_inherits_no_descriptors(self, tmp_path) -> None:
-        """The child has no open files, pipes or sockets of the job, inheritable or not. It has its own
-        session and process group.
+        """The program inherits no descriptor of the job, not even an inheritable one,
+        and has a session of its own.
         """
         with (tmp_path / "x").open("w") as file:
             os.set_inheritable(file.fileno(), True)
@@ -226,7 +236,9 @@ class TestChildProcess:
 
 class TestWhole:
     def test_completeness_follows_from_the_fragments(self, tmp_path, monkeypatch) -> None:
-        """Entries of living processes are pending; for dead processes, lost is final."""
+        """A lost entry is pending while its process lives, and final once it has ended. A process on
+        another host counts as living until its status says that it has ended.
+        """
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
         claim = runs.record(run, step=2, status="lost", error="x", writer=writer_identity())
@@ -249,7 +261,7 @@ class TestWhole:
         assert read_step_for(run.path, 99, peers, uploads=False).windows == 0
 
     def test_an_engine_that_died(self, tmp_path) -> None:
-        """It is lost for good, however long the one lives that drove it."""
+        """An engine that died is lost for good, even while its driver lives."""
         run = runs.make_run(tmp_path)
         runs.tell_engines(
             run,
@@ -260,7 +272,7 @@ class TestWhole:
         assert (step.pending, step.status) == (False, "lost")
 
     def test_uploads_are_waited_for(self, tmp_path) -> None:
-        """Until each artifact has an outcome, or its process has ended."""
+        """With uploads, a step is pending until each artifact has been uploaded or has failed."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run, writer=writer_identity())
         peers = Peers(run.path)
@@ -271,8 +283,8 @@ class TestWhole:
         assert (step.pending, step.not_uploaded) == (False, 1)
 
     def test_ranks_that_have_not_reached_the_step_are_awaited(self, tmp_path, monkeypatch) -> None:
-        """The step waits for ranks that are alive and have not reached it. A rank of another host counts as
-        ended after one minute without a status.
+        """A step waits for living ranks that have not reached it. A rank on another host counts as
+        ended if its status is too old.
         """
         run = runs.make_run(tmp_path)
         peers = Peers(run.path)
@@ -293,7 +305,9 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_ranks_of_an_earlier_job_are_not_awaited(self, tmp_path) -> None:
-        """Those of the previous job, on a host that has gone, are not awaited for a minute."""
+        """A step does not wait for a rank of an earlier job on another host once the
+        new job has published a status.
+        """
         run = runs.make_run(tmp_path)
         elsewhere = {**writer_identity(), "host": "another"}
         self.status(run, rank=1, step=2, writer=elsewhere)
@@ -308,7 +322,9 @@ class TestWhole:
         assert not peers.here(2)
 
     def test_each_further_rank_costs_the_same(self, tmp_path) -> None:
-        """The liveness of a fragment's writer is a lookup, not a search in all status files."""
+        """Reading a step costs the same for each further rank: the process of a
+        fragment is looked up, not searched.
+        """
         run = runs.make_run(tmp_path)
         costs = []
         for first, after in ((0, 20), (20, 40), (40, 80)):
@@ -339,7 +355,7 @@ class TestWhole:
         "path", ["/etc/passwd", "../x", "a/../../x", "", "a\\b", "manifest/a.json", None, 3]
     )
     def test_no_artifact_leads_out_of_its_step(self, tmp_path, path) -> None:
-        """A path that leaves the step, or leads into its manifest folder, is not an artifact."""
+        """A path that leaves the step's folder, or leads into its manifest folder, is no artifact."""
         run = runs.make_run(tmp_path)
         runs.record(run, artifacts=[{"path": path, "bytes": 5}], data=b"")
         assert read_step_for(run.path, 2, Peers(run.path), uploads=False).artifacts == {}
@@ -350,7 +366,9 @@ HEADER = {"schema_version": 1, "run_id": "r", "writer": {}}
 
 class TestPruning:
     def test_the_oldest_steps_are_chosen(self) -> None:
-        """Oldest first; the latest stays whatever the budget, and those without artifacts count for nothing."""
+        """The oldest steps are chosen for deletion. The newest one always stays, and steps
+        without artifacts do not count.
+        """
         steps = [Step(n, artifacts={"a": n}) for n in (5, 6, 7)] + [Step(8)]
         assert [step.number for step, _ in choose(steps, 1, None)] == [5, 6]
         assert [step.number for step, _ in choose(steps, None, 13)] == [5]
@@ -359,7 +377,9 @@ class TestPruning:
         assert choose([], 1, 1) == []
 
     def test_only_what_the_manifest_names(self, tmp_path) -> None:
-        """Its files and folders, and folders that are empty then; the rest of the step stays."""
+        """The artifacts in the manifest and the folders that become empty are deleted.
+        Other files of the step stay.
+        """
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
         folder = claim.folder
@@ -376,8 +396,8 @@ class TestPruning:
 
     @pytest.mark.parametrize("link", ["actor", "actor/rank-0.trace.json.gz", ".", "actor/inside"])
     def test_no_link_is_followed(self, tmp_path, link) -> None:
-        """No link is followed: not as the role's folder, the file, the step's folder, or inside an artifact
-        that is a folder.
+        """Deletion follows no link: of the step's folder, of the role's folder, of the file, or inside an
+        artifact that is a folder.
         """
         outside = tmp_path / "outside"
         (outside / "actor").mkdir(parents=True)
@@ -403,7 +423,7 @@ class TestPruning:
         assert [file.read_text() for file in precious] == ["precious"] * 2
 
     def test_deletions_are_noted_first(self, tmp_path) -> None:
-        """If the note of a deletion cannot be written, nothing is deleted."""
+        """If the note of the deletion cannot be written, no file is deleted."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
         file = claim.folder / "actor/rank-0.trace.json.gz"
@@ -413,7 +433,9 @@ class TestPruning:
         assert file.exists()
 
     def test_files_that_cannot_be_deleted_are_reported(self, tmp_path, mocker) -> None:
-        """The files are named with the reason."""
+        """A file that cannot be deleted is listed with the reason, in the entry
+        and in the notes of the step.
+        """
         run = runs.make_run(tmp_path)
         runs.record(run)
         unlink = os.unlink
@@ -436,7 +458,9 @@ class TestLeader:
         return Leader(Config(**config), run, Origin(run, 0, 2), threading.Event(), uploader)
 
     def test_only_one_process_is_the_leader(self, tmp_path) -> None:
-        """A second process waits, and follows when the first has ended, died, or become silent."""
+        """The second process becomes the leader when the first one has ended. The third one does
+        so when the second has died.
+        """
         run = runs.make_run(tmp_path)
         first, second, third = (self.leader(run, keep_steps=1) for _ in range(3))
         first.look(final=False)
@@ -451,7 +475,9 @@ class TestLeader:
         assert third._claim.name == "leader.3.json"
 
     def test_processes_that_do_not_lead_only_read(self, tmp_path) -> None:
-        """Thousands of processes look in one folder every few seconds: where another one keeps, none writes, links or removes anything."""
+        """A process that does not lead changes nothing in the shared folder, because
+        thousands of them may look there.
+        """
         run = runs.make_run(tmp_path)
         self.leader(run, keep_steps=1).look(final=False)
         os.utime(run.path / "after", ns=(0, 0))
@@ -463,7 +489,9 @@ class TestLeader:
         assert (run.path / "after").stat().st_mtime_ns == 0
 
     def test_a_participant_on_another_host(self, tmp_path, monkeypatch) -> None:
-        """Only its signs of life show whether it is alive; so for a file that cannot be read."""
+        """If the leader runs on another host or its file is damaged, another process leads once
+        it has been silent too long.
+        """
         run = runs.make_run(tmp_path)
         first = self.leader(run, keep_steps=1)
         first.look(final=False)
@@ -487,7 +515,7 @@ class TestLeader:
 
     @pytest.mark.parametrize("year", [1980, 2100])
     def test_the_end_of_a_run_does_not_depend_on_clocks(self, tmp_path, year) -> None:
-        """Once for each job in a run, whatever the clock of the file system says."""
+        """The command at the end runs once per job of the run, whatever the clock of the file system says."""
         run = runs.make_run(tmp_path)
         command = ["sh", "-c", f"echo x >> {tmp_path}/ran"]
         for job in (1, 2):
@@ -499,13 +527,13 @@ class TestLeader:
             assert (tmp_path / "ran").read_text() == "x\n" * job
 
     def test_a_folder_that_cannot_be_looked_into(self, tmp_path) -> None:
-        """No reason for `init` to fail."""
+        """If the folder for this work is a broken link, the leader can still be made."""
         run = runs.make_run(tmp_path)
         (run.path / "after").symlink_to("after")
         assert self.leader(run, on_complete=["true"]).completer is not None
 
     def test_statuses_are_read_only_while_needed(self, tmp_path) -> None:
-        """Of a thousand ranks that is a tenth of a second of the interpreter: while a step is open, and at the end."""
+        """The status files of the ranks, which may be thousands, are read only while a step is open."""
         run = runs.make_run(tmp_path)
         TestWhole().status(run, rank=1, step=1)
         leader = self.leader(run, keep_steps=1)
@@ -516,7 +544,7 @@ class TestLeader:
         assert len(leader._peers._statuses) == 1
 
     def test_a_rank_that_stays_in_a_step_is_awaited_ten_minutes(self, tmp_path, monkeypatch) -> None:
-        """After ten minutes the step is taken as it is."""
+        """If a rank does not leave the step, the command of the step runs after ten minutes."""
         run = runs.make_run(tmp_path)
         runs.record(run)
         TestWhole().status(run, rank=1, step=2)
@@ -528,7 +556,9 @@ class TestLeader:
         assert (tmp_path / "ran").exists()
 
     def test_no_command_is_begun_when_no_time_is_left(self, tmp_path) -> None:
-        """It is not claimed then, and its step not deleted: a process that continues the run may run it."""
+        """If no time is left, the command is not started and the step not deleted. A process that
+        continues the run does both.
+        """
         run = runs.make_run(tmp_path)
         first = runs.record(run, step=2).folder / "actor" / "rank-0.trace.json.gz"
         runs.record(run, step=3)
@@ -543,7 +573,9 @@ class TestLeader:
         assert not first.exists()
 
     def test_a_command_that_cannot_be_taken(self, tmp_path) -> None:
-        """It is not run, and that is reported."""
+        """If the command's claim cannot be written, the command does not run, and the log
+        and the error give the reason.
+        """
         run = runs.make_run(tmp_path)
         runs.record(run)
         leader = self.leader(run, on_complete=["touch", str(tmp_path / "ran")])
@@ -555,7 +587,9 @@ class TestLeader:
         assert leader.completer.last_error == "on_complete: not run: [Errno 28] No space left on device"
 
     def test_a_pruned_capture_that_others_joined(self, tmp_path) -> None:
-        """`check` knows that it was deleted on purpose, and the used budget of a watch stays used."""
+        """If a capture that another window joined was deleted, `check` reports no problem. Its bytes still
+        count for the watch's budget.
+        """
         run = runs.make_run(tmp_path)
         runs.record(run, step=2)
         runs.record(
@@ -575,7 +609,7 @@ class TestLeader:
         )
 
     def test_a_run_directory_that_cannot_be_used(self, tmp_path) -> None:
-        """One line, however often it is checked."""
+        """If a file has the name of the folder, one line is logged, however often the leader looks."""
         run = runs.make_run(tmp_path)
         leader = self.leader(run, keep_steps=1)
         (run.path / "after").write_text("no folder")
@@ -588,8 +622,8 @@ class TestLeader:
 
 class TestUploader:
     def test_a_long_run_is_not_remembered_as_a_whole(self, tmp_path, monkeypatch) -> None:
-        """Uploaded files are forgotten, except the latest ones, which may still change. Failed uploads are
-        kept until the end of the run.
+        """The uploader forgets files that were uploaded, except the latest ones. It
+        keeps failed ones up to a limit.
         """
         monkeypatch.setattr(uploads, "REMEMBERED", 3)
         run = runs.make_run(tmp_path)
@@ -606,7 +640,9 @@ class TestUploader:
         assert list(uploader._known) == [8, 9]
 
     def test_a_manifest_that_changes_is_uploaded_again(self, tmp_path) -> None:
-        """Over its own earlier version, and the artifact is not sent twice."""
+        """A manifest that changes replaces its earlier version in the store, and the
+        artifact is not uploaded again.
+        """
         run = runs.make_run(tmp_path)
         origin = Origin(run, 0, 1)
         uploader = uploads.Uploader(run, f"file://{tmp_path}/up", 30.0)
@@ -618,7 +654,7 @@ class TestUploader:
         artifacts = [{"path": "actor/x.json", "kind": None, "bytes": 2, "events": None}]
         fragment.windows.append(WindowEntry(pending=True, artifacts=artifacts))
         fragment.write()
-        assert uploader.pending == 1  # the run's own description: nothing of a capture that is not over
+        assert uploader.pending == 1  # the run's description; no file of an unfinished capture
         fragment.windows[0].update(status="complete", pending=False)
         fragment.write()
         copy = tmp_path / "up" / "r" / "step-000002" / "manifest" / "actor-rank-0.json"
@@ -630,7 +666,9 @@ class TestUploader:
         assert (uploader.failures, fragment.uploads[0].status, uploader.pending) == (0, "uploaded", 0)
 
     def test_keys_in_a_stores_message_are_masked(self, tmp_path) -> None:
-        """The reason goes into the manifest: keys that it repeats are masked, also where the text is long, and it is one line."""
+        """The reason of a failed upload has no secret, even in a long message, and
+        is one line of limited length.
+        """
         key, file = "sk-canary-5f2e9", tmp_path / "a"
         hide(key)
         file.touch()
@@ -657,7 +695,9 @@ class TestTarget:
         files.store.clear()
 
     def test_an_existing_identical_file_counts_as_uploaded(self, file, memory) -> None:
-        """The same file is as good as uploaded, another one stays, an earlier version of ours is replaced."""
+        """An identical file in the store counts as uploaded, and a different one is a failure. With
+        `replace` it is overwritten.
+        """
         target = Target("memory://bucket", 1, 0.0)
         assert target.upload(file, "d/a")["verified"] == "size"
         assert target.upload(file, "d/a")["verified"] == "read"
@@ -672,7 +712,9 @@ class TestTarget:
 
     @pytest.mark.parametrize("key", ["ETag", "md5Hash", "content_settings"])
     def test_an_object_is_read_if_the_stores_checksum_differs(self, file, memory, monkeypatch, key) -> None:
-        """One that agrees is believed; one that does not is no proof, and the object is read."""
+        """If the store's checksum agrees, it suffices. If it differs, the object is read,
+        and a wrong object is removed.
+        """
         digest = hashlib.md5(file.read_bytes()).digest()
         stated = {"ETag": f'"{digest.hex()}"', "md5Hash": base64.b64encode(digest).decode(), "content_settings": {"content_md5": bytearray(digest)}}[key]  # fmt: skip
         wrong = {"ETag": f'"{bytes(16).hex()}"', "md5Hash": base64.b64encode(bytes(16)).decode(), "content_settings": {"content_md5": bytearray(16)}}[key]  # fmt: skip
@@ -688,7 +730,7 @@ class TestTarget:
         assert not memory.exists("/bucket/d/other")
 
     def test_a_store_that_is_down_delays_only_one_file(self, file, memory, monkeypatch) -> None:
-        """After one that failed as often as it may, each has one try until one succeeds."""
+        """After a file failed on all its tries, each further file gets one try until one succeeds."""
         put = memory.put_file
         monkeypatch.setattr(memory, "put_file", lambda *_: (_ for _ in ()).throw(OSError("down")))
         target = Target("memory://bucket", 3, 0.001)
@@ -701,7 +743,9 @@ class TestTarget:
         )
 
     def test_a_folder_is_an_artifact_too(self, tmp_path, memory) -> None:
-        """With all files below it, and no link out of it."""
+        """An artifact that is a folder is uploaded with all its files, without links.
+        An empty folder is an error.
+        """
         from stepprof.recording.post_step.upload import child
 
         (tmp_path / "out/deep").mkdir(parents=True)
@@ -723,7 +767,9 @@ class TestTarget:
 
 class TestDoctor:
     def test_doctor_tests_the_upload(self, tmp_path) -> None:
-        """The check writes a file only on request, and removes it afterwards."""
+        """`doctor` writes a file to the store and removes it afterwards. A path that
+        cannot be a folder is a problem.
+        """
         from stepprof.doctor.upload import upload_findings
 
         (finding,) = upload_findings(f"file://{tmp_path}/up", 30)
@@ -737,7 +783,9 @@ class TestDoctor:
 
 class TestReading:
     def test_damaged_entries_are_corrected_and_reported(self) -> None:
-        """Every key has a type that every table can show, and corrections are reported."""
+        """Values of a wrong type are replaced and reported. A lost command of a
+        living process is read as running.
+        """
         entry = {"path": 3, "url": [], "bytes": "x", "status": "uploaded", "more": 1}
         known, problems = read_after("uploads", entry, None)
         assert (known["path"], known["url"], known["bytes"], known["more"], len(problems)) == (
@@ -753,7 +801,7 @@ class TestReading:
         assert (known["status"], known["error"]) == ("running", None)
 
     def test_notes_of_nearly_nothing(self, tmp_path) -> None:
-        """An entry that says nothing is a line that says little."""
+        """Empty entries still result in one note each, and `show` can print the step."""
         run = runs.make_run(tmp_path)
         claim = runs.record(run)
         for key in ("uploads", "completions", "pruned"):

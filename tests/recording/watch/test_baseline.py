@@ -1,4 +1,6 @@
-"""The baseline: noise alone gives no alert, every outlier does, and one wild value changes nothing."""
+"""The baseline of the watch: noise causes no alert, each slow step causes one, and an
+outlier does not move the baseline.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def history(**options):
 
 
 def noise(kind: str, seed: int, count: int) -> list[float]:
-    """Seconds of steps that nothing is wrong with."""
+    """Return the seconds of usual steps."""
     source = random.Random(seed)
     draw = {
         "uniform": lambda: source.uniform(0.5, 1.5),
@@ -39,7 +41,9 @@ class TestHistory:
         scale=st.floats(0.001, 1000),
     )
     def test_noise_alone_causes_no_alert(self, kind, seed, scale) -> None:
-        """Steps that vary by a half, skewed, of two kinds, or not at all: none of a thousand is unusual, at any scale."""
+        """Steps that vary by a half, are skewed, of two kinds, or equal cause no alert
+        in a thousand, at any scale.
+        """
         watched = history()
         assert [value for value in noise(kind, seed, 1000) if watched.add(value * scale) is not None] == []
 
@@ -50,7 +54,9 @@ class TestHistory:
         place=st.integers(30, 900),
     )
     def test_a_slow_step_causes_an_alert(self, kind, seed, place) -> None:
-        """Ten times the usual, wherever it comes once there is a history; and it alone."""
+        """A step that is ten times slower than usual causes the only alert, wherever it
+        comes after the first 30 steps.
+        """
         watched = history()
         values = noise(kind, seed, 1000)
         values[place] = 10.0
@@ -58,7 +64,7 @@ class TestHistory:
         assert found == [place]
 
     def test_an_alert_states_median_and_deviation(self) -> None:
-        """The median and the deviation, not moved by the value itself."""
+        """An alert states the median and the deviation of the earlier steps."""
         watched = history(min_steps=4)
         for value in (1.0, 1.1, 0.9, 1.0):
             assert watched.add(value) is None
@@ -68,19 +74,19 @@ class TestHistory:
         assert unusual.deviation == pytest.approx(0.05 * 1.4826)
 
     def test_the_first_steps_leave_no_trace(self) -> None:
-        """Compilation takes a minute and is in no history."""
+        """The first steps, which compile and take a minute, are not in the history."""
         watched = history(skip_first=3, min_steps=3)
         assert [watched.add(value) for value in (60.0, 60.0, 60.0, 1.0, 1.0, 1.0)] == [None] * 6
         assert watched.add(5.0) is not None
 
     def test_small_delays_cause_no_alert(self) -> None:
-        """Ten times a millisecond is less than min_seconds above the median."""
+        """A step that is ten times slower causes no alert if the difference is below `min_seconds`."""
         watched = history(min_steps=4, min_seconds=0.05)
         assert [watched.add(value) for value in (0.001, 0.001, 0.001, 0.001, 0.01)] == [None] * 5
         assert watched.add(0.06) is not None
 
     def test_a_new_pace_becomes_usual(self) -> None:
-        """Once most of the window has it."""
+        """If all further steps have a new pace, it causes no alert once most of the history has it."""
         watched = history(window=20, min_steps=5)
         for _ in range(20):
             watched.add(1.0)
@@ -91,13 +97,13 @@ class TestHistory:
 
 class TestFloor:
     def test_temporary_memory_causes_no_alert(self) -> None:
-        """The lowest reading counts."""
+        """Only the lowest memory of several steps counts, so temporary peaks cause no alert."""
         floor = Floor(100 * MIB, steps=10, skip_first=0)
         readings = [500 * MIB, 3000 * MIB, 900 * MIB, 5000 * MIB, 501 * MIB] * 40
         assert [floor.add(reading, number) for number, reading in enumerate(readings)] == [None] * 200
 
     def test_a_leak_causes_one_alert_per_growth(self) -> None:
-        """A leak of 10 MiB a step, by each 100 MiB, and by how much each time."""
+        """A leak of 10 MiB per step causes one alert for each 100 MiB, with the growth."""
         floor = Floor(100 * MIB, steps=10, skip_first=5)
         reported = [floor.add((500 + 10 * number) * MIB, number) for number in range(100)]
         found = [unusual for unusual in reported if unusual is not None]
@@ -105,7 +111,7 @@ class TestFloor:
         assert all(100 * MIB <= unusual.excess <= 110 * MIB for unusual in found)
 
     def test_few_readings_cause_no_alert(self) -> None:
-        """Steps that pass within one reading: the floor waits for more of them."""
+        """If only a few readings exist for many steps, there is no alert."""
         floor = Floor(MIB, steps=10, skip_first=0)
         assert [floor.add(number * 100 * MIB, 1000 * number) for number in (0, 1)] == [None, None]
         assert floor.add(0, 3000) is None

@@ -1,4 +1,4 @@
-"""One process reports a rank that falls behind the others once, and that rank alone is recorded."""
+"""A rank that falls behind the others is logged once by one process, and only this rank is recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def status(rank, step, seconds=10.0, **more) -> dict:
 
 class TestLags:
     def test_steps_times_their_seconds(self) -> None:
-        """Six steps of ten seconds behind; one step is nothing."""
+        """A rank that is six steps of ten seconds behind lags by 60 s. A rank that is
+        one step behind does not lag.
+        """
         (lag,) = lags([status(0, 50), status(1, 50), status(2, 44), status(3, 49), status(4, 50)], 60)
         assert (lag.rank, lag.step, lag.median_step, lag.seconds) == (2, 44, 50, 60.0)
 
@@ -40,14 +42,14 @@ class TestLags:
         ids=["two", "ended", "not begun", "a driver", "no seconds", "fast steps"],
     )
     def test_no_rank_lags(self, statuses) -> None:
-        """Too few ranks, not running, or less behind than the age of the status."""
+        """No rank lags if there are too few live ranks with a step, or if the lag is too short."""
         assert lags(statuses, 60) == []
 
 
 class TestFinder:
     @pytest.fixture
     def finder(self, tmp_path, monkeypatch):
-        """A finder that looks at each round, and what the ranks publish."""
+        """Return a finder that looks for stragglers in each round."""
         monkeypatch.setattr(stragglers, "EVERY_SECONDS", 0.0)
         loop = Loop(tmp_path / "run", max_captures=2)
         self.rank: int | str = 0
@@ -78,7 +80,9 @@ class TestFinder:
         return logs
 
     def test_a_straggler_is_logged_once_and_recorded(self, finder, tmp_path) -> None:
-        """A straggler is logged once, and a capture is requested."""
+        """A straggler is logged once with its lag, and a capture of this rank is requested. After it has
+        caught up, a new lag is logged again.
+        """
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
         (line,) = self.look(finder)
@@ -107,13 +111,15 @@ class TestFinder:
         finder.close(1)
 
     def test_a_step_that_it_can_still_reach(self, finder, tmp_path) -> None:
-        """Fast steps pass before a request arrives."""
+        """If steps are fast, the capture is requested for a later step, so that
+        the request arrives in time.
+        """
         self.publish(tmp_path / "run", pace=0.05, r0=500, r1=500, r2=500, r3=40)
         (line,) = self.look(finder)
         assert 100 < int(line["capture"].removeprefix("step ")) < 300
 
     def test_only_one_process_looks_for_stragglers(self, finder, tmp_path) -> None:
-        """Rank 0 or the driver."""
+        """Only rank 0 or the driver looks for stragglers."""
         self.publish(tmp_path / "run", r0=50, r1=50, r2=50, r3=40)
         self.rank = 1
         assert self.look(finder) == []
@@ -121,7 +127,7 @@ class TestFinder:
         assert len(self.look(finder)) == 1
 
     def test_where_nothing_can_be_written(self, finder, tmp_path) -> None:
-        """Without a writable run directory the alert is logged without a capture."""
+        """If the run directory cannot be written, the straggler is logged without a capture."""
         run = tmp_path / "run"
         self.publish(run, r0=50, r1=50, r2=50, r3=40)
         (run / "watch").write_text("in the way")
@@ -129,14 +135,14 @@ class TestFinder:
         assert line["capture"].startswith("none: ")
 
     def test_without_captures_stragglers_are_only_logged(self, tmp_path) -> None:
-        """Without any captures."""
+        """With `max_captures = 0`, no capture is requested, with this reason."""
         loop = Loop(tmp_path / "run", max_captures=0)
         assert loop.captures.record_elsewhere("rank lags", {"step": 1}, 3, 3) == "none: max_captures = 0"
 
 
 class TestOptions:
     def test_less_than_can_be_known(self) -> None:
-        """Refused with the nearest."""
+        """A value below the smallest measurable lag is refused with a suggestion."""
         with pytest.raises(ConfigError, match=r"watch.lag_seconds = 5.0: .* did you mean 15?"):
             Config(watch={"lag_seconds": 5})
         assert Config(watch={"lag_seconds": "none"}).watch.lag_seconds == "none"

@@ -1,4 +1,4 @@
-"""A process that watches itself: a slow step is reported once and the next one recorded, within a budget that always holds."""
+"""A process that watches itself: a slow step is logged once and a later one recorded, within a budget."""
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ def one_run(folder: Path) -> Path:
 
 
 class TestLoop:
-    """Real loops, in processes of their own."""
+    """Real loops in separate processes."""
 
     def test_a_slow_step_arms_one_capture(self, run_script, tmp_path) -> None:
-        """One line, one mark where it was slow, one claim, one recorded step after it; the job's result is its own."""
+        """A slow step causes one log line, one mark, one claim and one recorded step, and does
+        not change the job's result.
+        """
         ran = run_script(LOOP + "run(5000, {150}, captures=1)").check()
         run = one_run(tmp_path)
         assert ran.stdout.split() == ["True"]
@@ -81,7 +83,7 @@ class TestLoop:
         assert mark["start"] >= slow["start"] + slow["dur"]
 
     def test_a_name_forges_no_line(self, run_script, tmp_path) -> None:
-        """A region's name stays on its log line, whatever it contains."""
+        """Control characters in a region's name do not begin a new log line."""
         loop = LOOP.replace('region("update")', 'region("update\\nforged: ok\\x1b[2J")')
         ran = run_script(loop + "run(5000, {150}, captures=1)").check()
         assert "slow region" in ran.stderr
@@ -89,7 +91,9 @@ class TestLoop:
         assert not any(line.startswith("forged") or "\x1b" in line for line in ran.stderr.splitlines())
 
     def test_slow_steps_stay_within_the_budget(self, run_script, tmp_path) -> None:
-        """The budget holds over a thousand steps of which one in forty is slow."""
+        """Of a thousand steps, one in 40 is slow. At most two are recorded, and the log
+        says that the budget is used up.
+        """
         ran = run_script(
             LOOP
             + "run(1000, set(range(40, 1000, 40)), 9, slow_seconds=0.15, min_seconds=0.1, max_captures=2)"
@@ -100,7 +104,9 @@ class TestLoop:
         assert "max_captures = 2 of this run are used up" in ran.stderr
 
     def test_growing_memory_causes_alerts(self, run_script, tmp_path) -> None:
-        """A loop that keeps 4 MiB of each step: reported at each 64 MiB."""
+        """A loop that keeps 4 MiB per step is logged at each 64 MiB of growth, and the
+        first alert requests a capture.
+        """
         ran = run_script(
             """
             import logging, sys, time
@@ -125,7 +131,9 @@ class TestLoop:
         assert claim["bytes"] - claim["bytes_before"] >= 64 << 20
 
     def test_a_run_directory_that_vanishes(self, run_script, tmp_path) -> None:
-        """With a file in its place: reported without a capture, and the loop continues."""
+        """If a file replaces the run directory, the slow step is logged without a
+        capture, and the loop continues.
+        """
         vanish = """
         if step == 100:
             session.path.rename("elsewhere")
@@ -147,7 +155,7 @@ def scope(step: int | None, role: str | None = None) -> Scope:
 
 
 class Loop:
-    """A watcher that gets the spans of steps, and its reports."""
+    """A watcher that gets the spans of simulated steps."""
 
     def __init__(self, run: Path, rank: int = 0, selected="none", **options) -> None:
         run.mkdir(exist_ok=True)
@@ -191,7 +199,7 @@ def loop(tmp_path):
 
 class TestWatcher:
     def test_the_innermost_slow_interval_is_reported(self, loop) -> None:
-        """Of a region, its window and the whole step that are all slow: the region, in one line."""
+        """If a region, its window and the step are slow, one line reports the region."""
         watched = loop()
         for step in range(1, 12):
             slow = step == 11
@@ -212,14 +220,14 @@ class TestWatcher:
         assert watched.look() == []
 
     def test_a_region_that_does_not_matter(self, loop) -> None:
-        """Ten times as slow, and still nothing in its step."""
+        """A slow region causes no alert if it is a small part of its step."""
         watched = loop()
         watched.steps(1, 10, 10.0, role="actor", regions=[("log", 0.06)])
         watched.window(11, 10.5, "actor", [("log", 0.6)])
         assert watched.look() == []
 
     def test_several_calls_add_up(self, loop) -> None:
-        """A region that is entered many times in a step counts with all of them."""
+        """If a region is entered many times in a step, the sum of its times counts."""
         watched = loop()
         watched.steps(1, 10, 1.0, role="actor", regions=[("mini", 0.1)] * 4)
         watched.window(11, 1.5, "actor", [("mini", 0.1)] * 12)
@@ -227,7 +235,7 @@ class TestWatcher:
         assert (line["region"], line["seconds"]) == ("mini", 1.2)
 
     def test_after_an_alert_there_is_a_pause(self, loop) -> None:
-        """For a window of steps nothing more is reported; then again."""
+        """After an alert there is none for a number of steps; then the next slow step causes one."""
         watched = loop()
         watched.steps(1, 10)
         watched.window(11, 5.0)
@@ -240,9 +248,7 @@ class TestWatcher:
         assert [line["step"] for line in watched.look() if line["event"] == "watch.alert"] == [41]
 
     def test_recorded_steps_are_not_in_the_history(self, loop) -> None:
-        """The baseline leaves out recorded steps, and the step after each one, because its export may still
-        run.
-        """
+        """A recorded step and the step after it, which may still export, are not in the history."""
         watched = loop(selected="11")
         watched.steps(1, 10)
         watched.selector.window(11, None, None)
@@ -253,14 +259,16 @@ class TestWatcher:
         assert len(watched.look()) == 1
 
     def test_failed_windows_are_not_in_the_history(self, loop) -> None:
-        """An exception in the body makes a window short or long for its own reasons."""
+        """A window that raised an exception is not in the history, because the
+        exception changes its duration.
+        """
         watched = loop()
         watched.steps(1, 10)
         watched.window(11, 9.0, error=True)
         assert watched.look() == []
 
     def test_only_configured_roles_and_regions_are_watched(self, loop) -> None:
-        """Other roles and regions have no history."""
+        """Roles and regions that are not configured cause no alert."""
         watched = loop(roles=["actor"], regions=["update"])
         for step in range(1, 12):
             times = 9.0 if step == 11 else 1.0
@@ -271,14 +279,14 @@ class TestWatcher:
         assert [line["event"] for line in watched.look()] == ["watch.alert"]
 
     def test_an_empty_list_of_regions_still_watches_windows(self, loop) -> None:
-        """An empty list leaves the windows."""
+        """With an empty list of regions, the windows are still watched."""
         watched = loop(regions=[])
         watched.steps(1, 10, 1.0, role="actor", regions=[("a", 0.2)])
         watched.window(11, 9.0, "actor", [("a", 8.0)])
         assert [(line["event"], line.get("region")) for line in watched.look()] == [("watch.alert", None)]
 
     def test_names_made_up_at_each_step(self, loop) -> None:
-        """If each step has a new name, the number of names in memory is bounded."""
+        """If each step has new names, the number of names in memory is limited."""
         watched = loop()
         for step in range(3000):
             where = scope(step, "actor")
@@ -294,7 +302,9 @@ class TestWatcher:
         assert watched.watcher._next_step("actor-3") == watched.watcher._next_step("actor-999")
 
     def test_the_next_step_by_the_loop_s_numbering(self, loop) -> None:
-        """Steps ten apart; fast ones leave time for the request to arrive."""
+        """The next step follows the loop's numbering. If steps are fast, it is later, so that
+        the request arrives in time.
+        """
         watched = loop()
         for number in range(1, 11):
             watched.window(10 * number, 1.0)
@@ -317,7 +327,7 @@ class TestBudget:
         watched.captures.look(step + 1, lambda role: step + 3)
 
     def test_ranks_that_find_the_same_step_are_one_event(self, tmp_path) -> None:
-        """The first of them records."""
+        """If several ranks find the same slow step, only the first one records."""
         ranks = [Loop(tmp_path / "run", rank=rank) for rank in range(3)]
         assert [self.slow(each, 10) for each in ranks] == [
             "step 12",
@@ -330,7 +340,9 @@ class TestBudget:
         assert ranks[0].selector.policy_at(52, None) is None
 
     def test_the_same_step_of_a_job_before_this_one(self, tmp_path) -> None:
-        """A job that continues from a checkpoint reaches it again: no other rank records for it now."""
+        """If a restarted job finds the same slow step, the claim of the earlier
+        job does not prevent a capture.
+        """
         assert self.slow(Loop(tmp_path / "run"), 10) == "step 12"
         (path,) = (tmp_path / "run" / "watch").iterdir()
         path.write_text(json.dumps({**json.loads(path.read_text()), "writer": runs.ended_writer()}))
@@ -339,9 +351,7 @@ class TestBudget:
         assert len(claims(tmp_path / "run")) == 2
 
     def test_the_number_of_captures_is_limited_for_all_ranks(self, loop) -> None:
-        """The limit applies to all ranks together, and continues after a restart of the job in the same
-        run.
-        """
+        """`max_captures` limits the captures of the run, also after a restart."""
         watched = loop(max_captures=2)
         for step in (10, 40):
             assert self.slow(watched, step) == f"step {step + 2}"
@@ -351,13 +361,15 @@ class TestBudget:
         assert self.slow(loop(max_captures=0), 70) == "none: max_captures = 0"
 
     def test_only_one_capture_at_a_time(self, loop) -> None:
-        """A requested capture has priority."""
+        """While a capture is pending, no other one is requested."""
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
         assert self.slow(watched, 11) == "none: the capture of step 12 is pending"
 
     def test_the_bytes_of_captures_are_limited(self, loop) -> None:
-        """What the captures have written counts; the next one may write the rest, and then there is none."""
+        """The bytes of all captures count. The next capture is limited to the rest, and
+        without a rest there is none.
+        """
         watched = loop(max_bytes="1MB")
         assert self.slow(watched, 10) == "step 12"
         assert watched.selector.policy_at(12, None).max_bytes == 1_000_000
@@ -373,19 +385,21 @@ class TestBudget:
         assert self.slow(watched, 70) == "none: the captures of this run have used up max_bytes = 976.6 KiB"
 
     def test_without_a_byte_limit_the_configured_cap_holds(self, loop) -> None:
-        """The configured cap of one capture holds."""
+        """Without a limit for the watch, the configured cap of a capture applies."""
         watched = loop(max_bytes="none")
         assert self.slow(watched, 10) == "step 12"
         assert watched.selector.policy_at(12, None).max_bytes == 2 * 2**30
 
     def test_a_request_for_a_step_that_had_begun_is_repeated(self, loop) -> None:
-        """Some times, for the same part of the budget; then it is reported."""
+        """If the requested step had begun, the capture is requested again for three later steps within the
+        same budget, and then logged as failed.
+        """
         watched = loop()
         assert self.slow(watched, 10) == "step 12"
         with capture_logs() as logs:
             for step in (12, 15, 18, 21):
                 assert watched.selector.policy_at(step, None) is not None
-                watched.captures.look(step, lambda role: 0)  # not over yet
+                watched.captures.look(step, lambda role: 0)  # the step has not ended
                 self.passed(watched, step, entered_steps=False)
         assert [line["reason"] for line in logs] == ["the step had begun already"]
         (claim,) = claims(watched.captures._run)
@@ -393,7 +407,9 @@ class TestBudget:
         assert watched.selector.requests == ()
 
     def test_a_repeated_request_may_fail(self, loop) -> None:
-        """The failure is reported, and the next slow step may request a capture."""
+        """If a repeated request cannot be written, this is logged, and the next
+        slow step may request a capture.
+        """
         watched = loop()
         self.slow(watched, 10)
         for path in (watched.captures._run / "watch").iterdir():
@@ -405,7 +421,9 @@ class TestBudget:
         assert self.slow(watched, 40) == "step 42"
 
     def test_an_unavailable_backend_uses_no_budget(self, loop) -> None:
-        """A backend that is not there, a role that is left out."""
+        """If the backend is unavailable or the role disabled, no capture is
+        requested, and none is counted.
+        """
         watched = loop()
         watched.probe = "no torch"
         assert self.slow(watched, 10) == "none: null cannot record here: no torch"
@@ -416,7 +434,7 @@ class TestBudget:
         assert not (watched.captures._run / "watch").exists()
 
     def test_claims_that_cannot_be_read_count(self, loop) -> None:
-        """Half-written or hostile ones: they are taken, and take no bytes."""
+        """Damaged claims count as captures, and have no bytes."""
         watched = loop()
         folder = watched.captures._run / "watch"
         folder.mkdir()
@@ -425,7 +443,7 @@ class TestBudget:
         assert self.slow(watched, 10) == "none: max_captures = 3 of this run are used up"
 
     def test_a_driver_counts_all_that_is_in_the_step(self, tmp_path) -> None:
-        """A process without a rank records the engines and ranks that are attached in it."""
+        """For a process without a rank, the bytes of attached engines in the step count."""
         watched = Loop(tmp_path / "run", max_bytes="1MB")
         watched.selector.identity = Identity("driver", None, source="test", final=True, records=False)
         assert self.slow(watched, 10) == "step 12"
@@ -438,7 +456,7 @@ class TestBudget:
 
 class TestReaders:
     def test_a_failed_reader_is_removed(self) -> None:
-        """A failed reader is removed and does not affect the others."""
+        """A reader that fails is removed and logged, and the others still get all spans."""
 
         class Bad:
             name = "bad"
@@ -482,17 +500,17 @@ class TestOptions:
         ],
     )
     def test_mistakes(self, watch, message) -> None:
-        """Refused when they are configured."""
+        """A mistake raises a ConfigError that names the key and the value."""
         with pytest.raises(ConfigError, match=message):
             Config(watch=watch)
 
     def test_without_spans_there_is_nothing_to_watch(self) -> None:
-        """Unless everything is off anyway."""
+        """The watch requires spans, unless all recording is switched off."""
         with pytest.raises(ConfigError, match=r"watch.enabled = true: requires spans"):
             Config(spans=False, watch={"enabled": True})
         assert Config(enabled=False, watch={"enabled": True}).spans is False
 
     def test_round_trip(self) -> None:
-        """The options survive the way to a follower."""
+        """The options are unchanged after writing and reading."""
         config = Config(watch={"enabled": True, "roles": ["actor"], "regions": [], "max_bytes": "none"})
         assert Config.from_mapping(config.to_dict()) == config
