@@ -60,7 +60,7 @@ class TestVerifyRun:
         assert [note.problem for note in result.notes] == ["partial: SIGTERM"]
         assert [problem.problem for problem in result.problems] == ["has no complete window"]
 
-    def test_a_window_that_still_records_is_no_problem(self, tmp_path):
+    def test_a_window_of_a_living_process_is_a_note(self, tmp_path):
         """A window of a living process is a note. The step has no complete window yet, which is a problem."""
         run = make_run(tmp_path)
         record(run, data=b"", status="lost", writer=writer_identity())
@@ -153,7 +153,7 @@ class TestVerifyRun:
         ]
         assert reported == [(number, 5) for number in range(1, 6)]
 
-    def test_joined_windows_read_a_folder_once(self, tmp_path, mocker):
+    def test_joined_windows_do_not_read_a_folder_again(self, tmp_path, mocker):
         """Each folder is read at most twice, however many windows joined a capture in it."""
         run = make_run(tmp_path)
         for rank in range(20):

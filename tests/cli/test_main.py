@@ -477,7 +477,7 @@ class TestTables:
         assert size(count) == text
 
 
-def test_claims_are_made_before_a_reader_looks(tmp_path):
+def test_a_run_without_a_step_fails_the_check(tmp_path):
     """A run that a process has just created can be checked; the check fails because no step is recorded."""
     run = open_run(tmp_path, run_id=None, rank=0, world_size=1, environ={}, description={})
     assert main(["check", str(run.path)]) == 1

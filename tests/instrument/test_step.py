@@ -271,7 +271,7 @@ class TestRefusals:
             "this window is not open"
         ] * 2
 
-    def test_thousands_left_open(self, session) -> None:
+    def test_thousands_of_concurrent_windows(self, session) -> None:
         """4,000 tasks on two threads each start and stop their own window, and no window remains open."""
 
         async def one(number):

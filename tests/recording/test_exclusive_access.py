@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import pytest
 
@@ -35,15 +36,18 @@ class TestExclusiveAccess:
         """A thread that waits gets the access after its release."""
         access = ExclusiveAccess()
         access.acquire(0)
-        threading.Timer(0.05, lambda: None).start()
-        taken = []
+        begun, taken = threading.Event(), []
 
         def wait():
+            begun.set()
             taken.append(access.acquire(10))
             access.release()
 
         thread = threading.Thread(target=wait)
         thread.start()
+        begun.wait()
+        time.sleep(0.05)
+        assert taken == []
         access.release()
         thread.join(10)
         assert taken == [True]

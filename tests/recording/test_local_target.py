@@ -366,7 +366,7 @@ class TestJoinSteps:
         assert [w["status"] for w in ended(session)] == ["complete", "joined", "joined"]
         assert windows(session, 2)[0]["artifacts"]
 
-    def test_an_exception_inside_of_a_run_of_steps(self, start) -> None:
+    def test_a_window_left_open_in_a_run_of_steps(self, start) -> None:
         """If a window is open at the end, the capture of the run of steps is partial."""
         session = start(steps="2-9", join_steps=True)
         loop([2, 3])

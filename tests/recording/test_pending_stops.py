@@ -80,7 +80,7 @@ class TestInsideAStep:
         step.stop()
         assert [entry.status for entry in read_entries(session, 2)] == ["complete"]
 
-    def test_an_interrupted_step_keeps_the_engines_file(self, recording, elsewhere):
+    def test_a_step_that_raises_keeps_the_engines_file(self, recording, elsewhere):
         """If the step raises an exception, it reaches the caller, and the engine's file is kept."""
         session = recording()
         stepprof.attach(elsewhere())

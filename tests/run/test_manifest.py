@@ -324,7 +324,7 @@ class TestLost:
             == f"the process ended (or still running: liveness can only be checked on {where} alone)"
         )
 
-    def test_a_fragment_without_a_writer_is_believed(self, tmp_path):
+    def test_the_process_of_a_fragment_without_a_writer_may_still_run(self, tmp_path):
         """If a fragment names no writer, its entry stays lost. The reason says
         that the process may still run.
         """

@@ -61,7 +61,7 @@ def test_calls_that_follow_each_other_do_not_overlap():
     ],
     ids=["as long as the others", "few", "two at the same time"],
 )
-def test_calls_that_cannot_overlap_give_no_finding(calls):
+def test_concurrent_calls_without_a_finding(calls):
     assert found(*calls) == []
 
 

@@ -125,7 +125,7 @@ class TestStatistics:
             ({"cached_tokens": 20}, 60),
         ],
     )
-    def test_speculative_tokens_are_not_called_recomputed(self, change, tokens):
+    def test_tokens_are_called_recomputed_only_if_the_counts_show_it(self, change, tokens):
         assert vllm(**change).recomputed_tokens == tokens
 
     def test_sglang_computes_again_as_a_prompt(self):

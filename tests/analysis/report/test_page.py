@@ -82,7 +82,7 @@ class TestPage:
         assert sum(len(row.bars) for row in report.gantt) > 23_000
         assert len(render(report)) < 3 * MEGABYTE
 
-    def test_a_million_bars_do_not_enlarge_the_page(self):
+    def test_more_bars_than_the_maximum_do_not_enlarge_the_page(self):
         """Of more bars than the page may have, the shortest are omitted, and the page states their number."""
         row = make_report(1).gantt[-1]
         many = [

@@ -112,7 +112,7 @@ class TestName:
         assert json.loads(path.read_text())["writer"]["pid"] == 1
 
     @pytest.mark.parametrize("damaged", ["", "[]", '{"writer": 3}', "[" * 100_000])
-    def test_a_file_of_another_process_is_not_replaced(self, tmp_path: Path, damaged: str) -> None:
+    def test_a_damaged_file_of_the_same_name_is_not_replaced(self, tmp_path: Path, damaged: str) -> None:
         """A damaged file that has the name stays unchanged, and the status gets a number."""
         (tmp_path / "status").mkdir()
         (tmp_path / "status" / "rank-0.json").write_text(damaged)

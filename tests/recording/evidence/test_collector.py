@@ -130,7 +130,7 @@ with profile_step(2):
         assert {each.thread for each in found.threads} == {main, others[0].thread}
         assert seconds(others) == pytest.approx(0.5, abs=0.25)
 
-    def test_a_file(self, evidence) -> None:
+    def test_a_read_of_a_pipe(self, evidence) -> None:
         """The stretch of a thread that waits for a read names `os.read`."""
         found = evidence("""
 reading, writing = os.pipe()

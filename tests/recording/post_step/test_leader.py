@@ -495,7 +495,7 @@ class TestS3:
         result = verify_run(copy)
         assert (result.problems, result.artifacts) == ([], 2)
 
-    def test_no_such_bucket_and_no_such_server(self, job: Job, s3: str) -> None:
+    def test_no_such_bucket(self, job: Job, s3: str) -> None:
         """If the bucket does not exist, the upload fails with the store's reason."""
         job.env |= {**AWS, "AWS_ENDPOINT_URL": s3}
         manifests = job.go(config={"upload": "s3://no-such-bucket/x", "steps": "2"}, timeout=20.0)
