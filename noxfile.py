@@ -479,8 +479,12 @@ def python(session: nox.Session, *arguments: str) -> None:
 
 
 def build_wheel(session: nox.Session) -> Path:
-    """Build the wheel, and return its path."""
-    folder = Path(session.create_tmp()).resolve() / "wheel"
-    shutil.rmtree(folder, ignore_errors=True)
-    python(session, "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    """Build the wheel, and return its path. It is built in a copy, because concurrent builds in one folder fail."""
+    built = Path(session.create_tmp()).resolve()
+    source, folder = built / "source", built / "wheel"
+    for path in (source, folder):
+        shutil.rmtree(path, ignore_errors=True)
+    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "results", "tests")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    python(session, "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source))
     return next(folder.glob("stepprof-*.whl"))
