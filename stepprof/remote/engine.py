@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepprof.remote.base import EngineDriver
-from stepprof.remote.core.constants import RANKS
+from stepprof.remote.base import RANKS, EngineDriver
 from stepprof.remote.core.engine_backends import check_backends_of
 from stepprof.remote.core.engine_state import Observer
 from stepprof.remote.core.engine_target import EngineTarget

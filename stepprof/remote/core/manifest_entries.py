@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.config.options.engine import EngineOptions
 from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
-from stepprof.remote.core.constants import LOST
+from stepprof.remote.core.engine_capture import LOST
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import WHOLE_STEP, Outcome, Window

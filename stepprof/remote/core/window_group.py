@@ -16,7 +16,6 @@ from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, runs_on
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.membership import Members
-from stepprof.remote.core.role_window import entered, exit_all
 from stepprof.remote.loop import awaited, remote_loop, waited
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
@@ -177,7 +176,7 @@ class Bracket:
         waiting = [recording.started for _, recording in self._members.recordings]
         if not await passed(waiting, deadline - time.monotonic()):
             self._abandon_starts()
-        await entered(self._members.inner, deadline - time.monotonic())
+        await self._members.inner_entered(deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
         """Note that the caller stopped waiting at ``now`` of the monotonic clock: an engine that
@@ -208,7 +207,7 @@ class Bracket:
             self._members.entries.note_body_error(describe_error(body_error))
         bound = self._policy.engine_stop_timeout_seconds
         deadline = time.monotonic() + bound
-        await exit_all(self._members.inner, bound)  # before the outer window's stop is sent
+        await self._members.exit_inner(bound)  # before the outer window's stop is sent
         ending = list(self._members.recordings)
         for target, recording, entry in self._members.joins:
             entry.end_unix_ns = time.time_ns()
