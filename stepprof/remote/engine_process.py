@@ -10,8 +10,7 @@ from stepprof.remote.core.engine_files import user_of_server
 from stepprof.remote.core.owner_slots import MemorySlot, shared_slot
 from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import Started, this_process
-from stepprof.remote.nsys.server import NsysServer
+from stepprof.remote.nsys import NsysServer, Started, this_process
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow

@@ -194,7 +194,7 @@ OTHERS = {
     # of engines, which `remote/core/engine_files.py` opens by way of open_plain
     "remote/artifacts.py": "its own new artifact, and gzip over an engine's file that is open",
     "remote/core/engine_files.py": "/proc",
-    "remote/nsys/server.py": "/proc",
+    "remote/nsys.py": "/proc",
     "remote/ray/files.py": "its own copies",
     "remote/ray/inside/messages.py": "/proc",
     "remote/sglang/files.py": "a probe and copies of its own; moves a snapshot after it has opened it",

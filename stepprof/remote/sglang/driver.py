@@ -22,7 +22,7 @@ from stepprof.remote.core.ownership import Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import NsysPart
+from stepprof.remote.nsys import NsysPart
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
 from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, credible, outcome, wait_for_files

@@ -17,7 +17,7 @@ from stepprof.remote.core.ownership import Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import NsysPart
+from stepprof.remote.nsys import NsysPart
 from stepprof.remote.vllm.arguments import engine_args, environment, serve_args
 from stepprof.remote.vllm.capabilities import bound_of, differences, outcome, start_arguments
 from stepprof.remote.vllm.files import bring
