@@ -64,7 +64,7 @@ TESTED_THROUGH = {
     "real/npu/test_npu_recording.py": "backends/npu/api backends/npu/backend backends/npu/ranges backends/npu/session",
     "real/ray/test_ray_attach.py": "remote/ray/kind remote/ray/listening",
     "real/ray/test_ray_engines.py": "remote/ray/driver",
-    "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
+    "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files",
     "real/ray/test_ray_run.py": "integrations/ray",
     "real/viewers/test_viewer_path.py": "analysis/report/step_tracks",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",

@@ -108,7 +108,7 @@ class Carrier:
 
     async def plain_file(self, source: Path, final: Path) -> str | None:
         """Fetch a file under a name that is still free. Return why it was left, or None."""
-        size = (await self.agents.ask(self.node, "sizes", [str(source)]))[0]
+        size = await self.agents.ask(self.node, "size", str(source))
         return "it is not there" if size is None else await self._bring(source, final, size)
 
     async def _bring(self, source: Path, final: Path, size: int) -> str | None:
