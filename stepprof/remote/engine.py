@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class Registry(Observer, Protocol):
     """The engines that are attached in this process."""
 
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """Return the attachments, in the order of attaching."""
+    engines: tuple[Engine, ...]
+    """The attachments, in the order of attaching."""
 
     def regrouped(self) -> None:
         """Note that the targets of an attachment have changed."""

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Receives changes of an engine: the registry."""
 
-    @property
-    def changes(self) -> ChangeLog:
-        """Return the log that publishes changes of the state and the health."""
+    changes: ChangeLog
+    """The log that publishes changes of the state and the health."""
 
     def unused(self, target: Any, window: EngineWindow) -> None:
         """Remove an unused folder, unless the engine has started to use it."""

@@ -32,29 +32,18 @@ if TYPE_CHECKING:
 class Fleet(Registry, Protocol):
     """The engines that are attached, as one window sees them."""
 
-    @property
-    def origin(self) -> Origin:
-        """Return the identity of the process that writes the manifests."""
-
-    @property
-    def post(self) -> Callable[[Callable[[], object]], None]:
-        """Return a function that runs a job on another thread than stepprof's loop."""
-
-    @property
-    def unsaved(self) -> set[Entries]:
-        """Return the entries that will be written in a moment."""
-
-    @property
-    def placing(self) -> asyncio.Lock:
-        """Return the lock that is held while the folders of a window are made."""
-
-    @property
-    def own_loop(self) -> OwnLoop:
-        """Return the logger for engines on the event loop of synchronous code."""
-
-    @property
-    def over(self) -> bool:
-        """Return whether the run has ended."""
+    origin: Origin
+    """The identity of the process that writes the manifests."""
+    post: Callable[[Callable[[], object]], None]
+    """Runs a job on another thread than stepprof's loop."""
+    unsaved: set[Entries]
+    """The entries that will be written in a moment."""
+    placing: asyncio.Lock
+    """Held while the folders of a window are made."""
+    own_loop: OwnLoop
+    """Logs what was missed of engines on the event loop of synchronous code."""
+    over: bool
+    """Whether the run has ended."""
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
         """Return the targets that the configuration selects in a window of this role."""
