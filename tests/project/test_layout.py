@@ -85,7 +85,7 @@ TESTED_THROUGH = {
     "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/change_log remote/core/manifest_entries remote/core/membership remote/core/registry remote/engine",
     "remote/http/test_client.py": "remote/http/wire",
     "remote/http/test_kind.py": "remote/engine_process remote/http/clock remote/sglang/server_link",
-    "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",
+    "remote/ray/inside/test_entry.py": "remote/ray/inside/follower",
     "remote/sglang/test_request.py": "config/options/engine",
     "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
 }

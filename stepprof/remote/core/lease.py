@@ -127,3 +127,6 @@ class Watch:
     def _take(self, key: str) -> bool:
         with self._changing:
             return self._leases.pop(key, None) is not None
+
+
+watch = Watch()

@@ -18,10 +18,9 @@ from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.context import cell
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.core import lease
-from stepprof.remote.core.lease import Lease, new_lease
+from stepprof.remote.core.lease import Lease, new_lease, watch
 from stepprof.remote.ray.inside import attachment as attachment_module
 from stepprof.remote.ray.inside import attachment as inside_guest
-from stepprof.remote.ray.inside import attachments
 from stepprof.remote.ray.inside.attachment import Guest
 from stepprof.remote.ray.inside.entry import serve
 from stepprof.remote.ray.inside.find_engine import locate
@@ -390,7 +389,7 @@ class TestLeases:
         """End it, and give the actor time to see it."""
         self.kill_only(process)
         deadline = time.monotonic() + 10
-        while attachments.watch._leases and time.monotonic() < deadline:
+        while watch._leases and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2)
 
