@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
-    from stepprof.remote.sglang.link import Link
 
 MARGIN = 0.8
 """The share of a timeout for which calls may run the engine's loop: it is free again before the caller continues."""
@@ -66,7 +65,7 @@ class SglangDriver(EngineDriver):
 
     kind = "sglang"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ObjectLink | ServerLink) -> None:
         self._link = link
         self.name = link.name
         self.key = link.key

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
-    from stepprof.remote.vllm.link import Facts, Link
+    from stepprof.remote.vllm.link import Facts
 
 __all__ = ["VllmDriver", "VllmKind", "engine_args", "environment", "serve_args"]
 
@@ -47,7 +47,7 @@ class VllmDriver(EngineDriver):
 
     kind = "vllm"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ObjectLink | ServerLink) -> None:
         self._link = link
         self.name = link.name
         self.key = link.key
