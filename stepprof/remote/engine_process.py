@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class OwnProcess:
-    """This process: it holds the engine object, and the engine's workers are its children.
-
-    Args:
-        key: identifies the engine among the objects of this process.
-    """
+    """This process: it holds the engine object, and the engine's workers are its children."""
 
     same_host = True
 
@@ -49,11 +45,7 @@ class OwnProcess:
 
 
 class ServerProcess:
-    """The process that answers at a URL.
-
-    Args:
-        client: sends requests to the URL.
-    """
+    """The process that answers at a URL."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

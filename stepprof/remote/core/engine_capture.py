@@ -46,13 +46,7 @@ _MACHINE = LightMachine(
 
 
 class Recording:
-    """The capture of one engine for one window.
-
-    Args:
-        entry: its entry in the manifest, kept up to date.
-        save: writes the entry soon.
-        step: the capture ends with the windows of this step.
-    """
+    """The capture of one engine for one window."""
 
     def __init__(self, entry: EngineEntry, save: Callable[[], object], step: int) -> None:
         self.state: CaptureState = "preparing"
@@ -60,6 +54,7 @@ class Recording:
         self.save = save
         """Writes the entry soon."""
         self.step = step
+        """The capture ends with the windows of this step."""
         self.capped_by: str | None = None
         """The limit that ended it before its window ended."""
         self.window: EngineWindow | None = None

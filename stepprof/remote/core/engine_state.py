@@ -36,14 +36,7 @@ class Observer(Protocol):
 
 
 class EngineState:
-    """The state of one attached engine.
-
-    Args:
-        driver: speaks to the engine.
-        role: the role whose windows it follows.
-        replica: its number among the role's engines.
-        observer: receives each change.
-    """
+    """The state of one attached engine."""
 
     def __init__(self, driver: EngineDriver, role: str, replica: int, observer: Observer) -> None:
         self.driver = driver

@@ -31,9 +31,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
     """Write the files of a capture into the manifest of its own run. Blocks; raises nothing.
 
     Args:
-        window: what was recorded.
         stopped: its files, which lie below `window.folder`.
-        reason: why it is incomplete.
         owner: the process whose window it is, as in its fragment.
     """
     reported = {
@@ -73,13 +71,7 @@ def left_there(window: EngineWindow) -> list[str]:
 
 
 async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -> str:
-    """Return why a capture failed, with the files that it left in its folder.
-
-    Args:
-        error: the reason.
-        window: the window of the folder; None: there is none.
-        otherwise: what to add if there is no file.
-    """
+    """Return why a capture failed, with the files that it left in its folder; else with `otherwise`."""
     left = [] if window is None else await in_thread(left_there, window)
     return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
 

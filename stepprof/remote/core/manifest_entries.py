@@ -35,8 +35,6 @@ class Entries:
     """The entries of one window's engines in its fragment.
 
     Args:
-        origin: the identity of this process.
-        window: the window.
         post: runs the writing on another thread.
         unsaved: the entries of all windows that are about to be written.
     """

@@ -56,10 +56,6 @@ class Inner:
     """One rank's part of a role's window inside a step's window, so that its regions belong to the role.
 
     The rank is asked to enter at once. Made on stepprof's own loop.
-
-    Args:
-        driver: speaks to the rank.
-        window: the inner window.
     """
 
     def __init__(self, driver: EngineDriver, window: EngineWindow) -> None:
@@ -87,14 +83,7 @@ class Inner:
 
 
 class Members:
-    """The engines of one window.
-
-    Args:
-        fleet: the engines that are attached.
-        window: the window.
-        policy: the policy of its role.
-        blocked: the event loop that the caller blocks while they start; None: none.
-    """
+    """The engines of one window."""
 
     def __init__(
         self,

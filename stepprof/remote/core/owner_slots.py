@@ -120,11 +120,7 @@ class Held:
 
 
 class MemorySlot:
-    """The slot of an engine object of this process: the note of the holder of its profiler.
-
-    Args:
-        key: identifies the engine.
-    """
+    """The slot of an engine object of this process: the note of the holder of its profiler."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -163,11 +159,7 @@ class MemorySlot:
 
 
 class FileSlot:
-    """The slot of a server: a file that every driver of it can see. Its methods block, so they run on a thread.
-
-    Args:
-        path: the file; its folder is made with the first holder.
-    """
+    """The slot of a server: a file that every driver of it can see. Its methods block, so they run on a thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

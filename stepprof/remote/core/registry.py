@@ -230,8 +230,6 @@ class Fleet:
         within the timeout.
 
         Args:
-            window: the window.
-            policy: the policy of its role.
             loop: the event loop that the caller blocks meanwhile; engines that live on it cannot answer, and are skipped.
             strict: raise for such an engine.
 

@@ -36,9 +36,6 @@ class Bracket:
     """One window over its engines, from the sending of the starts to the last answer.
 
     Args:
-        fleet: the engines that are attached.
-        window: the window.
-        policy: the policy of its role.
         blocked: the event loop that the caller blocks while it waits: nothing is sent to engines
             that live on it, because they could not answer.
     """

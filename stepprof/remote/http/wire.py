@@ -96,12 +96,7 @@ def dial(
 
 
 class Wire:
-    """A substitute for a socket, for `http.client`.
-
-    Args:
-        sock: connected; it is closed by the caller.
-        deadline: the deadline for everything, by `time.monotonic`.
-    """
+    """A substitute for a connected socket, for `http.client`, with a deadline by `time.monotonic`."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock

@@ -41,8 +41,6 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
     """Run a function in an actor, and await what it returns.
 
     Args:
-        handle: the actor's.
-        name: its name in messages.
         act: gets the actor and the arguments.
         owes_stop: the call is a start: if its answer is lost, it may have arrived.
 

@@ -229,10 +229,6 @@ class ActorDriver(EngineDriver):
     async def close(self, timeout: float, answer_seconds: float) -> None:
         """End the attachment: wait for the actor's exports, fetch its last files, end the session
         that was made there. Never raises.
-
-        Args:
-            timeout: how long exports in the actor may take.
-            answer_seconds: how long to wait for an actor that does not answer.
         """
         facts, self._facts = self._facts, None
         asked, self._asked = self._asked, False

@@ -39,9 +39,6 @@ class Carrier:
     """Fetches the files that one actor has left on its node.
 
     Args:
-        agents: reach the nodes.
-        node: the actor's.
-        host: the name of the node in messages.
         fetch: False leaves files where they are.
         limit: files above this many bytes are left.
     """
@@ -71,13 +68,8 @@ class Carrier:
         )
 
     async def rank_files(self, fragment: Path, run: Path, step: str, lost: dict[str, Any]) -> None:
-        """Fetch a rank's fragment and its artifacts into the step's folder of the run here.
-
-        Args:
-            fragment: there.
-            run: the run's folder here.
-            step: the name of the step's folder.
-            lost: the content of the fragment if it cannot be fetched.
+        """Fetch a rank's fragment and its artifacts into the step's folder of the run here. `lost` is written
+        if the fragment cannot be fetched.
         """
         folder = run / step
         source = fragment.parent.parent

@@ -97,12 +97,7 @@ class PendingReports:
         self._waiting[_key(window)] = later, remote_loop().submit(later.wait())
 
     def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
-        """Return the result; None: there is none yet.
-
-        Args:
-            window: the window of the report.
-            seconds: the remaining seconds, if the end of the run is near.
-        """
+        """Return the result of a window; None: there is none yet. ``seconds`` remain, if the end of the run is near."""
         waiting = self._waiting.get(_key(window))
         if waiting is None:
             return Collected(

@@ -57,11 +57,7 @@ class _Sent:
 
 
 class SglangDriver(EngineDriver):
-    """Records one engine.
-
-    Args:
-        link: calls the engine.
-    """
+    """Records one engine."""
 
     kind = "sglang"
 

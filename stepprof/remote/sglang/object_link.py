@@ -47,12 +47,7 @@ LATE = "the engine had never been used before this window: its first forward ste
 
 
 class ObjectLink:
-    """Calls to an ``Engine`` or a ``TokenizerManager``.
-
-    Args:
-        engine: the object.
-        name: its name in logs and messages.
-    """
+    """Calls to an ``Engine`` or a ``TokenizerManager``."""
 
     runs_loop = True
     """Whether a call may run the engine's event loop."""

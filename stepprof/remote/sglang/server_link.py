@@ -35,11 +35,7 @@ _REQUESTS = ("ProfileReqInput", "ProfileReq")
 
 
 class ServerLink:
-    """Requests to one server.
-
-    Args:
-        client: sends the requests; has the address and the keys.
-    """
+    """Requests to one server."""
 
     runs_loop = False
     loop = None

@@ -39,11 +39,7 @@ __all__ = ["VllmDriver", "VllmKind", "engine_args", "environment", "serve_args"]
 
 
 class VllmDriver(EngineDriver):
-    """Records one engine.
-
-    Args:
-        link: calls the engine.
-    """
+    """Records one engine."""
 
     kind = "vllm"
 

@@ -22,18 +22,13 @@ class Facts:
 
 
 class Link:
-    """Calls to one engine.
-
-    Args:
-        name: the name in logs and the manifest.
-        key: identifies the engine.
-        called: the name in messages, with its kind.
-    """
+    """Calls to one engine."""
 
     def __init__(self, name: str, key: str, called: str) -> None:
         self.name = name
         self.key = key
         self.called = called
+        """The name in messages, with its kind."""
         self._logged: set[str] = set()
 
     def warn(self, reason: str) -> None:

@@ -46,12 +46,7 @@ FRONT_END = (
 
 
 class ObjectLink(Link):
-    """Calls to an ``AsyncLLM``, an ``LLM``, or their base classes in older versions.
-
-    Args:
-        engine: the object.
-        name: its name in logs and messages.
-    """
+    """Calls to an ``AsyncLLM``, an ``LLM``, or their base classes in older versions."""
 
     elsewhere = ""
     """Where its traces are if they are not visible from here: they always are."""

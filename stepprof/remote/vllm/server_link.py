@@ -58,11 +58,7 @@ _FRONT_END = (
 
 
 class ServerLink(Link):
-    """Requests to one server.
-
-    Args:
-        client: sends the requests; has the address and the keys.
-    """
+    """Requests to one server."""
 
     loop = None
     inside = False
