@@ -196,7 +196,6 @@ OTHERS = {
     "remote/core/engine_files.py": "/proc",
     "remote/nsys.py": "/proc",
     "remote/ray/files.py": "its own copies",
-    "remote/ray/inside/messages.py": "/proc",
     "remote/sglang/files.py": "a probe and copies of its own; moves a snapshot after it has opened it",
     "remote/sglang/stages.py": "its own parts of a trace, and gzip over a file that open_plain has opened",
     "remote/vllm/files.py": "/proc",

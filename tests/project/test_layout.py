@@ -87,7 +87,7 @@ TESTED_THROUGH = {
     "remote/http/test_kind.py": "remote/engine_process remote/http/clock remote/sglang/server_link",
     "remote/ray/inside/test_entry.py": "remote/ray/inside/follower",
     "remote/sglang/test_request.py": "config/options/engine",
-    "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
+    "remote/vllm/test_driver.py": "remote/vllm/link remote/vllm/object_link",
 }
 """Modules that no test imports: they are parts of what this test file runs."""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.core.change_log import HealthChange
 from stepprof.run.manifest_writer import describe_error
 from stepprof.state_machine import EngineTargetMachine
 
@@ -148,7 +147,8 @@ class EngineState:
             recovered = self.driver.recovered()
             if recovered is not None:
                 self._recovering = asyncio.ensure_future(self._recover(recovered))
-        self._observer.changes.add_health(HealthChange(self.label, self.driver.name, before, health, reason))
+        line = {"name": self.driver.name, "before": before, "health": health, "reason": reason}
+        self._observer.changes.add_health({"target": self.label, **line})
         self._observer.changes.changed()
 
     async def _recover(self, recovered: Awaitable[None]) -> None:

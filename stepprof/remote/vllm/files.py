@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.vllm.forward_steps import count_steps
+from stepprof.remote.vllm.folder import count_steps
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepprof.host import process_identity
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.lease import Lease
 from stepprof.run.model import Outcome
@@ -117,10 +118,7 @@ class Inside(EngineFailure):
 
 def boot_id() -> str:
     """Return the boot of this machine: processes with the same one read the same clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"{socket.gethostname()}-{os.getpid()}"
+    return process_identity.boot_id() or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def node_id() -> str | None:
