@@ -92,11 +92,7 @@ class Engine:
         self._fleet = fleet
         self.stop_seconds = policy.engine_stop_timeout_seconds
         self._take(self._drivers)
-        if isinstance(self._target, (list, tuple)):
-            self._check_ranks(policy)
-
-    def _check_ranks(self, policy: Policy) -> None:
-        if self._ranks is None:
+        if isinstance(self._target, (list, tuple)) and self._ranks is None:
             there = sum(target.width for target in self.targets)
             policy.ranks.check(there, f"roles.{self.role}.ranks")
 

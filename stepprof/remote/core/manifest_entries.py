@@ -85,22 +85,11 @@ class Entries:
         self.fragment.engines.append(entry)
         return entry
 
-    def note_body_error(self, text: str) -> None:
-        """Note in each entry that the window's body raised."""
-        for entry in self.fragment.engines:
-            entry.body_error = text
-
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
         """Write on another thread, with the current clocks; a window that reached no engine leaves nothing."""
-        self.note_clocks(targets)
+        self.fragment.clocks = _clocks(targets) or self.fragment.clocks
         if self.fragment.engines:
             self.fragment.save()
-
-    def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
-        """Note the current clocks."""
-        clocks = _clocks(targets)
-        if clocks:
-            self.fragment.clocks = clocks
 
     def save_later(self) -> None:
         """Write in a moment: many engines answer at once, and writing delays the handling of the others."""

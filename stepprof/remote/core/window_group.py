@@ -201,7 +201,8 @@ class Bracket:
         if self._started is not None:
             await asyncio.wrap_future(self._started)
         if body_error is not None:
-            self._members.entries.note_body_error(describe_error(body_error))
+            for entry in self._members.entries.fragment.engines:
+                entry.body_error = describe_error(body_error)
         bound = self._policy.engine_stop_timeout_seconds
         deadline = time.monotonic() + bound
         await self._members.exit_inner(bound)  # before the outer window's stop is sent

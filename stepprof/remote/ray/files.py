@@ -20,6 +20,7 @@ from typing import Any
 from stepprof.host.atomic_files import publish, write_temporary
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.core.inherited_captures import bare_fragment, write_fragment
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
 from stepprof.run.layout import writer_identity
@@ -83,7 +84,7 @@ class Carrier:
         else:
             for record in content["windows"]:
                 await self._bring_record(record, source, folder)
-        await in_thread(_write_fragment, folder / "manifest" / fragment.name, content)
+        await in_thread(write_fragment, folder / "manifest" / fragment.name, content)
 
     async def _bring_record(self, record: dict[str, Any], source: Path, folder: Path) -> None:
         brought, left = [], []
@@ -149,28 +150,12 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _write_fragment(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = write_temporary(path, json.dumps(content, indent=1, default=str).encode())
-    publish(tmp, path)
-
-
 def lost_fragment(
     run_id: str, step: int, version: object, records: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the manifest of a rank whose own cannot be fetched; this process writes it."""
-    return {
-        "schema_version": 1,
-        "run_id": run_id,
-        "step": step,
-        "version": version,
-        "writer": writer_identity(),
-        "windows": list(records),
-        "engines": [],
-        "clocks": [],
-        "written_unix_ns": time.time_ns(),
-        "pid": os.getpid(),
-    }
+    bare = bare_fragment(run_id, step, version, writer_identity())
+    return {**bare, "windows": list(records), "written_unix_ns": time.time_ns(), "pid": os.getpid()}
 
 
 def mark(run: Path) -> Path:

@@ -20,8 +20,8 @@ from stepprof.errors import ConfigError
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.http import kind as http
 from stepprof.remote.http import workers
-from stepprof.remote.http.offset_bounds import SECOND, Bounds
 from stepprof.remote.http.kind import Client, HttpKind, HttpServer, clock, expand, identify
+from stepprof.remote.http.offset_bounds import SECOND, Bounds
 from stepprof.remote.http.reply import Reply
 from stepprof.remote.ray.driver import ActorDriver
 from stepprof.remote.sglang.driver import SglangDriver
