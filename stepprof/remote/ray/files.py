@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
 from stepprof.run.layout import writer_identity
 from stepprof.run.manifest_writer import describe_error
-from stepprof.run.model import Artifact
 from stepprof.run.reasons import ReasonCode
 
 PIECE_BYTES = 8 * 2**20
@@ -54,19 +53,13 @@ class Carrier:
         """Fetch an engine's artifacts from its folder there to the same place here. Files that stay
         there are the reason for `partial`.
         """
-        brought: list[Artifact] = []
-        left: list[str] = []
-        for artifact in stopped.artifacts:
-            problem = await self._bring(source / artifact.path, folder / artifact.path, artifact.bytes)
-            if problem is None:
-                brought.append(artifact)
-            else:
-                left.append(problem)
+        sizes = {artifact.path: artifact.bytes for artifact in stopped.artifacts}
+        left = await self._bring_all(sizes, source, folder)
         if not left:
             return stopped
-        return replace(
-            stopped, artifacts=tuple(brought), partial="; ".join(filter(None, [stopped.partial, *left]))
-        )
+        brought = tuple(artifact for artifact in stopped.artifacts if artifact.path not in left)
+        partial = "; ".join(filter(None, [stopped.partial, *left.values()]))
+        return replace(stopped, artifacts=brought, partial=partial)
 
     async def rank_files(self, fragment: Path, run: Path, step: str, lost: dict[str, Any]) -> None:
         """Fetch a rank's fragment and its artifacts into the step's folder of the run here. `lost` is written
@@ -87,17 +80,17 @@ class Carrier:
         await in_thread(write_fragment, folder / "manifest" / fragment.name, content)
 
     async def _bring_record(self, record: dict[str, Any], source: Path, folder: Path) -> None:
-        brought, left = [], []
-        for entry in record["artifacts"]:
-            problem = await self._bring(source / entry["path"], folder / entry["path"], entry["bytes"])
-            if problem is None:
-                brought.append(entry)
-            else:
-                left.append(problem)
-        record["artifacts"] = brought
+        sizes = {entry["path"]: entry["bytes"] for entry in record["artifacts"]}
+        left = await self._bring_all(sizes, source, folder)
+        record["artifacts"] = [entry for entry in record["artifacts"] if entry["path"] not in left]
         if left:
             record["reason_code"] = record["reason_code"] or ReasonCode.NOT_COLLECTED
-            record["error"] = "; ".join(filter(None, [record["error"], *left]))
+            record["error"] = "; ".join(filter(None, [record["error"], *left.values()]))
+
+    async def _bring_all(self, sizes: Mapping[str, int], source: Path, folder: Path) -> dict[str, str]:
+        """Fetch files from one folder to another; return why each of the others was left."""
+        found = {path: await self._bring(source / path, folder / path, size) for path, size in sizes.items()}
+        return {path: problem for path, problem in found.items() if problem is not None}
 
     async def plain_file(self, source: Path, final: Path) -> str | None:
         """Fetch a file under a name that is still free. Return why it was left, or None."""
@@ -158,17 +151,18 @@ def lost_fragment(
     return {**bare, "windows": list(records), "written_unix_ns": time.time_ns(), "pid": os.getpid()}
 
 
-def mark(run: Path) -> Path:
-    """Return the path of a file that no process looked for before, so that no cache of a shared file system can hide it."""
+@contextlib.asynccontextmanager
+async def marked(run: Path) -> AsyncIterator[str]:
+    """Yield the name of a file in the run's folder that no process looked for before, so that no cache
+    of a shared file system can hide it. Raises OSError.
+    """
     marker = run / f".seen-{uuid.uuid4().hex}"
-    marker.touch()
-    return marker
-
-
-def unmark(marker: Path) -> None:
-    """Remove the mark."""
-    with contextlib.suppress(OSError):
-        marker.unlink()
+    await in_thread(marker.touch)
+    try:
+        yield marker.name
+    finally:
+        with contextlib.suppress(OSError):
+            await in_thread(marker.unlink)
 
 
 def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:
