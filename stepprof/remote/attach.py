@@ -101,11 +101,6 @@ def detach(engine: Engine) -> None:
 def _join(engine: Engine, host: EngineHost, registry: EngineRegistry | None) -> Fleet:
     """Add an engine to a session: from its next arm or window on, it takes part.
 
-    Args:
-        engine: the engine.
-        host: what the session offers.
-        registry: the session's engines so far; None: there are none.
-
     Raises:
         ConfigError: the configuration asks for ranks that the engine does not have.
     """

@@ -27,11 +27,8 @@ MARGIN_SECONDS = 1.0
 
 
 class Awaiting:
-    """The pending reports of one engine. Everything runs on stepprof's own loop.
-
-    Args:
-        label: the name of the engine.
-        changed: called when a report becomes pending, and when it no longer is.
+    """The pending reports of one engine. `changed` is called when a report becomes pending, and when it no longer is.
+    Everything runs on stepprof's own loop.
     """
 
     def __init__(self, label: str, changed: Callable[[], object]) -> None:

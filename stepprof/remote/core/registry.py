@@ -40,13 +40,7 @@ MOST_LOGGED = 8
 
 
 class Fleet:
-    """The engines that are attached in this process.
-
-    Args:
-        origin: the identity of this process.
-        post: runs work on another thread than stepprof's loop.
-        changed: called after each change that ``stepprof.state`` shows.
-    """
+    """The engines that are attached in this process. `changed` is called after each change that ``stepprof.state`` shows."""
 
     def __init__(
         self,
