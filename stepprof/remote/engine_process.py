@@ -76,6 +76,3 @@ class ServerProcess:
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> FileSlot:
         """Return the note of which of its drivers records: the file that all of them see if there is one, else a file next to the runs."""
         return shared or shared_slot(window, self._client.key)
-
-
-EngineProcess = OwnProcess | ServerProcess

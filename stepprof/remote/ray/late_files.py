@@ -15,7 +15,7 @@ from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.ray.inside.messages import Collected
+from stepprof.remote.ray.inside.messages import Collected, Key, key_of
 from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = (0.1, 2.0)
 """Seconds between two polls, at first and at most: each takes a turn of the actor."""
 _SHARE = 0.75
-
-Key = tuple[int, "str | None", int]
 
 
 class ActorsLater:
@@ -94,11 +92,11 @@ class PendingReports:
 
     def begin(self, window: EngineWindow, later: Later) -> None:
         """Wait for the report of a window."""
-        self._waiting[_key(window)] = later, remote_loop().submit(later.wait())
+        self._waiting[key_of(window)] = later, remote_loop().submit(later.wait())
 
     def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
         """Return the result of a window; None: there is none yet. ``seconds`` remain, if the end of the run is near."""
-        waiting = self._waiting.get(_key(window))
+        waiting = self._waiting.get(key_of(window))
         if waiting is None:
             return Collected(
                 outcome="lost", error="the actor has no pending report: its process was replaced"
@@ -108,14 +106,10 @@ class PendingReports:
             if seconds is not None:
                 remote_loop().call(later.hurry, time.monotonic() + seconds)
             return None
-        del self._waiting[_key(window)]
+        del self._waiting[key_of(window)]
         try:
             return Collected(future.result())
         except ExportError as error:
             return Collected(outcome=error.outcome, error=str(error))
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver process reports it
             return Collected(outcome="lost", error=describe_error(error))
-
-
-def _key(window: EngineWindow) -> Key:
-    return window.window.step, window.window.role, window.window.occurrence

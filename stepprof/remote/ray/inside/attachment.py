@@ -296,7 +296,6 @@ class Guest:
             plain=self.plain,
             visible=self._visible,
             kind=None if engine is None else engine.kind,
-            name=None if engine is None else engine.name,
             workers=None if engine is None else engine.workers,
             rank=None if self._follower is None else self._follower.rank,
         )

@@ -8,12 +8,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepprof.host import process_identity
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.lease import Lease
 from stepprof.run.model import Outcome
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+
+Key = tuple[int, "str | None", int]
+
+
+def key_of(window: EngineWindow) -> Key:
+    """Return what identifies a window in an actor: its step, its role and its occurrence."""
+    return window.window.step, window.window.role, window.window.occurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,6 @@ class Facts:
     """Whether the driver process sees its files."""
     kind: str | None = None
     """The kind of the engine."""
-    name: str | None = None
     workers: int | None = None
     rank: int | str | None = None
     """The rank of the session."""
