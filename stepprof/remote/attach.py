@@ -5,19 +5,26 @@ Only mistakes of the caller raise here. Whether the engine can be reached is che
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepprof.config.config import role_name
 from stepprof.config.selection import Ranks
+from stepprof.instrument.context import open_windows
+from stepprof.instrument.step import StepWindow
+from stepprof.log import logger
 from stepprof.recording.engine_ports import EngineHost, EngineRegistry, waiting
 from stepprof.recording.session import current_session
-from stepprof.remote.core.late_attach import warn_if_inside
 from stepprof.remote.core.registry import Fleet
 from stepprof.remote.engine import Engine
 from stepprof.remote.kinds import check_options, recognise
+
+if TYPE_CHECKING:
+    from stepprof.recording.selector import Selector
 
 __all__ = ["Engine", "attach", "check_options", "detach", "recognise"]
 
@@ -94,16 +101,38 @@ def detach(engine: Engine) -> None:
 def _join(engine: Engine, host: EngineHost, registry: EngineRegistry | None) -> Fleet:
     """Add an engine to a session: from its next arm or window on, it takes part.
 
-    Args:
-        engine: the engine.
-        host: what the session offers.
-        registry: the session's engines so far; None: there are none.
-
     Raises:
         ConfigError: the configuration asks for ranks that the engine does not have.
     """
     fleet = registry if isinstance(registry, Fleet) else Fleet(host.origin, host.post, host.changed)
     engine.join(fleet, host.selector.policy(engine.role))
     fleet.add(engine)
-    warn_if_inside(engine, host.selector)
+    _warn_if_inside(engine, host.selector)
     return fleet
+
+
+def _warn_if_inside(engine: Engine, selector: Selector) -> None:
+    """Log which window an engine records first, if a window that it would have followed is being recorded."""
+    for window in open_windows():
+        step, role = window.number, window.role
+        if not isinstance(window, StepWindow) or not window._after or step is None:
+            continue
+        if engine.follows(role) or role is None:
+            logger.warning(
+                "attach.inside_window",
+                engine=engine.name,
+                step=step,
+                role=role,
+                takes_part_from=_next(engine, selector, step, role),
+            )
+            return
+
+
+def _next(engine: Engine, selector: Selector, step: int, role: str | None) -> str:
+    """Name the first window that it can follow."""
+    following = selector.next_selected(step, engine.role)
+    if not engine.follows(role):  # a window of its own role may still follow in this step
+        following = step
+    if following >= sys.maxsize:
+        return "no window: no later step is selected"
+    return f"the first window of role {engine.role} in step {following}"

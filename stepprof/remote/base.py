@@ -36,6 +36,9 @@ __all__ = [
     "Stopped",
 ]
 
+RANKS = ("rank", "spans")
+"""Kinds that are sessions of other processes: they write their own manifests and files."""
+
 Health = Literal["ok", "busy", "unconfigured", "unreachable", "unknown", "dead"]
 """``busy``: another profiler runs; ``unknown``: a start was not answered."""
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepprof.remote.base import EngineDriver
-from stepprof.remote.core.constants import RANKS
+from stepprof.remote.base import RANKS, EngineDriver
 from stepprof.remote.core.engine_backends import check_backends_of
 from stepprof.remote.core.engine_state import Observer
 from stepprof.remote.core.engine_target import EngineTarget
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 class Registry(Observer, Protocol):
     """The engines that are attached in this process."""
 
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """Return the attachments, in the order of attaching."""
+    engines: tuple[Engine, ...]
+    """The attachments, in the order of attaching."""
 
     def regrouped(self) -> None:
         """Note that the targets of an attachment have changed."""
@@ -94,11 +92,7 @@ class Engine:
         self._fleet = fleet
         self.stop_seconds = policy.engine_stop_timeout_seconds
         self._take(self._drivers)
-        if isinstance(self._target, (list, tuple)):
-            self._check_ranks(policy)
-
-    def _check_ranks(self, policy: Policy) -> None:
-        if self._ranks is None:
+        if isinstance(self._target, (list, tuple)) and self._ranks is None:
             there = sum(target.width for target in self.targets)
             policy.ranks.check(there, f"roles.{self.role}.ranks")
 

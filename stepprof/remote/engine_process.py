@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stepprof.remote.base import Clock
 from stepprof.remote.core.engine_files import user_of_server
 from stepprof.remote.core.owner_slots import MemorySlot, shared_slot
 from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import Started, this_process
-from stepprof.remote.nsys.server import NsysServer
+from stepprof.remote.nsys import NsysServer, Started, this_process
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.core.owner_slots import FileSlot, Slot
+    from stepprof.remote.core.owner_slots import FileSlot
     from stepprof.remote.http.client import Client
 
 
-class EngineProcess(Protocol):
-    """The process of an engine."""
-
-    @property
-    def host(self) -> str | None:
-        """Return its host."""
-
-    @property
-    def same_host(self) -> bool:
-        """Return whether it is known to run on this host."""
-
-    async def clock(self) -> Clock | None:
-        """Compare its clock with that of this process."""
-
-    async def nsys(self, window: EngineWindow) -> Started:
-        """Return how it was started under nsys."""
-
-    def slot(self, window: EngineWindow, shared: FileSlot | None) -> Slot:
-        """Return the note of which of its drivers records; `shared` is a file that all of them see, if there is one."""
-
-
 class OwnProcess:
-    """This process: it holds the engine object, and the engine's workers are its children.
-
-    Args:
-        key: identifies the engine among the objects of this process.
-    """
+    """This process: it holds the engine object, and the engine's workers are its children."""
 
     same_host = True
 
@@ -66,16 +40,12 @@ class OwnProcess:
         return this_process(window)
 
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> MemorySlot:
-        """Return a slot in the memory of this process."""
+        """Return the note of which of its drivers records, in the memory of this process."""
         return self._slot
 
 
 class ServerProcess:
-    """The process that answers at a URL.
-
-    Args:
-        client: sends requests to the URL.
-    """
+    """The process that answers at a URL."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -104,5 +74,5 @@ class ServerProcess:
         return await self._nsys.started(window)
 
     def slot(self, window: EngineWindow, shared: FileSlot | None) -> FileSlot:
-        """Return the shared file; without one, a file next to the runs."""
+        """Return the note of which of its drivers records: the file that all of them see if there is one, else a file next to the runs."""
         return shared or shared_slot(window, self._client.key)

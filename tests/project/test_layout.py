@@ -17,7 +17,6 @@ NOT_TESTED = {
     **dict.fromkeys(
         ("instrument/ports", "recording/engine_ports", "recording/session_port"), "protocols: no code runs"
     ),
-    "remote/core/constants": "two constants",
     "version": "one constant",
 }
 """Modules without code to test, with the reason."""
@@ -65,7 +64,7 @@ TESTED_THROUGH = {
     "real/npu/test_npu_recording.py": "backends/npu/api backends/npu/backend backends/npu/ranges backends/npu/session",
     "real/ray/test_ray_attach.py": "remote/ray/kind remote/ray/listening",
     "real/ray/test_ray_engines.py": "remote/ray/driver",
-    "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files remote/ray/node_files",
+    "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files",
     "real/ray/test_ray_run.py": "integrations/ray",
     "real/viewers/test_viewer_path.py": "analysis/report/step_tracks",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
@@ -80,15 +79,15 @@ TESTED_THROUGH = {
     "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
     "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
     "recording/watch/test_watcher.py": "config/options/watch recording/control/auto_capture",
-    "remote/core/test_blocked_loop.py": "remote/core/closing remote/core/engine_state remote/core/engine_target",
+    "remote/core/test_blocked_loop.py": "remote/core/engine_state remote/core/engine_target",
     "remote/core/test_device_leases.py": "remote/core/engine_backends",
     "remote/core/test_many.py": "remote/ray/calls",
-    "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/change_log remote/core/late_attach remote/core/manifest_entries remote/core/membership remote/core/registry remote/core/role_window remote/engine",
+    "remote/core/test_window_group.py": "remote/attach remote/core/announcer remote/core/change_log remote/core/manifest_entries remote/core/membership remote/core/registry remote/engine",
     "remote/http/test_client.py": "remote/http/wire",
     "remote/http/test_kind.py": "remote/engine_process remote/http/clock remote/sglang/server_link",
-    "remote/ray/inside/test_entry.py": "remote/ray/inside/follower remote/ray/inside/late_reports",
+    "remote/ray/inside/test_entry.py": "remote/ray/inside/follower",
     "remote/sglang/test_request.py": "config/options/engine",
-    "remote/vllm/test_driver.py": "remote/vllm/forward_steps remote/vllm/link remote/vllm/object_link",
+    "remote/vllm/test_driver.py": "remote/vllm/link remote/vllm/object_link",
 }
 """Modules that no test imports. The test file given here runs them."""
 

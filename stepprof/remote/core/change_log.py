@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from stepprof.log import logger
 from stepprof.remote.loop import remote_loop
-
-if TYPE_CHECKING:
-    from stepprof.remote.base import Health
 
 GATHER_SECONDS = 0.01
 
 MOST_LOGGED = 8
 """Up to this many engines with the same change of health get a log line each; more share one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChange:
-    """A change of an engine's health."""
-
-    label: str
-    name: str
-    before: Health
-    after: Health
-    reason: str | None
 
 
 class ChangeLog:
@@ -46,7 +30,7 @@ class ChangeLog:
         self._post = post
         self._gathering = False
         self._transitions: list[dict[str, object]] = []
-        self._health: list[HealthChange] = []
+        self._health: list[dict[str, str | None]] = []
 
     def changed(self) -> None:
         """Note that the result of ``stepprof.state`` has changed: it is published soon, once for many changes."""
@@ -59,9 +43,9 @@ class ChangeLog:
         """Log a transition soon, on another thread: a thousand lines would delay the calls."""
         self._transitions.append(line)
 
-    def add_health(self, change: HealthChange) -> None:
+    def add_health(self, line: dict[str, str | None]) -> None:
         """Log a change of an engine's health soon, together with others of the same kind."""
-        self._health.append(change)
+        self._health.append(line)
 
     def _show_soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_SECONDS, self.show)
@@ -74,8 +58,8 @@ class ChangeLog:
         if lines:
             self._post(partial(_log_transitions, lines))
         changes, self._health = self._health, []
-        for health in dict.fromkeys(change.after for change in changes):
-            _log_health([change for change in changes if change.after == health])
+        for health in dict.fromkeys(change["health"] for change in changes):
+            _log_health([change for change in changes if change["health"] == health])
 
 
 def _log_transitions(lines: list[dict[str, object]]) -> None:
@@ -83,27 +67,14 @@ def _log_transitions(lines: list[dict[str, object]]) -> None:
         logger.info("state.changed", **line)
 
 
-def _log_health(changes: list[HealthChange]) -> None:
+def _log_health(lines: list[dict[str, str | None]]) -> None:
     """Log one line for each of a few engines, one line for many."""
-    first = changes[0]
-    if len(changes) > MOST_LOGGED:
-        labels = ", ".join(change.label for change in changes[:MOST_LOGGED])
-        lines = [
-            {"count": len(changes), "target": f"{labels}, …", "health": first.after, "reason": first.reason}
-        ]
-    else:
-        lines = [
-            {
-                "target": each.label,
-                "name": each.name,
-                "before": each.before,
-                "health": each.after,
-                "reason": each.reason,
-            }
-            for each in changes
-        ]
-    for line in lines:
-        if first.after == "ok":
-            logger.info("engine.healthy", **line)
-        else:
-            logger.warning("engine.unhealthy", **line)
+    first = lines[0]
+    log = logger.info if first["health"] == "ok" else logger.warning
+    event = "engine.healthy" if first["health"] == "ok" else "engine.unhealthy"
+    if len(lines) <= MOST_LOGGED:
+        for line in lines:
+            log(event, **line)
+        return
+    labels = ", ".join(str(line["target"]) for line in lines[:MOST_LOGGED])
+    log(event, count=len(lines), target=f"{labels}, …", health=first["health"], reason=first["reason"])

@@ -1,6 +1,6 @@
 """The backends that each kind of engine can record with, if its role's backend is not torch.
 
-nsys records an engine only if the engine's processes run under it. The engine marks the range (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys.engine`).
+nsys records an engine only if the engine's processes run under it. The engine marks the range (`cudaProfilerStart`), and nsys writes the report (`stepprof.remote.nsys`).
 """
 
 from __future__ import annotations

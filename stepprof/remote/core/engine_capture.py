@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transitions import MachineError
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from stepprof.run.model import Outcome
     from stepprof.run.schema import EngineEntry
 
+LOST = "the process ended before the engine's capture was stopped"
+"""The reason in an entry that is written before its engine starts."""
+
 CaptureState = Literal["preparing", "starting", "recording", "stopping", "aborting", "finished"]
 
-CAPTURE_STATES: tuple[CaptureState, ...] = (
-    "preparing",
-    "starting",
-    "recording",
-    "stopping",
-    "aborting",
-    "finished",
-)
+CAPTURE_STATES: tuple[CaptureState, ...] = get_args(CaptureState)
 CAPTURE_TRANSITIONS: tuple[dict[str, Any], ...] = (
     {"trigger": "send_start", "source": "preparing", "dest": "starting"},
     {"trigger": "start_answered", "source": "starting", "dest": "recording"},
@@ -50,13 +46,7 @@ _MACHINE = LightMachine(
 
 
 class Recording:
-    """The capture of one engine for one window.
-
-    Args:
-        entry: its entry in the manifest, kept up to date.
-        save: writes the entry soon.
-        step: the capture ends with the windows of this step.
-    """
+    """The capture of one engine for one window."""
 
     def __init__(self, entry: EngineEntry, save: Callable[[], object], step: int) -> None:
         self.state: CaptureState = "preparing"
@@ -64,6 +54,7 @@ class Recording:
         self.save = save
         """Writes the entry soon."""
         self.step = step
+        """The capture ends with the windows of this step."""
         self.capped_by: str | None = None
         """The limit that ended it before its window ended."""
         self.window: EngineWindow | None = None

@@ -60,10 +60,6 @@ def writers(user: int | None) -> frozenset[int] | None:
 def check_named_folder(folder: Path, user: int | None) -> None:
     """Refuse the folder that a server of another user names, unless it belongs to that user or was prepared for an engine.
 
-    Args:
-        folder: the folder that the server names.
-        user: the user that the server runs as; None: unknown.
-
     Raises:
         EngineFailure: it must be named by the caller of `attach`.
     """
@@ -96,11 +92,7 @@ def is_engine_file(path: Path, users: frozenset[int] | None) -> bool:
 
 
 def open_engine_file(path: Path, users: frozenset[int] | None = None) -> IO[bytes]:
-    """Open a file that an engine has written.
-
-    Args:
-        path: the file.
-        users: the users that may own it, as `writers` returns them.
+    """Open a file that an engine has written, as one of the users that `writers` returns.
 
     Raises:
         OSError: it cannot be read, is a link or no plain file, has a hole, or belongs to another user.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.core.change_log import HealthChange
 from stepprof.run.manifest_writer import describe_error
 from stepprof.state_machine import EngineTargetMachine
 
@@ -28,23 +27,15 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Receives changes of an engine: the registry."""
 
-    @property
-    def changes(self) -> ChangeLog:
-        """Return the log that publishes changes of the state and the health."""
+    changes: ChangeLog
+    """The log that publishes changes of the state and the health."""
 
     def unused(self, target: Any, window: EngineWindow) -> None:
         """Remove an unused folder, unless the engine has started to use it."""
 
 
 class EngineState:
-    """The state of one attached engine.
-
-    Args:
-        driver: speaks to the engine.
-        role: the role whose windows it follows.
-        replica: its number among the role's engines.
-        observer: receives each change.
-    """
+    """The state of one attached engine."""
 
     def __init__(self, driver: EngineDriver, role: str, replica: int, observer: Observer) -> None:
         self.driver = driver
@@ -156,7 +147,8 @@ class EngineState:
             recovered = self.driver.recovered()
             if recovered is not None:
                 self._recovering = asyncio.ensure_future(self._recover(recovered))
-        self._observer.changes.add_health(HealthChange(self.label, self.driver.name, before, health, reason))
+        line = {"name": self.driver.name, "before": before, "health": health, "reason": reason}
+        self._observer.changes.add_health({"target": self.label, **line})
         self._observer.changes.changed()
 
     async def _recover(self, recovered: Awaitable[None]) -> None:

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepprof.log import logger
-from stepprof.remote.base import EngineFailure
-from stepprof.remote.core.closing import close
-from stepprof.remote.core.constants import LOST, RANKS
+from stepprof.remote.base import RANKS, EngineFailure
 from stepprof.remote.core.device_leases import Turn
+from stepprof.remote.core.engine_capture import LOST
 from stepprof.remote.core.engine_state import EngineState
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.inherited_captures import naming
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from stepprof.remote.core.engine_capture import Recording
     from stepprof.remote.core.engine_state import Observer
     from stepprof.run.model import Outcome
+
+LEAST_SECONDS = 0.5
+"""The minimum time for the answer to a driver's close, even if the stop before it used up the whole limit."""
 
 
 class EngineTarget(EngineState):
@@ -293,7 +295,25 @@ class EngineTarget(EngineState):
                 recording.note_unanswered()
         await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
         spent = time.monotonic() - began
-        await close(self.driver, self.label, answer_seconds=answer_seconds - spent, timeout=timeout - spent)
+        await self._close(max(answer_seconds - spent, LEAST_SECONDS), timeout - spent)
+
+    async def _close(self, answer_seconds: float, timeout: float) -> None:
+        """Close the driver. Cancels nothing: a driver that hangs is left behind."""
+        # only sessions of other processes have exports to wait for
+        bound = max(timeout, answer_seconds) + LEAST_SECONDS if self.is_rank else answer_seconds
+
+        async def close() -> str | None:
+            try:
+                await self.driver.close(max(timeout, 0.0), answer_seconds)
+            except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too
+                return describe_error(error)
+            return None
+
+        closing = asyncio.ensure_future(close())
+        await asyncio.wait([closing], timeout=bound)
+        reason = closing.result() if closing.done() else f"no answer within {bound:.3g} s"
+        if reason is not None:
+            logger.warning("engine.not_closed", target=self.label, name=self.driver.name, reason=reason)
 
     # -- state and health
 

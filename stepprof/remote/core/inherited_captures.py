@@ -31,9 +31,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
     """Write the files of a capture into the manifest of its own run. Blocks; raises nothing.
 
     Args:
-        window: what was recorded.
         stopped: its files, which lie below `window.folder`.
-        reason: why it is incomplete.
         owner: the process whose window it is, as in its fragment.
     """
     reported = {
@@ -73,13 +71,7 @@ def left_there(window: EngineWindow) -> list[str]:
 
 
 async def naming(error: str, window: EngineWindow | None, otherwise: str = "") -> str:
-    """Return why a capture failed, with the files that it left in its folder.
-
-    Args:
-        error: the reason.
-        window: the window of the folder; None: there is none.
-        otherwise: what to add if there is no file.
-    """
+    """Return why a capture failed, with the files that it left in its folder; else with `otherwise`."""
     left = [] if window is None else await in_thread(left_there, window)
     return f"{error}; it left {', '.join(left)}" if left else f"{error}{otherwise}"
 
@@ -89,7 +81,8 @@ def _restate(
 ) -> bool:
     """Correct the entry of a window in a fragment; return whether it exists."""
     content = read_table(path)
-    if not _is_same(content.get("writer") or {}, owner):
+    writer = content.get("writer") or {}
+    if any(writer.get(key) != owner.get(key) for key in _IDENTITY):
         return False
     fragment = living_fragment(path)
     if fragment is not None:
@@ -122,19 +115,30 @@ def _write_new(window: EngineWindow, reported: Mapping[str, Any], owner: Mapping
         kind=cast("str | None", window.metadata.get("engine")),
         **reported,
     )
-    content = {
+    writer = {key: value for key, value in owner.items() if key != "run_id"}
+    content = bare_fragment(window.metadata.get("run_id"), what.step, what.version, writer)
+    content["engines"].append(entry.to_dict())
+    write_fragment(window.folder / MANIFEST / f"{what.name}-engines-rank-left.json", content)
+
+
+def bare_fragment(run_id: object, step: int, version: object, writer: Mapping[str, object]) -> dict[str, Any]:
+    """Return the content of a fragment without any entry, on behalf of a process that did not write its own."""
+    return {
         "schema_version": 1,
-        "run_id": window.metadata.get("run_id"),
-        "step": what.step,
-        "version": what.version,
-        "writer": {key: value for key, value in owner.items() if key != "run_id"},
+        "run_id": run_id,
+        "step": step,
+        "version": version,
+        "writer": writer,
         "windows": [],
-        "engines": [entry.to_dict()],
+        "engines": [],
         "clocks": [],
     }
-    final = window.folder / MANIFEST / f"{what.name}-engines-rank-left.json"
-    final.parent.mkdir(parents=True, exist_ok=True)
-    publish(write_temporary(final, json.dumps(content, indent=1, default=str).encode()), final)
+
+
+def write_fragment(path: Path, content: Mapping[str, Any]) -> None:
+    """Write such a fragment. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    publish(write_temporary(path, json.dumps(content, indent=1, default=str).encode()), path)
 
 
 def _is_of(entry: EngineEntry, window: EngineWindow) -> bool:
@@ -144,7 +148,3 @@ def _is_of(entry: EngineEntry, window: EngineWindow) -> bool:
         what.occurrence,
         window.replica,
     ) and entry.status not in ("complete", "joined")
-
-
-def _is_same(writer: Mapping[str, object], owner: Mapping[str, object]) -> bool:
-    return all(writer.get(key) == owner.get(key) for key in _IDENTITY)

@@ -17,7 +17,7 @@ from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import Later, Stopped
+    from stepprof.remote.base import Later
     from stepprof.remote.core.engine_capture import Recording
 
 AWAITED = "the process ended before the engine's report had come"
@@ -27,11 +27,8 @@ MARGIN_SECONDS = 1.0
 
 
 class Awaiting:
-    """The pending reports of one engine. Everything runs on stepprof's own loop.
-
-    Args:
-        label: the name of the engine.
-        changed: called when a report becomes pending, and when it no longer is.
+    """The pending reports of one engine. `changed` is called when a report becomes pending, and when it no longer is.
+    Everything runs on stepprof's own loop.
     """
 
     def __init__(self, label: str, changed: Callable[[], object]) -> None:
@@ -66,11 +63,8 @@ class Awaiting:
             reason = await naming(describe_error(error), recording.window)
             recording.disown("lost", reason, ReasonCode.EXPORT_FAILED)
         else:
-            self._keep(recording, stopped, partial)
-
-    def _keep(self, recording: Recording, stopped: Stopped, partial: str | None) -> None:
-        lacking = "; ".join(filter(None, [partial, stopped.partial])) or None
-        recording.keep(as_entries(stopped.artifacts), lacking)
+            lacking = "; ".join(filter(None, [partial, stopped.partial])) or None
+            recording.keep(as_entries(stopped.artifacts), lacking)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._pending.pop(task, None)

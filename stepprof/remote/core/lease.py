@@ -113,17 +113,18 @@ class Watch:
         while not pause.wait(LOOK_SECONDS):
             self._looks += 1
             for key, (lease, is_open, end) in list(self._leases.items()):
-                if self._may_ask(lease, is_open) and lease.is_over and self._take(key):
+                # asking Ray is expensive, and done rarely
+                may_ask = lease.here is not None or (self._looks % ASK_EVERY == 0 and is_open())
+                if may_ask and lease.is_over and self._take(key):
                     threading.Thread(target=end, name="stepprof-inside", daemon=True).start()
             with self._changing:
                 if not self._leases:
                     self._thread = None
                     return
 
-    def _may_ask(self, lease: Lease, is_open: Callable[[], bool]) -> bool:
-        """Return whether to check now: asking Ray is expensive, and done rarely."""
-        return lease.here is not None or (self._looks % ASK_EVERY == 0 and is_open())
-
     def _take(self, key: str) -> bool:
         with self._changing:
             return self._leases.pop(key, None) is not None
+
+
+watch = Watch()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.config.options.engine import EngineOptions
 from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
-from stepprof.remote.core.constants import LOST
+from stepprof.remote.core.engine_capture import LOST
 from stepprof.run.layout import MANIFEST
 from stepprof.run.manifest_writer import Fragment, Origin
 from stepprof.run.model import WHOLE_STEP, Outcome, Window
@@ -35,8 +35,6 @@ class Entries:
     """The entries of one window's engines in its fragment.
 
     Args:
-        origin: the identity of this process.
-        window: the window.
         post: runs the writing on another thread.
         unsaved: the entries of all windows that are about to be written.
     """
@@ -87,22 +85,11 @@ class Entries:
         self.fragment.engines.append(entry)
         return entry
 
-    def note_body_error(self, text: str) -> None:
-        """Note in each entry that the window's body raised."""
-        for entry in self.fragment.engines:
-            entry.body_error = text
-
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
         """Write on another thread, with the current clocks; a window that reached no engine leaves nothing."""
-        self.note_clocks(targets)
+        self.fragment.clocks = _clocks(targets) or self.fragment.clocks
         if self.fragment.engines:
             self.fragment.save()
-
-    def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
-        """Note the current clocks."""
-        clocks = _clocks(targets)
-        if clocks:
-            self.fragment.clocks = clocks
 
     def save_later(self) -> None:
         """Write in a moment: many engines answer at once, and writing delays the handling of the others."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,6 @@ from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
 from stepprof.remote.core.engine_capture import Recording
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.manifest_entries import Entries
-from stepprof.remote.core.role_window import Inner, is_inner
 from stepprof.remote.engine import Registry
 from stepprof.remote.loop import drop_result, in_thread
 from stepprof.run.manifest_writer import describe_error
@@ -23,7 +22,7 @@ from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
-    from stepprof.remote.base import EngineWindow
+    from stepprof.remote.base import EngineDriver, EngineWindow
     from stepprof.remote.core.engine_target import EngineTarget
     from stepprof.run.manifest_writer import Origin
     from stepprof.run.model import Window
@@ -33,29 +32,18 @@ if TYPE_CHECKING:
 class Fleet(Registry, Protocol):
     """The engines that are attached, as one window sees them."""
 
-    @property
-    def origin(self) -> Origin:
-        """Return the identity of the process that writes the manifests."""
-
-    @property
-    def post(self) -> Callable[[Callable[[], object]], None]:
-        """Return a function that runs a job on another thread than stepprof's loop."""
-
-    @property
-    def unsaved(self) -> set[Entries]:
-        """Return the entries that will be written in a moment."""
-
-    @property
-    def placing(self) -> asyncio.Lock:
-        """Return the lock that is held while the folders of a window are made."""
-
-    @property
-    def own_loop(self) -> OwnLoop:
-        """Return the logger for engines on the event loop of synchronous code."""
-
-    @property
-    def over(self) -> bool:
-        """Return whether the run has ended."""
+    origin: Origin
+    """The identity of the process that writes the manifests."""
+    post: Callable[[Callable[[], object]], None]
+    """Runs a job on another thread than stepprof's loop."""
+    unsaved: set[Entries]
+    """The entries that will be written in a moment."""
+    placing: asyncio.Lock
+    """Held while the folders of a window are made."""
+    own_loop: OwnLoop
+    """Logs what was missed of engines on the event loop of synchronous code."""
+    over: bool
+    """Whether the run has ended."""
 
     def selected(self, role: str | None, policy: Policy) -> list[EngineTarget]:
         """Return the targets that the configuration selects in a window of this role."""
@@ -64,15 +52,38 @@ class Fleet(Registry, Protocol):
         """Note that the last answer of a window has arrived."""
 
 
-class Members:
-    """The engines of one window.
+class Inner:
+    """One rank's part of a role's window inside a step's window, so that its regions belong to the role.
 
-    Args:
-        fleet: the engines that are attached.
-        window: the window.
-        policy: the policy of its role.
-        blocked: the event loop that the caller blocks while they start; None: none.
+    The rank is asked to enter at once. Made on stepprof's own loop.
     """
+
+    def __init__(self, driver: EngineDriver, window: EngineWindow) -> None:
+        self._driver = driver
+        self._window = window
+        self.entering = asyncio.ensure_future(self._ask("enter", driver.enter))
+
+    async def exit(self) -> None:
+        """Have the rank leave it. Raises nothing."""
+        await asyncio.wait({self.entering})
+        await self._ask("exit", self._driver.exit)
+
+    async def _ask(self, verb: str, act: Callable[[EngineWindow], Awaitable[None]]) -> None:
+        try:
+            await act(self._window)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture continues
+            logger.warning(
+                "actor.role_failed",
+                verb=verb,
+                name=self._driver.name,
+                step=self._window.window.step,
+                role=self._window.window.role,
+                reason=describe_error(error),
+            )
+
+
+class Members:
+    """The engines of one window."""
 
     def __init__(
         self,
@@ -90,7 +101,7 @@ class Members:
         """The targets that record for this window."""
         self.joins: list[tuple[EngineTarget, Recording, EngineEntry]] = []
         """The targets that record already, with this window's entry."""
-        self.inner: list[Inner] = []
+        self._inner: list[Inner] = []
         """The ranks among those, which enter this window too."""
         self.closing = False
         """Whether the window is over, or was abandoned while it began."""
@@ -207,13 +218,25 @@ class Members:
 
     def _join(self, target: EngineTarget, recording: Recording) -> None:
         """Join the running capture."""
-        capture = recording.window
+        capture, window = recording.window, self._window
         place = None
         if capture is not None and not target.is_rank:  # the rank's own manifest has the window
             place = {"step": capture.window.step, "stem": capture.stem}
         entry = self.entries.add(target, status="joined", code=None, error=None)
         entry.update(start_unix_ns=time.time_ns(), capture=place)
-        recording.join(self._window.step, entry, self.entries.save_later)
+        recording.join(window.step, entry, self.entries.save_later)
         self.joins.append((target, recording, entry))
-        if capture is not None and is_inner(self._window, capture.window):
-            self.inner.append(Inner(target.driver, replace(capture, window=self._window)))
+        if capture is None or window.role is None:
+            return
+        if capture.window.step == window.step and capture.window.role is None:
+            self._inner.append(Inner(target.driver, replace(capture, window=window)))
+
+    async def inner_entered(self, timeout: float) -> None:
+        """Wait until the ranks have entered the inner window, ``timeout`` seconds at most."""
+        if self._inner:
+            await asyncio.wait([each.entering for each in self._inner], timeout=max(timeout, 0.0))
+
+    async def exit_inner(self, timeout: float) -> None:
+        """Have the ranks leave it, and wait ``timeout`` seconds at most."""
+        if self._inner:
+            await asyncio.wait([asyncio.ensure_future(each.exit()) for each in self._inner], timeout=timeout)

@@ -119,36 +119,8 @@ class Held:
         return cls(content["token"], content["holder"], content["owner"], window, content["state"])
 
 
-class Slot(Protocol):
-    """The note of the holder of one engine's profiler. Its methods block, so they run on a thread."""
-
-    def read(self) -> Held | None:
-        """Return the holder."""
-
-    def take(self, held: Held) -> bool:
-        """Note a holder, unless there is one; return whether it was noted."""
-
-    def give(self, token: str) -> None:
-        """Remove the holder with this token; do nothing if another one is noted."""
-
-    def beat(self) -> None:
-        """Give a sign of life of the holder."""
-
-    def silent_seconds(self) -> float:
-        """Return the age of the holder's last sign of life."""
-
-    def claim_end(self, held: Held) -> Callable[[], object] | None:
-        """Claim the exclusive right to end this holder's capture. Return a callable that ends the
-        claim; None: another process has it.
-        """
-
-
 class MemorySlot:
-    """The slot of an engine object of this process.
-
-    Args:
-        key: identifies the engine.
-    """
+    """The slot of an engine object of this process: the note of the holder of its profiler."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -176,7 +148,9 @@ class MemorySlot:
         return 0.0
 
     def claim_end(self, held: Held) -> Callable[[], object] | None:
-        """Claim the exclusive right in this process to end this holder's capture."""
+        """Claim the exclusive right in this process to end this holder's capture. Return a callable
+        that ends the claim; None: another driver has it.
+        """
         with _changing:
             if held.token in _ending or self.read() is not held:
                 return None
@@ -185,11 +159,7 @@ class MemorySlot:
 
 
 class FileSlot:
-    """The slot of a server: a file that every driver of it can see.
-
-    Args:
-        path: the file; its folder is made with the first holder.
-    """
+    """The slot of a server: a file that every driver of it can see. Its methods block, so they run on a thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -244,7 +214,9 @@ class FileSlot:
             return 0.0
 
     def claim_end(self, held: Held) -> Callable[[], object] | None:
-        """Claim the exclusive right to end this holder's capture. Raises OSError."""
+        """Claim the exclusive right to end this holder's capture. Return a callable that ends the
+        claim; None: another process has it. Raises OSError.
+        """
         number = 1
         while True:
             mark = self.path.with_name(f"{self.path.name}.{held.token}.{number}")
@@ -259,6 +231,9 @@ class FileSlot:
             mark.unlink(missing_ok=True)
             return None
         return lambda: _remove_marks(mark)
+
+
+Slot = MemorySlot | FileSlot
 
 
 def shared_slot(window: EngineWindow, key: str) -> FileSlot:

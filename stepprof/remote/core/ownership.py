@@ -166,58 +166,50 @@ class Hold:
         Raises:
             EngineFailure: it cannot be ended.
         """
+        slot = self.slot
+        if slot is None:
+            return
         if self.held is not None:
-            await self._end(
-                self.held, revive(self.held), "its first stop failed, and a later one returned these files"
-            )
+            reason = "its first stop failed, and a later one returned these files"
+            await self._end(slot, self.held, revive(self.held), reason)
             return
-        if self.slot is None:
-            return
-        held = await _do(self.slot, self._left)
+        held = await _do(slot, _left, slot)
         if held is None:
             return
-        release = await _do(self.slot, self.slot.claim_end, held)
+        release = await _do(slot, slot.claim_end, held)
         if release is None:
             return
         reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"
         try:
-            await self._end(held, held.driver or _revived(held, revive), reason)
+            await self._end(slot, held, held.driver or _revived(held, revive), reason)
         finally:
-            await _do(self.slot, release)
+            await _do(slot, release)
 
-    def _left(self) -> Held | None:
-        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
-        held = self.slot.read()
-        return None if held is None or held.lives(self.slot.silent_seconds(), _living.__contains__) else held
-
-    async def _end(self, held: Held, finisher: Finisher, reason: str) -> None:
+    async def _end(self, slot: Slot, held: Held, finisher: Finisher, reason: str) -> None:
         async with held.ending:
-            if not await self._is_over(held):
-                await self._finish(held, finisher, reason)
+            if held is not self.held:
+                other = await _do(slot, slot.read)
+                if other is None or other.token != held.token:  # it was ended while this driver waited
+                    return
+            logger.warning("capture.recovered", name=self._name, left_by=str(held), reason=reason)
+            try:
+                stopped = await finisher.finish(held.window)
+            except EngineFailure as error:
+                if await _do(slot, slot.read) is not None:  # it may still be running
+                    raise
+                logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
+                stopped = Stopped(partial=str(error))
+            if held is self.held:
+                await self.give()
+            else:
+                await _do(slot, slot.give, held.token)
+            await in_thread(keep, held.window, stopped, reason, held.owner)
 
-    async def _is_over(self, held: Held) -> bool:
-        """Return whether the capture was ended while this driver waited for the lock."""
-        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
-        if held is self.held:
-            return False
-        other = await _do(self.slot, self.slot.read)
-        return other is None or other.token != held.token
 
-    async def _finish(self, held: Held, finisher: Finisher, reason: str) -> None:
-        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
-        logger.warning("capture.recovered", name=self._name, left_by=str(held), reason=reason)
-        try:
-            stopped = await finisher.finish(held.window)
-        except EngineFailure as error:
-            if await _do(self.slot, self.slot.read) is not None:  # it may still be running
-                raise
-            logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
-            stopped = Stopped(partial=str(error))
-        if held is self.held:
-            await self.give()
-        else:
-            await _do(self.slot, self.slot.give, held.token)
-        await in_thread(keep, held.window, stopped, reason, held.owner)
+def _left(slot: Slot) -> Held | None:
+    """Return the holder, if it has ended."""
+    held = slot.read()
+    return None if held is None or held.lives(slot.silent_seconds(), _living.__contains__) else held
 
 
 def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:

@@ -40,13 +40,7 @@ MOST_LOGGED = 8
 
 
 class Fleet:
-    """The engines that are attached in this process.
-
-    Args:
-        origin: the identity of this process.
-        post: runs work on another thread than stepprof's loop.
-        changed: called after each change that ``stepprof.state`` shows.
-    """
+    """The engines that are attached in this process. `changed` is called after each change that ``stepprof.state`` shows."""
 
     def __init__(
         self,
@@ -230,8 +224,6 @@ class Fleet:
         within the timeout.
 
         Args:
-            window: the window.
-            policy: the policy of its role.
             loop: the event loop that the caller blocks meanwhile; engines that live on it cannot answer, and are skipped.
             strict: raise for such an engine.
 

@@ -87,11 +87,8 @@ class Sample:
 
 
 def metrics_of(metrics: Metrics, found: Iterable[tuple[str, float]]) -> Sample | None:
-    """Return a sample of an engine's metrics; None: the engine has none of them.
-
-    Args:
-        metrics: the names of an engine's metrics for each figure of a sample.
-        found: names and values. Values of one name, which differ in their labels, are added up.
+    """Return a sample of metrics, by names and values; None: the engine has none of them. Values of
+    one name, which differ in their labels, are added up.
     """
     values: dict[str, float] = {}
     for name, value in found:
@@ -125,12 +122,7 @@ def _lines(text: bytes) -> Iterable[tuple[str, float]]:
 
 
 class Reading:
-    """A reading that runs next to a call to the engine.
-
-    Args:
-        read: returns the sample.
-        name: of the engine.
-    """
+    """A reading that runs next to a call to the engine."""
 
     def __init__(self, read: Awaitable[Sample | None], name: str) -> None:
         self._name = name

@@ -67,11 +67,6 @@ def overrun_seconds(
 ) -> float | None:
     """Return how long an engine kept recording after its stop was sent; None: it did not, or its
     traces or its clock do not show it.
-
-    Args:
-        sent_unix_ns: when its stop was sent; None: it was not.
-        artifacts: the files of the stop.
-        clock: the engine's against this process's.
     """
     ends = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
     if clock is None or not ends or sent_unix_ns is None:

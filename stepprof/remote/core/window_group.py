@@ -16,7 +16,6 @@ from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, runs_on
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.membership import Members
-from stepprof.remote.core.role_window import entered, exit_all
 from stepprof.remote.loop import awaited, remote_loop, waited
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
@@ -37,9 +36,6 @@ class Bracket:
     """One window over its engines, from the sending of the starts to the last answer.
 
     Args:
-        fleet: the engines that are attached.
-        window: the window.
-        policy: the policy of its role.
         blocked: the event loop that the caller blocks while it waits: nothing is sent to engines
             that live on it, because they could not answer.
     """
@@ -177,7 +173,7 @@ class Bracket:
         waiting = [recording.started for _, recording in self._members.recordings]
         if not await passed(waiting, deadline - time.monotonic()):
             self._abandon_starts()
-        await entered(self._members.inner, deadline - time.monotonic())
+        await self._members.inner_entered(deadline - time.monotonic())
 
     def _begin_without(self, now: float) -> None:
         """Note that the caller stopped waiting at ``now`` of the monotonic clock: an engine that
@@ -205,10 +201,11 @@ class Bracket:
         if self._started is not None:
             await asyncio.wrap_future(self._started)
         if body_error is not None:
-            self._members.entries.note_body_error(describe_error(body_error))
+            for entry in self._members.entries.fragment.engines:
+                entry.body_error = describe_error(body_error)
         bound = self._policy.engine_stop_timeout_seconds
         deadline = time.monotonic() + bound
-        await exit_all(self._members.inner, bound)  # before the outer window's stop is sent
+        await self._members.exit_inner(bound)  # before the outer window's stop is sent
         ending = list(self._members.recordings)
         for target, recording, entry in self._members.joins:
             entry.end_unix_ns = time.time_ns()

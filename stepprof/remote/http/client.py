@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepprof.errors import ConfigError
@@ -111,10 +111,7 @@ class Client:
         """Return a client for another server with the same keys."""
         client = Client(url, self._api_key, self._admin_key, ca_file=self._ca_file)
         if client.address.credentials is None and self.address.credentials is not None:
-            given = client.address
-            client.address = Address(
-                given.scheme, given.host, given.port, given.path, self.address.credentials
-            )
+            client.address = replace(client.address, credentials=self.address.credentials)
         return client
 
     async def request(

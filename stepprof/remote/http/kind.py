@@ -134,13 +134,16 @@ class HttpServer(EngineDriver):
             await asyncio.wait({self._asking}, timeout=EXPAND_SECONDS)
         return list(self._workers.values()) or [self]
 
-    async def _look(self) -> None:
+    async def _look(self, *, follows: bool = True) -> None:
         """Identify the server, and the workers of a router with their kinds. If a server does not
-        answer, its last known kind stays.
+        answer, its last known kind stays. A worker that is a router is not followed further.
         """
+        choice = Choice()
         try:
-            kind = await self._identified()
-            choice = await self._chosen() if kind == ROUTER else Choice()
+            if await self._identified() == ROUTER and follows:
+                listed = await expand(self._client)
+                hosts = self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS)
+                choice = Choice.among(listed, hosts)
         except EngineFailure as error:
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return
@@ -148,19 +151,7 @@ class HttpServer(EngineDriver):
         self._workers = {url: before.get(url) or HttpServer(self._client.for_url(url)) for url in choice.urls}
         self._log_refused(choice.refused)
         new = [worker for worker in self._workers.values() if worker.kind == "http"]
-        await asyncio.gather(*(worker._look_itself() for worker in new))
-
-    async def _chosen(self) -> Choice:
-        """Return the workers of a router that may be followed. Raises EngineFailure."""
-        listed = await expand(self._client)
-        return Choice.among(listed, self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS))
-
-    async def _look_itself(self) -> None:
-        """Identify a worker. A worker that is a router is not followed further."""
-        try:
-            await self._identified()
-        except EngineFailure as error:
-            logger.debug("engine.query_failed", name=self.name, reason=str(error))
+        await asyncio.gather(*(worker._look(follows=False) for worker in new))
 
     def _log_refused(self, refused: Mapping[str, str]) -> None:
         """Log each worker that is not followed once, up to a limit."""
@@ -231,7 +222,9 @@ class HttpServer(EngineDriver):
     def _as(self, kind: str) -> EngineDriver:
         """Return the driver of that kind, made at its first use."""
         if self._driver is None or self._driver.kind != kind:
-            self._driver = _driver_of(kind, self._client)
+            module, _, name = SERVERS[kind].partition(":")
+            found: EngineDriver = getattr(importlib.import_module(module), name).of_server(self._client)
+            self._driver = found
         return self._driver
 
 
@@ -307,8 +300,3 @@ def _as_server(content: Mapping[str, Any]) -> str | None:
     if "vllm_config" in content:
         return "vllm"
     return "sglang" if "internal_states" in content or "tp_size" in content else None
-
-
-def _driver_of(kind: str, client: Client) -> EngineDriver:
-    module, _, name = SERVERS[kind].partition(":")
-    return cast("EngineDriver", getattr(importlib.import_module(module), name).of_server(client))

@@ -46,7 +46,7 @@ async def addresses(host: str, port: int, timeout: float) -> list[Place]:
     asked = _looking.setdefault(asyncio.get_running_loop(), {})
     looking = asked.get((host, port))
     if looking is None:
-        looking = asyncio.ensure_future(in_thread(_look_up, host, port))
+        looking = asyncio.ensure_future(in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
         asked[host, port] = looking
         looking.add_done_callback(
             lambda done: (asked.pop((host, port)), done.cancelled() or done.exception())
@@ -55,10 +55,6 @@ async def addresses(host: str, port: int, timeout: float) -> list[Place]:
     if not looking.done():
         raise TimeoutError
     return looking.result()
-
-
-def _look_up(host: str, port: int) -> list[Place]:
-    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
 def dial(
@@ -96,12 +92,7 @@ def dial(
 
 
 class Wire:
-    """A substitute for a socket, for `http.client`.
-
-    Args:
-        sock: connected; it is closed by the caller.
-        deadline: the deadline for everything, by `time.monotonic`.
-    """
+    """A substitute for a connected socket, for `http.client`, with a deadline by `time.monotonic`."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock

@@ -78,12 +78,7 @@ class Hosts:
 
 
 class Neighbourhood:
-    """A router's own host and network.
-
-    Args:
-        host: the router's, as the user wrote it.
-        places: the addresses of that host.
-    """
+    """A router's own host and network."""
 
     def __init__(self, host: str, places: Iterable[Ip]) -> None:
         self._host = host

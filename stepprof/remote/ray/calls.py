@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from stepprof.host.plain_files import open_plain, read_plain
+from stepprof.host.plain_json import parse_json
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.ray.inside import entry
+from stepprof.run.layout import is_alive
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.reasons import is_pending
 
 TREE_ABOVE = 64
 """With more actors than this, one agent per node reaches them: the calls of one process are sent
@@ -35,8 +41,6 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
     """Run a function in an actor, and await what it returns.
 
     Args:
-        handle: the actor's.
-        name: its name in messages.
         act: gets the actor and the arguments.
         owes_stop: the call is a start: if its answer is lost, it may have arrived.
 
@@ -142,22 +146,35 @@ class NodeAgent:
             yield batch
 
     async def read(self, path: str, offset: int, size: int) -> bytes:
-        """Return a piece of a file."""
-        from stepprof.remote.ray.node_files import read_piece
+        """Return a piece of a file. Raises OSError."""
 
-        return await asyncio.to_thread(read_piece, path, offset, size)
+        def piece() -> bytes:
+            with open_plain(path) as file:
+                file.seek(offset)
+                return file.read(size)
 
-    async def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files; None for a missing one."""
-        from stepprof.remote.ray.node_files import size_of
+        return await asyncio.to_thread(piece)
 
-        return await asyncio.to_thread(lambda: [size_of(path) for path in paths])
+    async def size(self, path: str) -> int | None:
+        """Return the size of a file; None if it does not exist."""
+        try:
+            return (await asyncio.to_thread(Path(path).stat)).st_size
+        except OSError:
+            return None
 
     async def settled(self, fragment: str, timeout: float) -> bytes:
-        """Return a fragment in its final state, or in its current state at the timeout."""
-        from stepprof.remote.ray.node_files import settled_fragment
-
-        return await asyncio.to_thread(settled_fragment, fragment, timeout)
+        """Return a fragment once no export of its windows is pending, its writer is dead, or the
+        timeout has passed. Raises OSError.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            data = await asyncio.to_thread(read_plain, fragment)
+            content = parse_json(data)
+            if not any(map(is_pending, content["windows"])) or time.monotonic() > deadline:
+                return data
+            if is_alive(content["writer"]) is False:
+                return await asyncio.to_thread(read_plain, fragment)
+            await asyncio.sleep(0.1)
 
 
 class Agents:

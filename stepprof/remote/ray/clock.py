@@ -35,20 +35,12 @@ class Clocks:
 
 async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], tries: int = 8) -> Clock:
     """Return the offset of a clock, from the quickest of some round trips; its error is at most
-    half of that round trip.
-
-    Args:
-        host: the host of the clock.
-        ask: returns an awaitable of a tuple. The first item of the tuple is the time there, in
-            nanoseconds.
+    half of that round trip. ``ask`` returns the time there first, in nanoseconds.
     """
-    best: Clock | None = None
+    trips = []
     for _ in range(tries):
         sent, began = time.time_ns(), time.perf_counter_ns()
         there = (await ask())[0]
-        trip = time.perf_counter_ns() - began
-        if best is None or trip // 2 < best.error_ns:
-            best = Clock(host, there - (sent + trip // 2), trip // 2, "ping-pong")
-    if best is None:
-        raise ValueError(f"tries = {tries}: at least one round trip is needed")
-    return best
+        half = (time.perf_counter_ns() - began) // 2
+        trips.append(Clock(host, there - (sent + half), half, "ping-pong"))
+    return min(trips, key=lambda trip: trip.error_ns)

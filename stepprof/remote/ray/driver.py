@@ -26,7 +26,7 @@ from stepprof.remote.loop import drop_result, in_thread
 from stepprof.remote.ray import calls
 from stepprof.remote.ray.calls import Agents
 from stepprof.remote.ray.clock import Clocks, ping_pong
-from stepprof.remote.ray.files import Carrier, lost_fragment, mark, take_over, unmark
+from stepprof.remote.ray.files import Carrier, lost_fragment, marked, take_over
 from stepprof.remote.ray.inside import entry as inside
 from stepprof.remote.ray.inside import messages
 from stepprof.remote.ray.inside.messages import Answer, Attachment, Facts, Inside, Report, Unknown
@@ -106,14 +106,12 @@ class ActorDriver(EngineDriver):
     async def arm(self, window: EngineWindow) -> None:
         """Find the engine or make the session in the actor; find out where its files are."""
         run = window.folder.parent if window.stem else window.folder
-        marker = await in_thread(mark, run)
-        try:
-            self._learn(await self._ask("arm", self._attachment(run, window, marker.name), window))
-        except Inside:
-            self.inside = True
-            raise
-        finally:
-            await in_thread(unmark, marker)
+        async with marked(run) as marker:
+            try:
+                self._learn(await self._ask("arm", self._attachment(run, window, marker), window))
+            except Inside:
+                self.inside = True
+                raise
 
     async def start(self, window: EngineWindow) -> None:
         """Start the capture; an actor whose process was restarted after it was armed is armed first."""
@@ -183,12 +181,9 @@ class ActorDriver(EngineDriver):
         session = cell.session
         if session is None or session.path is None:
             raise EngineFailure("there is no session in this process", "unconfigured")
-        marker = await in_thread(mark, session.path)
-        try:
-            attachment = self._attachment(session.path, None, marker.name)
+        async with marked(session.path) as marker:
+            attachment = self._attachment(session.path, None, marker)
             self._learn(await self._ask("join", attachment))
-        finally:
-            await in_thread(unmark, marker)
 
     async def abort(self) -> None:
         """Leave any state. Raises EngineFailure if the actor is dead, or refuses."""
@@ -229,10 +224,6 @@ class ActorDriver(EngineDriver):
     async def close(self, timeout: float, answer_seconds: float) -> None:
         """End the attachment: wait for the actor's exports, fetch its last files, end the session
         that was made there. Never raises.
-
-        Args:
-            timeout: how long exports in the actor may take.
-            answer_seconds: how long to wait for an actor that does not answer.
         """
         facts, self._facts = self._facts, None
         asked, self._asked = self._asked, False

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from typing import Any
 from stepprof.host.atomic_files import publish, write_temporary
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.core.inherited_captures import bare_fragment, write_fragment
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
 from stepprof.run.layout import writer_identity
 from stepprof.run.manifest_writer import describe_error
-from stepprof.run.model import Artifact
 from stepprof.run.reasons import ReasonCode
 
 PIECE_BYTES = 8 * 2**20
@@ -39,9 +39,6 @@ class Carrier:
     """Fetches the files that one actor has left on its node.
 
     Args:
-        agents: reach the nodes.
-        node: the actor's.
-        host: the name of the node in messages.
         fetch: False leaves files where they are.
         limit: files above this many bytes are left.
     """
@@ -56,28 +53,17 @@ class Carrier:
         """Fetch an engine's artifacts from its folder there to the same place here. Files that stay
         there are the reason for `partial`.
         """
-        brought: list[Artifact] = []
-        left: list[str] = []
-        for artifact in stopped.artifacts:
-            problem = await self._bring(source / artifact.path, folder / artifact.path, artifact.bytes)
-            if problem is None:
-                brought.append(artifact)
-            else:
-                left.append(problem)
+        sizes = {artifact.path: artifact.bytes for artifact in stopped.artifacts}
+        left = await self._bring_all(sizes, source, folder)
         if not left:
             return stopped
-        return replace(
-            stopped, artifacts=tuple(brought), partial="; ".join(filter(None, [stopped.partial, *left]))
-        )
+        brought = tuple(artifact for artifact in stopped.artifacts if artifact.path not in left)
+        partial = "; ".join(filter(None, [stopped.partial, *left.values()]))
+        return replace(stopped, artifacts=brought, partial=partial)
 
     async def rank_files(self, fragment: Path, run: Path, step: str, lost: dict[str, Any]) -> None:
-        """Fetch a rank's fragment and its artifacts into the step's folder of the run here.
-
-        Args:
-            fragment: there.
-            run: the run's folder here.
-            step: the name of the step's folder.
-            lost: the content of the fragment if it cannot be fetched.
+        """Fetch a rank's fragment and its artifacts into the step's folder of the run here. `lost` is written
+        if the fragment cannot be fetched.
         """
         folder = run / step
         source = fragment.parent.parent
@@ -91,24 +77,24 @@ class Carrier:
         else:
             for record in content["windows"]:
                 await self._bring_record(record, source, folder)
-        await in_thread(_write_fragment, folder / "manifest" / fragment.name, content)
+        await in_thread(write_fragment, folder / "manifest" / fragment.name, content)
 
     async def _bring_record(self, record: dict[str, Any], source: Path, folder: Path) -> None:
-        brought, left = [], []
-        for entry in record["artifacts"]:
-            problem = await self._bring(source / entry["path"], folder / entry["path"], entry["bytes"])
-            if problem is None:
-                brought.append(entry)
-            else:
-                left.append(problem)
-        record["artifacts"] = brought
+        sizes = {entry["path"]: entry["bytes"] for entry in record["artifacts"]}
+        left = await self._bring_all(sizes, source, folder)
+        record["artifacts"] = [entry for entry in record["artifacts"] if entry["path"] not in left]
         if left:
             record["reason_code"] = record["reason_code"] or ReasonCode.NOT_COLLECTED
-            record["error"] = "; ".join(filter(None, [record["error"], *left]))
+            record["error"] = "; ".join(filter(None, [record["error"], *left.values()]))
+
+    async def _bring_all(self, sizes: Mapping[str, int], source: Path, folder: Path) -> dict[str, str]:
+        """Fetch files from one folder to another; return why each of the others was left."""
+        found = {path: await self._bring(source / path, folder / path, size) for path, size in sizes.items()}
+        return {path: problem for path, problem in found.items() if problem is not None}
 
     async def plain_file(self, source: Path, final: Path) -> str | None:
         """Fetch a file under a name that is still free. Return why it was left, or None."""
-        size = (await self.agents.ask(self.node, "sizes", [str(source)]))[0]
+        size = await self.agents.ask(self.node, "size", str(source))
         return "it is not there" if size is None else await self._bring(source, final, size)
 
     async def _bring(self, source: Path, final: Path, size: int) -> str | None:
@@ -157,41 +143,26 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _write_fragment(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = write_temporary(path, json.dumps(content, indent=1, default=str).encode())
-    publish(tmp, path)
-
-
 def lost_fragment(
     run_id: str, step: int, version: object, records: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the manifest of a rank whose own cannot be fetched; this process writes it."""
-    return {
-        "schema_version": 1,
-        "run_id": run_id,
-        "step": step,
-        "version": version,
-        "writer": writer_identity(),
-        "windows": list(records),
-        "engines": [],
-        "clocks": [],
-        "written_unix_ns": time.time_ns(),
-        "pid": os.getpid(),
-    }
+    bare = bare_fragment(run_id, step, version, writer_identity())
+    return {**bare, "windows": list(records), "written_unix_ns": time.time_ns(), "pid": os.getpid()}
 
 
-def mark(run: Path) -> Path:
-    """Return the path of a file that no process looked for before, so that no cache of a shared file system can hide it."""
+@contextlib.asynccontextmanager
+async def marked(run: Path) -> AsyncIterator[str]:
+    """Yield the name of a file in the run's folder that no process looked for before, so that no cache
+    of a shared file system can hide it. Raises OSError.
+    """
     marker = run / f".seen-{uuid.uuid4().hex}"
-    marker.touch()
-    return marker
-
-
-def unmark(marker: Path) -> None:
-    """Remove the mark."""
-    with contextlib.suppress(OSError):
-        marker.unlink()
+    await in_thread(marker.touch)
+    try:
+        yield marker.name
+    finally:
+        with contextlib.suppress(OSError):
+            await in_thread(marker.unlink)
 
 
 def take_over(stopped: Stopped, source: Path, folder: Path) -> Stopped:

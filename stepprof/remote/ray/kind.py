@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import sys
-import threading
 from typing import Any
 
 from stepprof.errors import ConfigError
@@ -36,9 +36,6 @@ OPTIONS = (
 
 _HANDLE = "ray.actor.ActorHandle"
 _CLIENT = "ray.util.client.common.ClientActorHandle"
-
-_draining = threading.Lock()
-_drained_first = False
 
 
 class RayKind:
@@ -88,13 +85,10 @@ class RayKind:
 # -- the end
 
 
+@functools.cache
 def _drain_before_ray() -> None:
     """End the session before Ray ends: handlers run last to first, and Ray registered its own when it was imported."""
-    global _drained_first
-    with _draining:
-        if not _drained_first:
-            _drained_first = True
-            atexit.register(_drain)
+    atexit.register(_drain)
 
 
 def _drain() -> None:

@@ -1,18 +1,25 @@
-"""Poll the files that an engine in an actor leaves some time after its stop."""
+"""The files that an engine in an actor leaves some time after its stop, from both sides of the call.
+
+The driver process polls them, because no call may wait in an actor that generates.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
+from stepprof.remote.base import Stopped
+from stepprof.remote.loop import remote_loop
+from stepprof.remote.ray.inside.messages import Collected, Key, key_of
+from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import Stopped
-    from stepprof.remote.ray.inside.messages import Collected
+    from stepprof.remote.base import EngineWindow, Later
 
 _PAUSE_SECONDS = (0.1, 2.0)
 """Seconds between two polls, at first and at most: each takes a turn of the actor."""
@@ -75,3 +82,34 @@ class ActorsLater:
 
     def _left(self) -> float | None:
         return None if self._until is None else max(self._until - time.monotonic(), 0.0)
+
+
+class PendingReports:
+    """In the actor: the pending reports of one engine, by window."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, tuple[Later, concurrent.futures.Future[Stopped]]] = {}
+
+    def begin(self, window: EngineWindow, later: Later) -> None:
+        """Wait for the report of a window."""
+        self._waiting[key_of(window)] = later, remote_loop().submit(later.wait())
+
+    def collect(self, window: EngineWindow, seconds: float | None) -> Collected | None:
+        """Return the result of a window; None: there is none yet. ``seconds`` remain, if the end of the run is near."""
+        waiting = self._waiting.get(key_of(window))
+        if waiting is None:
+            return Collected(
+                outcome="lost", error="the actor has no pending report: its process was replaced"
+            )
+        later, future = waiting
+        if not future.done():
+            if seconds is not None:
+                remote_loop().call(later.hurry, time.monotonic() + seconds)
+            return None
+        del self._waiting[key_of(window)]
+        try:
+            return Collected(future.result())
+        except ExportError as error:
+            return Collected(outcome=error.outcome, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver process reports it
+            return Collected(outcome="lost", error=describe_error(error))

@@ -22,7 +22,7 @@ from stepprof.remote.core.ownership import Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import NsysPart
+from stepprof.remote.nsys import NsysPart
 from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
 from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, credible, outcome, wait_for_files
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
-    from stepprof.remote.sglang.link import Link
 
 MARGIN = 0.8
 """The share of a timeout for which calls may run the engine's loop: it is free again before the caller continues."""
@@ -58,15 +57,11 @@ class _Sent:
 
 
 class SglangDriver(EngineDriver):
-    """Records one engine.
-
-    Args:
-        link: calls the engine.
-    """
+    """Records one engine."""
 
     kind = "sglang"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ObjectLink | ServerLink) -> None:
         self._link = link
         self.name = link.name
         self.key = link.key

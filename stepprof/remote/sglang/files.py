@@ -95,11 +95,7 @@ def slot_of(window: EngineWindow, key: str) -> FileSlot | None:
 
 
 def require_writable(folder: Path, doing: str) -> None:
-    """Make the folder, write a file into it, and check the free space.
-
-    Args:
-        folder: an absolute path.
-        doing: the next action, for the message: ``started``.
+    """Make the folder, write a file into it, and check the free space; `doing` is the next action, such as ``started``.
 
     Raises:
         EngineFailure: it cannot be written; do not send anything then.
@@ -128,12 +124,7 @@ def require_writable(folder: Path, doing: str) -> None:
 
 
 def find(folder: Path, users: frozenset[int] | None = None) -> list[Found]:
-    """Return every trace that the engine has written there.
-
-    Args:
-        folder: where to look.
-        users: the users that may own them, as `writers` returns them.
-    """
+    """Return every trace that the engine, which runs as one of these users, has written there."""
     return [*_files(folder, users), *_ascend_folders(folder, users)]
 
 

@@ -27,7 +27,6 @@ from stepprof.remote.core.engine_files import writers
 from stepprof.remote.core.statistics import SGLANG, metrics_of
 from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import in_thread, running_loop
-from stepprof.remote.sglang.link import Link
 from stepprof.remote.sglang.loop_runs import runs_of
 from stepprof.remote.sglang.request import Facts, refuse_environment
 
@@ -47,19 +46,17 @@ NOT_RECORDING = "not in progress"
 LATE = "the engine had never been used before this window: its first forward steps may be missing"
 
 
-class ObjectLink(Link):
-    """Calls to an ``Engine`` or a ``TokenizerManager``.
-
-    Args:
-        engine: the object.
-        name: its name in logs and messages.
-    """
+class ObjectLink:
+    """Calls to an ``Engine`` or a ``TokenizerManager``."""
 
     runs_loop = True
+    """Whether a call may run the engine's event loop."""
 
     def __init__(self, engine: object, name: str) -> None:
         self._manager: Any = getattr(engine, "tokenizer_manager", engine)
-        super().__init__(name, f"object:{id(engine)}", OwnProcess(f"object:{id(self._manager)}"))
+        self.name = name
+        self.key = f"object:{id(engine)}"
+        self.process = OwnProcess(f"object:{id(self._manager)}")
         self._own_loop: asyncio.AbstractEventLoop | None = getattr(engine, "loop", None)
         self._attached_on = running_loop()
         self._first: _FirstUse | None = None
@@ -163,7 +160,11 @@ class ObjectLink(Link):
         return replace(found, counts=counts, idle=None if pending is None else not pending)
 
     async def records(self, fields: Mapping[str, Any]) -> str | None:
-        """Return how a start for a step that never comes is refused. An engine that was never used records nothing."""
+        """Find out whether the engine records, by a start for a step that never comes.
+
+        Returns:
+            Its refusal: it records already. None: it accepted the start, or was never used.
+        """
         if self.home() is None:
             return None
         try:
@@ -192,7 +193,7 @@ class ObjectLink(Link):
             raise EngineFailure(f"{self.name} refused to start: {error}") from error
 
     async def stop(self) -> bool | None:
-        """Stop it on its loop."""
+        """Stop it on its loop. True: it recorded; False: it reports that it did not."""
         if self._first is not None:
             await self._first.done()
         try:

@@ -28,13 +28,7 @@ STOPPED_BY_OTHERS = "another client stopped it before the window ended"
 
 
 def outcome(brought: Brought, recorded: bool | None, request: Request, folder: Path) -> Stopped:
-    """Return the result of a stop. Blocks.
-
-    Args:
-        brought: its files.
-        recorded: the answer of the stop; None: it was refused.
-        request: the request that was sent.
-        folder: the folder that the engine was given.
+    """Return the result of a stop; ``recorded`` is its answer. Blocks.
 
     Raises:
         EngineFailure: there is no file.
@@ -104,10 +98,6 @@ def credible(counted: Mapping[str, Any] | None, facts: Facts | None) -> Mapping[
 
     It is right in newer versions, and if each later token was counted with a time of its own: then all requests were
     streamed token by token.
-
-    Args:
-        counted: the difference of two samples; None: not known.
-        facts: the properties of the engine; None: not known.
     """
     if counted is None or (facts is not None and facts.is_since(RIGHT_SINCE)):
         return counted

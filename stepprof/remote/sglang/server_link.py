@@ -18,7 +18,6 @@ from stepprof.remote.core.engine_files import writers
 from stepprof.remote.core.statistics import SGLANG, served
 from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.loop import in_thread
-from stepprof.remote.sglang.link import Link
 from stepprof.remote.sglang.request import Facts
 
 if TYPE_CHECKING:
@@ -35,21 +34,36 @@ _REQUESTS = ("ProfileReqInput", "ProfileReq")
 """The name of the body's schema of a start: before 0.5.15, and since."""
 
 
-class ServerLink(Link):
-    """Requests to one server.
+class ServerLink:
+    """Requests to one server."""
 
-    Args:
-        client: sends the requests; has the address and the keys.
-    """
+    runs_loop = False
+    loop = None
+    answers = True
+    late = None
 
     def __init__(self, client: Client) -> None:
-        self._server = ServerProcess(client)
-        super().__init__(client.name, client.key, self._server)
+        self.name = client.name
+        self.key = client.key
+        self.process = ServerProcess(client)
         self._client = client
         self._fields: frozenset[str] | None = None
         self._version: str | None = None
         self._limit: int | None = None
         """Maximum number of requests that its schedulers run at a time, if it reports it."""
+
+    def allow(self, seconds: float) -> None:
+        """Do nothing: its event loop is in another process."""
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    def withdraw(self) -> bool:
+        """Return False: a start is sent at once."""
+        return False
+
+    def describe(self) -> None:
+        """Return None: it must be asked for its properties."""
 
     async def facts(self, window: EngineWindow) -> Facts:
         """Ask for its properties; refuse a folder that it may not have."""
@@ -66,7 +80,7 @@ class ServerLink(Link):
             version,
             self._fields,
             answers="with_stack" in self._fields,
-            users=writers(await self._server.user()),
+            users=writers(await self.process.user()),
         )
 
     async def records(self, fields: Mapping[str, Any]) -> str | None:
@@ -88,7 +102,7 @@ class ServerLink(Link):
             raise self._refused(reply, "start")
 
     async def stop(self) -> bool | None:
-        """Send ``POST /stop_profile``: answered when the files are written."""
+        """Send ``POST /stop_profile``: answered when the files are written. None: it refused without a reason."""
         try:
             reply = await self._client.request("POST", "/stop_profile", timeout=STOP_SECONDS)
         except EngineFailure as error:
@@ -129,7 +143,7 @@ class ServerLink(Link):
     async def _require_same_files(self, reported: Mapping[str, Any]) -> None:
         """Refuse a server that may not see the run's folder, because it could not write there."""
         model = str(reported.get("model_path") or "")
-        if not self._server.same_host:
+        if not self.process.same_host:
             reason = "runs on another host"
         elif model.startswith("/") and not await in_thread(_exists, model):
             reason = f"has other files than this host (its model {quoted(model, 200)} is not here): in a container, or behind a tunnel"

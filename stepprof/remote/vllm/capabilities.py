@@ -95,12 +95,7 @@ def outcome(
     """Return the result of a stop, in words.
 
     Args:
-        window: what was recorded.
-        brought: the files.
-        workers: the engine's processes, as far as they are known.
         early: the files were there before the stop was sent.
-        asleep: the engine sleeps.
-        name: the name of the engine.
         bound: after how many forward steps it ends a capture; 0: never; None: not known.
 
     Raises:

@@ -17,7 +17,7 @@ from stepprof.remote.core.ownership import Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys.engine import NsysPart
+from stepprof.remote.nsys import NsysPart
 from stepprof.remote.vllm.arguments import engine_args, environment, serve_args
 from stepprof.remote.vllm.capabilities import bound_of, differences, outcome, start_arguments
 from stepprof.remote.vllm.files import bring
@@ -33,21 +33,17 @@ if TYPE_CHECKING:
     from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
-    from stepprof.remote.vllm.link import Facts, Link
+    from stepprof.remote.vllm.link import Facts
 
 __all__ = ["VllmDriver", "VllmKind", "engine_args", "environment", "serve_args"]
 
 
 class VllmDriver(EngineDriver):
-    """Records one engine.
-
-    Args:
-        link: calls the engine.
-    """
+    """Records one engine."""
 
     kind = "vllm"
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ObjectLink | ServerLink) -> None:
         self._link = link
         self.name = link.name
         self.key = link.key

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.vllm.forward_steps import count_steps
+from stepprof.remote.vllm.folder import count_steps
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
@@ -90,11 +90,7 @@ def bring(
     """Move the capture's traces to the run as artifacts; remove those of unselected workers.
 
     Args:
-        folder: where the engine writes.
-        session: the result of its `begin`.
-        window: the window of the files.
         prefix: a prefix that the names of this engine's files may have.
-        workers: the engine's processes, if they are known.
         over: the capture has ended; False: its stop failed, and more files may appear in the same place.
     """
     brought = Brought()

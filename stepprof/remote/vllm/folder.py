@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
 from stepprof.redaction import quoted
-from stepprof.remote.artifacts import is_whole
+from stepprof.remote.artifacts import damages, is_whole, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import LINK, is_engine_file
 from stepprof.remote.core.owner_slots import FileSlot, digest
 from stepprof.remote.vllm.arguments import IDLE
-from stepprof.remote.vllm.forward_steps import count_steps
 from stepprof.run.names import is_plain_name
 
 if TYPE_CHECKING:
@@ -40,6 +39,9 @@ MOST_NAMES = 300
 
 # follow no link of another user, and open no pipe
 _OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_STEP = re.compile(rb'"name"\s*:\s*"execute_')
+_SMALL = 4 << 20
+_MOST_COUNTED = 256 << 20
 _TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")
 
 
@@ -194,6 +196,18 @@ class TraceFolder:
             return True
         steps = count_steps(found[0], self.users)
         return steps is not None and steps < bound
+
+
+def count_steps(path: Path, users: frozenset[int] | None = None) -> int | None:
+    """Return the number of forward steps in a small trace. A large one has some, and is not read
+    again to count them.
+    """
+    with contextlib.suppress(OSError, *damages()):
+        if path.lstat().st_size <= _SMALL:
+            with opened(path, users) as stream:
+                data = stream.read(_MOST_COUNTED + 1)
+            return len(_STEP.findall(data)) if len(data) <= _MOST_COUNTED else None
+    return None
 
 
 def new_prefix() -> str:

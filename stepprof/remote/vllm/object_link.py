@@ -46,16 +46,15 @@ FRONT_END = (
 
 
 class ObjectLink(Link):
-    """Calls to an ``AsyncLLM``, an ``LLM``, or their base classes in older versions.
+    """Calls to an ``AsyncLLM``, an ``LLM``, or their base classes in older versions."""
 
-    Args:
-        engine: the object.
-        name: its name in logs and messages.
-    """
+    elsewhere = ""
+    """Where its traces are if they are not visible from here: they always are."""
 
     def __init__(self, engine: object, name: str) -> None:
         key = f"object:{id(engine)}"
-        super().__init__(name, key, f"the vLLM engine ({name})", OwnProcess(key))
+        super().__init__(name, key, f"the vLLM engine ({name})")
+        self.process = OwnProcess(key)
         self._engine: Any = engine
         self._core: Any = getattr(engine, "llm_engine", engine)
         self._attached_on = running_loop()
@@ -197,6 +196,10 @@ class ObjectLink(Link):
             if failure.health == "unknown" and await self._dies():
                 raise self._died() from failure
             raise
+
+    async def leave(self) -> None:
+        """Stop a capture that may not run."""
+        await self.stop()
 
     async def is_asleep(self) -> bool:
         """Return whether it sleeps, if it can be asked."""

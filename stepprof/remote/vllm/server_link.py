@@ -19,6 +19,7 @@ from stepprof.remote.core.statistics import VLLM, served
 from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.loop import in_thread
 from stepprof.remote.vllm.arguments import Settings
+from stepprof.remote.vllm.files import Workers
 from stepprof.remote.vllm.folder import TraceFolder
 from stepprof.remote.vllm.link import Facts, Link
 
@@ -57,15 +58,16 @@ _FRONT_END = (
 
 
 class ServerLink(Link):
-    """Requests to one server.
+    """Requests to one server."""
 
-    Args:
-        client: sends the requests; has the address and the keys.
-    """
+    loop = None
+    inside = False
+    dead = False
+    """Whether it is known to be dead: only a request finds that out."""
 
     def __init__(self, client: Client) -> None:
-        self._server = ServerProcess(client)
-        super().__init__(client.name, client.key, f"the server {client.name}", self._server)
+        super().__init__(client.name, client.key, f"the server {client.name}")
+        self.process = ServerProcess(client)
         self._client = client
 
     @property
@@ -75,6 +77,17 @@ class ServerLink(Link):
             f"its traces are on {self._client.host}, in the torch_profiler_dir that the server was started with; attach(…, trace_dir=…) names the folder "
             "as it is seen from here"
         )
+
+    def require_alive(self) -> None:
+        """Do nothing: see `dead`."""
+
+    def processes(self) -> Workers:
+        """Return nothing known: a server reports none of its processes."""
+        return Workers()
+
+    async def is_asleep(self) -> bool:
+        """Return False: it is unknown."""
+        return False
 
     async def facts(self, window: EngineWindow) -> Facts:
         """Check that it answers and was started with a profiler that the window can use; return its settings."""
@@ -99,12 +112,12 @@ class ServerLink(Link):
     async def place(self, window: EngineWindow, settings: Settings) -> TraceFolder | None:
         """Return the folder of its traces; None: it is not visible from here. Raises EngineFailure."""
         folder = window.trace_dir
-        if folder is None and settings.folder and self._server.same_host:
+        if folder is None and settings.folder and self.process.same_host:
             folder = Path(settings.folder)
         if folder is None:
             self.warn(self.elsewhere)
             return None
-        user = await self._server.user()
+        user = await self.process.user()
         if window.trace_dir is None:
             await in_thread(check_named_folder, folder, user)
         place = TraceFolder(folder, self.key, lambda: True, shared=True, users=writers(user))

@@ -12,9 +12,8 @@ from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.ray.inside.late_reports import PendingReports
 from stepprof.remote.ray.inside.messages import Collected
-from stepprof.remote.ray.late_files import ActorsLater
+from stepprof.remote.ray.late_files import ActorsLater, PendingReports
 from stepprof.run.model import Artifact, Window
 
 WINDOW = EngineWindow(Window(2, "rollout"), 0, Path("/step"), "rollout/replica-0", EngineOptions())

@@ -23,12 +23,10 @@ from stepprof.backends.nsys.process import VARIABLE
 from stepprof.backends.nsys.reports import ranges
 from stepprof.config.options.engine import EngineOptions
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.engine_process import OwnProcess
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.sglang import request as sglang_request
 from stepprof.remote.sglang.driver import SglangDriver, SglangKind
 from stepprof.remote.sglang.files import bring, discard
-from stepprof.remote.sglang.link import Link
 from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STAGES_SECONDS
 from stepprof.remote.sglang.request import Facts, Request
@@ -446,14 +444,13 @@ class TestBackends:
         assert list(tmp_path.iterdir()) == []
 
 
-class NsysLink(Link):
+class NsysLink(ObjectLink):
     """An SGLang engine whose schedulers run under the nsys of this process. Its answer to a stop is set by
     the test.
     """
 
     def __init__(self, answer: bool | None = True, *, unused: bool = False, **more: Any) -> None:
-        key = f"object:{id(self)}"
-        super().__init__("engine", key, OwnProcess(key))
+        super().__init__(SimpleNamespace(), "engine")
         self.calls: list[str] = []
         self.answer, self.unused, self.more = answer, unused, more
 

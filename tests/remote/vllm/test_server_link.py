@@ -24,7 +24,7 @@ from stepprof.backends.nsys.reports import ReportLost
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.http.client import Client
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.nsys.engine import ELSEWHERE
+from stepprof.remote.nsys import ELSEWHERE
 from stepprof.remote.vllm.arguments import lay_out
 from stepprof.remote.vllm.driver import VllmDriver
 
@@ -396,7 +396,7 @@ class TestNsys:
         """The server belongs to another user or runs in a container, and no folder was named. Its files are
         not lost, but they are not in the run.
         """
-        monkeypatch.setattr("stepprof.remote.nsys.server.listener", lambda port: None)
+        monkeypatch.setattr("stepprof.remote.nsys.listener", lambda port: None)
         with vllm() as (_, driver):
             window = make_window(tmp_path, backend="nsys")
             run(driver.arm(window))

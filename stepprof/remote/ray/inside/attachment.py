@@ -14,11 +14,11 @@ from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.inherited_captures import keep
+from stepprof.remote.core.lease import watch
 from stepprof.remote.loop import remote_loop
-from stepprof.remote.ray.inside.attachments import make_room, watch
 from stepprof.remote.ray.inside.find_engine import locate, only_engine, same_url, shown
-from stepprof.remote.ray.inside.late_reports import PendingReports
 from stepprof.remote.ray.inside.messages import Attachment, Facts, Inside, Report, Unknown, boot_id, node_id
+from stepprof.remote.ray.late_files import PendingReports
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
 
@@ -152,22 +152,33 @@ class Guest:
     def _take(self, attachment: Attachment) -> None:
         if self._closed:
             raise EngineFailure("it was detached before the actor ran this call", "ok")
-        make_room(attachment, [other for other in guests.values() if other is not self])
+        self._make_room(attachment)
         self.attachment = attachment
         if attachment.lease is not None:
             watch.add(self.token, attachment.lease, self._is_open, self.end_with_driver)
 
+    def _make_room(self, attachment: Attachment) -> None:
+        """End the attachments of drivers that have ended, and those of an earlier run of this driver.
+        Raises EngineFailure if a living driver's session occupies the process.
+        """
+        lease = attachment.lease
+        for other in list(guests.values()):
+            theirs = other.attachment
+            if other is self or theirs is None or lease is None or theirs.lease is None:
+                continue
+            same_run = theirs.run_id == attachment.run_id
+            if theirs.lease == lease and same_run:
+                continue
+            if theirs.lease == lease or theirs.lease.is_over:
+                other.end_with_driver(waits=True)
+            elif attachment.kind != "engine" and other._follower is not None and not same_run:
+                raise EngineFailure(
+                    f"the actor follows the windows of run {theirs.run_id}, whose driver is alive ({theirs.lease}): "
+                    "end that job, or have it detach the actor",
+                    "busy",
+                )
+
     # -- the lease
-
-    @property
-    def follows(self) -> bool:
-        """Whether it uses a session of this process."""
-        return self._follower is not None
-
-    def driver_is_gone(self) -> bool:
-        """Return whether the driver process has certainly ended."""
-        lease = None if self.attachment is None else self.attachment.lease
-        return lease is not None and lease.is_over
 
     def _is_open(self) -> bool:
         follower = self._follower
@@ -285,7 +296,6 @@ class Guest:
             plain=self.plain,
             visible=self._visible,
             kind=None if engine is None else engine.kind,
-            name=None if engine is None else engine.name,
             workers=None if engine is None else engine.workers,
             rank=None if self._follower is None else self._follower.rank,
         )

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.core.lease import watch
 from stepprof.remote.ray.inside.attachment import Guest, guests
-from stepprof.remote.ray.inside.attachments import watch
 from stepprof.remote.ray.inside.messages import Answer, Inside, Unknown, boot_id
 from stepprof.run.manifest_writer import describe_error
 

@@ -58,16 +58,13 @@ def only_engine(actor: object) -> str:
             found.append(name)
     if len(found) == 1:
         return found[0]
+    name = str(getattr(type(actor), "__ray_actor_class__", type(actor)).__name__)
     what = f"several are engines ({', '.join(found)})" if found else "none is a known kind of engine"
     raise EngineFailure(
-        f'of the attributes of {_class_of(actor)} {what}; set one of: kind="engine" with find = the attribute that holds the engine, '
+        f'of the attributes of {name} {what}; set one of: kind="engine" with find = the attribute that holds the engine, '
         'kind="rank" for a trainer, kind="both" for both in one, kind="spans" for anything else',
         "unconfigured",
     )
-
-
-def _class_of(actor: object) -> str:
-    return str(getattr(type(actor), "__ray_actor_class__", type(actor)).__name__)
 
 
 def same_url(one: object, other: object) -> bool:

@@ -22,6 +22,7 @@ from stepprof.recording.lifecycle import init
 from stepprof.recording.session import Session, current_session
 from stepprof.recording.window_handle import LeftOpen, Ticket
 from stepprof.remote.base import EngineFailure
+from stepprof.remote.ray.inside.messages import Key, key_of
 from stepprof.run.requests import Request
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _users: dict[Session, set[Follower]] = {}
 """The sessions that were made for followers, and their users."""
 _making = threading.Lock()
-
-Key = tuple[int, "str | None", int]
 
 CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
@@ -83,7 +82,7 @@ class Follower:
     def start(self, window: EngineWindow) -> str | None:
         """Enter the window on this thread, as the actor's own code would. Return the path of its manifest."""
         session = self._here()
-        key = _key(window)
+        key = key_of(window)
         if key in self._open:
             raise EngineFailure(f"the window of step {key[0]} is open in the actor already", "busy")
         heard = self._announced.drop(key[:2])
@@ -107,7 +106,7 @@ class Follower:
     def enter(self, window: EngineWindow) -> None:
         """Enter a role's window inside the recorded one: later regions belong to the role."""
         self._here()
-        key = _key(window)
+        key = key_of(window)
         if key not in self._open:
             self._announced.drop(key[:2])
             inner = profile_step(window.window.step, window.window.role, version=window.window.version)
@@ -115,13 +114,13 @@ class Follower:
 
     def exit(self, window: EngineWindow) -> None:
         """Exit the role's window, if it is open."""
-        if _key(window) in self._open:
-            self._close(_key(window))
+        if key_of(window) in self._open:
+            self._close(key_of(window))
 
     def stop(self, window: EngineWindow) -> tuple[str | None, str | None]:
         """Exit the window. Return the path of its manifest, and what capped its capture."""
         self._here()
-        key = _key(window)
+        key = key_of(window)
         if key not in self._open:
             raise EngineFailure(f"no window of step {key[0]} is open in the actor's session", "unknown")
         ticket = self._close(key)
@@ -279,10 +278,6 @@ def spans_only(config: Mapping[str, object]) -> dict[str, object]:
         **kept,
         **{key: config[key] for key in ("otel", "upload", "upload_timeout_seconds") if key in config},
     }
-
-
-def _key(window: EngineWindow) -> Key:
-    return window.window.step, window.window.role, window.window.occurrence
 
 
 def _ticket(entered: StepWindow) -> Ticket | None:

@@ -8,11 +8,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stepprof.host import process_identity
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.lease import Lease
 from stepprof.run.model import Outcome
+
+if TYPE_CHECKING:
+    from stepprof.remote.base import EngineWindow
+
+
+Key = tuple[int, "str | None", int]
+
+
+def key_of(window: EngineWindow) -> Key:
+    """Return what identifies a window in an actor: its step, its role and its occurrence."""
+    return window.window.step, window.window.role, window.window.occurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,6 @@ class Facts:
     """Whether the driver process sees its files."""
     kind: str | None = None
     """The kind of the engine."""
-    name: str | None = None
     workers: int | None = None
     rank: int | str | None = None
     """The rank of the session."""
@@ -117,10 +128,7 @@ class Inside(EngineFailure):
 
 def boot_id() -> str:
     """Return the boot of this machine: processes with the same one read the same clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"{socket.gethostname()}-{os.getpid()}"
+    return process_identity.boot_id() or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def node_id() -> str | None:

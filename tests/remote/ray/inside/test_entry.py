@@ -18,10 +18,9 @@ from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.context import cell
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.core import lease
-from stepprof.remote.core.lease import Lease, new_lease
+from stepprof.remote.core.lease import Lease, new_lease, watch
 from stepprof.remote.ray.inside import attachment as attachment_module
 from stepprof.remote.ray.inside import attachment as inside_guest
-from stepprof.remote.ray.inside import attachments
 from stepprof.remote.ray.inside.attachment import Guest
 from stepprof.remote.ray.inside.entry import serve
 from stepprof.remote.ray.inside.find_engine import locate
@@ -102,7 +101,7 @@ class TestEngines:
         """Found, armed, started, stopped; its file lies where the other process sees it."""
         actor, here = SimpleNamespace(engine=engine()), window(run)
         facts = ask(actor, "arm", attachment(), here)
-        assert (facts.kind, facts.name, facts.visible, facts.rank) == ("simulated", "simulated", True, None)
+        assert (facts.kind, facts.visible, facts.rank) == ("simulated", True, None)
         assert ask(actor, "start", here) is None
         report = ask(actor, "stop", here)
         assert (here.folder / report.stopped.artifacts[0].path).is_file()
@@ -390,7 +389,7 @@ class TestLeases:
         """End it, and give the actor time to see it."""
         self.kill_only(process)
         deadline = time.monotonic() + 10
-        while attachments.watch._leases and time.monotonic() < deadline:
+        while watch._leases and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2)
 

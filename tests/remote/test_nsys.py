@@ -15,7 +15,7 @@ from other_user import needs_root, server_of_other_user
 from stepprof.backends.nsys import launch, nsys_command
 from stepprof.backends.nsys.reports import RangeCount
 from stepprof.cli.main import main
-from stepprof.remote.nsys.server import KeptCount, environment_of, listener
+from stepprof.remote.nsys import KeptCount, environment_of, listener
 
 ENGINE = "rollout/replica-0/engine.nsys-rep"
 
@@ -236,7 +236,7 @@ class TestServer:
         """The process on another host cannot be inspected. Its report is taken from the folder that only
         this engine uses; otherwise it stays in its place.
         """
-        far = "from stepprof.remote.nsys import server as nsys_server\nnsys_server.listener = lambda port: None\n"
+        far = "from stepprof.remote import nsys as engine_nsys\nengine_nsys.listener = lambda port: None\n"
         folder = jobs.folder / "shared"
         folder.mkdir()
         with jobs.server(output=folder / "engine_%h_%p") as url:

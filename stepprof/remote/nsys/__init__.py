@@ -1,1 +1,0 @@
-"""Engines and servers whose processes run under Nsight Systems."""
