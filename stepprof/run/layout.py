@@ -42,33 +42,12 @@ from stepprof.host.atomic_files import (
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.run.folders import make_folder
-from stepprof.run.names import safe_name
+from stepprof.run.names import RUN_FILE, safe_name
 from stepprof.run.output_root import output_root
-from stepprof.run.rendezvous import RUN_FILE
 from stepprof.run.run_id import agree_on_run
 
 if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
-
-__all__ = [
-    "AFTER",
-    "MANIFEST",
-    "ON_COMPLETE",
-    "PRUNED",
-    "REQUESTS",
-    "RUN_FILE",
-    "SPANS",
-    "STATUS",
-    "Claim",
-    "RunDir",
-    "is_alive",
-    "open_run",
-    "publish",
-    "step_folder",
-    "step_number",
-    "write_atomically",
-    "writer_identity",
-]
 
 SPANS = "spans"
 MANIFEST = "manifest"

@@ -19,11 +19,10 @@ from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import readable
 from stepprof.run.fields import cut, wrong
 from stepprof.run.fragments import read_after, read_clock, read_engine, read_window
-from stepprof.run.layout import MANIFEST, RUN_FILE, step_folder
+from stepprof.run.layout import MANIFEST, step_folder
+from stepprof.run.names import RUN_FILE
 from stepprof.run.runs import load_table, run_id_of, run_problems
 from stepprof.run.schema import AFTER
-
-__all__ = ["read_clocks", "read_step"]
 
 SCHEMA_VERSION = 1
 _MOST_ENTRIES = 100_000

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import StepprofError
 from stepprof.host.clock import Anchor
+from stepprof.host.process_identity import writer_identity
 from stepprof.log import logger
 from stepprof.redaction import MOST, quoted, redacted
 from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
-from stepprof.run.layout import Claim, RunDir, writer_identity
+from stepprof.run.layout import Claim, RunDir
 from stepprof.run.model import Artifact, Outcome, Window
 from stepprof.run.schema import CaptureEntry, EngineEntry, Entry, UploadEntry, WindowEntry
 

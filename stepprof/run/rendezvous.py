@@ -43,10 +43,9 @@ from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
-from stepprof.run.names import is_plain_name
+from stepprof.run.names import RUN_FILE, is_plain_name
 
 CLAIMS = ".claims"
-RUN_FILE = "run.json"
 _BOOT = Path("/proc/stat")
 JOIN_WITHIN_SECONDS = 600.0
 """Launchers of one job on several hosts begin within this time of each other; a later one is another

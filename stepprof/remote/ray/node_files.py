@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepprof.host.plain_files import open_plain, read_plain
 from stepprof.host.plain_json import parse_json
-from stepprof.run.layout import is_alive
+from stepprof.host.process_identity import is_alive
 from stepprof.run.reasons import is_pending
 
 

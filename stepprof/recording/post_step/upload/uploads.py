@@ -19,8 +19,9 @@ from stepprof.host import subprocesses
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.redaction import redacted
-from stepprof.run.layout import RUN_FILE, RunDir
+from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.names import RUN_FILE
 from stepprof.run.reasons import ReasonCode
 from stepprof.run.schema import UploadEntry
 
