@@ -101,7 +101,8 @@ def run_id_of(path: Path) -> str:
 def steps(path: Path) -> list[int]:
     """Return the steps that have a folder in the run, in order."""
     try:
-        numbers = [step_number(child.name) for child in path.iterdir() if child.is_dir()]
+        with os.scandir(path) as entries:
+            numbers = [step_number(entry.name) for entry in entries if entry.is_dir()]
     except OSError:
         return []
     return sorted(number for number in numbers if number is not None)
