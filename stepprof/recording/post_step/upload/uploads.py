@@ -230,9 +230,7 @@ class Uploader:
     def _log_outcome(
         self, path: str, name: str, outcome: Mapping[str, Any], *, is_artifact: bool = True
     ) -> UploadEntry:
-        """Log an outcome and return its entry. `path` is below the step's folder, `name` below the
-        run's.
-        """
+        """Log an outcome and return its entry. `path` is below the step's folder, `name` below the run's."""
         entry = UploadEntry(path=path, url=f"{self.url}/{name}", **outcome)
         if entry.status == "uploaded":
             sent = {"url": entry.url, "bytes": entry.bytes, "seconds": entry.seconds}
