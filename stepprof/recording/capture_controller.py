@@ -143,9 +143,7 @@ class Capturer:
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
-        """Open a capture for a window. A failure is written into the manifest and returned. The
-        caller publishes the new state.
-        """
+        """Open a capture for a window. Write and return a failure. The caller publishes the state."""
         policy, window = ticket.policy, ticket.window
         try:
             backend = self.backends.find(policy)
@@ -164,9 +162,7 @@ class Capturer:
                     act=partial(backend.start, values), **self._fields(window.step, window.role)
                 )
                 break
-            except (
-                BaseException
-            ) as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
+            except BaseException as error:  # KeyboardInterrupt must not leave a profiler running
                 self.to_idle(describe_error(error))
                 if again and isinstance(error, Exception) and not isinstance(error, Busy):
                     again = False

@@ -46,9 +46,7 @@ class RegionWatch:
     def remove(
         self, ticket: Ticket, reason: str, *, may_stop: bool
     ) -> tuple[Later | None, BaseException | None]:
-        """Remove a window. A capture that a region left running ends now, on the thread that has
-        access.
-        """
+        """Remove a window. A capture that a region left running ends now, on the thread that has access."""
         self.tickets.remove(ticket)
         capturer = self._capturer
         capture = capturer.capture
@@ -76,9 +74,7 @@ class RegionWatch:
         return None, None
 
     def enter(self, name: str) -> tuple[Ticket, bool] | None:
-        """Begin a region. If it is captured, return the ticket of its window, and whether the capture
-        ends with the region.
-        """
+        """Begin a region. If it is captured, return its window, and whether the capture ends with it."""
         ticket = self._of(name)
         if ticket is None:
             return None

@@ -54,9 +54,7 @@ class Origin:
         """Called with every fragment after a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
-        """Convert a ``perf_counter_ns`` reading to Unix time, by the wall clock at the beginning of
-        the session.
-        """
+        """Convert a ``perf_counter_ns`` reading to Unix time, by the wall clock when the session began."""
         return self.anchor.to_unix_ns(monotonic_ns)
 
     def metadata(self, window: Window) -> dict[str, object]:
