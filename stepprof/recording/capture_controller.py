@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import Busy
-from stepprof.errors import BackendError, StateError
+from stepprof.errors import BackendError
 from stepprof.host.memory import available_and_total
 from stepprof.log import logger
 from stepprof.recording.backend_pool import BackendPool
@@ -275,11 +275,7 @@ class Capturer:
 
     def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
         """Stop the capture from any thread, if the access is available soon; otherwise leave a request for its owner."""
-        try:
-            if not self.access.acquire(wait_seconds):
-                capture.request = capture.request or ending
-                return
-        except StateError:
+        if not self.access.take(wait_seconds):
             capture.request = capture.request or ending
             return
         later: Later | None = None

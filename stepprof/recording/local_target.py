@@ -6,7 +6,6 @@ with its opener. A window at the wrong time is refused with a reason and changes
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -76,7 +75,7 @@ class LocalTarget:
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare for an upcoming step. This is a hint: it never waits and never fails the caller."""
         machine, backends = self.capturer.machine, self.capturer.backends
-        if not self._take(0):
+        if not self.capturer.access.take(0):
             logger.debug(
                 "arm.refused",
                 step=step,
@@ -225,7 +224,7 @@ class LocalTarget:
             else Ending("complete")
         )
         running = capture is self.capturer.capture
-        taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
+        taken = running and self.capturer.access.take(ticket.policy.engine_stop_timeout_seconds)
         try:
             capture.leave(ticket)
             if capture.over and ticket.fragment is not None:
@@ -241,7 +240,7 @@ class LocalTarget:
 
     def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
         """Exit a window whose regions are captured."""
-        taken = self._take(ticket.policy.engine_stop_timeout_seconds)
+        taken = self.capturer.access.take(ticket.policy.engine_stop_timeout_seconds)
         try:
             return self.watch.remove(ticket, "its window ended", may_stop=taken)
         finally:
@@ -271,7 +270,7 @@ class LocalTarget:
             self.capturer.apply_here()
             if capture.held and step not in capture.policy.steps:
                 self.capturer.cut(capture, Ending("complete"))
-        elif armed is not None and step > armed and self._take(0):
+        elif armed is not None and step > armed and self.capturer.access.take(0):
             try:
                 if self.capturer.machine.state == "armed":
                     self.capturer.to_idle(f"step {armed} was never entered")
@@ -296,7 +295,7 @@ class LocalTarget:
 
     def abort(self, reason: str, timeout: float) -> None:
         """Leave every state. Keep what was captured so far as partial."""
-        if not self._take(timeout):
+        if not self.capturer.access.take(timeout):
             return
         later: Later | None = None
         try:
@@ -317,12 +316,6 @@ class LocalTarget:
             self.capturer.access.release()
         if later is not None:
             later()
-
-    def _take(self, timeout: float) -> bool:
-        try:
-            return self.capturer.access.acquire(timeout, by=sys._getframe(1))
-        except StateError:
-            return False
 
     def _changed(self) -> None:
         self._hook_regions()

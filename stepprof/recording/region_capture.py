@@ -12,7 +12,6 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends.base import keep_forever
-from stepprof.errors import StateError
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import Measured
@@ -117,10 +116,7 @@ class RegionWatch:
     def _open(self, ticket: Ticket, name: str) -> bool:
         if ticket.refused:  # logged once, not for each of a thousand mini-batches
             return False
-        try:
-            if not self._capturer.access.acquire(ACCESS_SECONDS):
-                return False
-        except StateError:
+        if not self._capturer.access.take(ACCESS_SECONDS):
             return False
         try:
             if self._capturer.capture is not None:
@@ -132,14 +128,11 @@ class RegionWatch:
             self._capturer.access.release()
 
     def _arm_now(self, ticket: Ticket) -> None:
-        try:
-            if self._capturer.access.acquire(0):
-                try:
-                    self._arm(ticket)
-                finally:
-                    self._capturer.access.release()
-        except StateError:
-            return
+        if self._capturer.access.take(0):
+            try:
+                self._arm(ticket)
+            finally:
+                self._capturer.access.release()
 
     def _arm(self, ticket: Ticket) -> None:
         capturer = self._capturer

@@ -55,6 +55,7 @@ class TestExclusiveAccess:
         for timeout in (0, 1):
             with pytest.raises(StateError, match="already acting on the target"):
                 access.acquire(timeout)
+            assert not access.take(timeout)
         assert not elsewhere(lambda: access.acquire(0))
         access.release()
         assert access.acquire(0)
@@ -81,5 +82,8 @@ class TestExclusiveAccess:
             return access.acquire(0, by=sys._getframe(1))
 
         assert take()
+        assert elsewhere(lambda: access.held_elsewhere)
+        access.release()
+        assert access.take(0)
         assert elsewhere(lambda: access.held_elsewhere)
         assert not elsewhere(lambda: access.acquire(0.01))
