@@ -114,7 +114,10 @@ class Capturer:
                 if self._armed_step == step and (role is not None or policy.capture_per == "role"):
                     return False
                 self._armed_step = step
-                return self._expect(step, role)
+                if (self.machine.step, self.machine.role) == (step, role):
+                    return False
+                self.machine.hold(self._holder(step, role), step, role)
+                return True
             self.to_idle(f"armed again for step {step}")
         if not self.machine.may_arm():
             raise self.machine.refused("arm")
@@ -312,13 +315,6 @@ class Capturer:
         name = None if self.backend is None else self.backend.name
         where = {"step": step, "role": role, "rank": self.origin.rank, "backend": name}
         return {"holder": self._holder(step, role), **where}
-
-    def _expect(self, step: int, role: str | None) -> bool:
-        """Keep the target armed, but for this window. Return whether it was armed for another one."""
-        if (self.machine.step, self.machine.role) == (step, role):
-            return False
-        self.machine.hold(self._holder(step, role), step, role)
-        return True
 
     def _label(self, window: Window) -> str:
         return self._holder(window.step, window.role)

@@ -76,21 +76,14 @@ class LocalTarget:
         """Prepare for an upcoming step. This is a hint: it never waits and never fails the caller."""
         machine, backends = self.capturer.machine, self.capturer.backends
         if not self.capturer.access.take(0):
-            logger.debug(
-                "arm.refused",
-                step=step,
-                role=role,
-                reason=f"another thread acts on the target ({machine.state})",
-            )
+            self._refuse_arm(step, role, f"another thread acts on the target ({machine.state})")
             return
         try:
             self.capturer.settle()
             if self.over:
-                logger.debug("arm.refused", step=step, role=role, reason="the run has ended")
+                self._refuse_arm(step, role, "the run has ended")
             elif self.capturer.capture is not None:
-                logger.debug(
-                    "arm.refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
-                )
+                self._refuse_arm(step, role, f"recording, held by {machine.holder}")
             elif machine.state in ("idle", "armed") and backends.probe(policy) is None:
                 self.capturer.arm(step, role, policy, backends.find(policy))
                 self._changed()
@@ -98,6 +91,10 @@ class LocalTarget:
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.access.release()
+
+    @staticmethod
+    def _refuse_arm(step: int, role: str | None, reason: str) -> None:
+        logger.debug("arm.refused", step=step, role=role, reason=reason)
 
     def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
         """Enter a selected window. The caller publishes the new state.
@@ -205,14 +202,8 @@ class LocalTarget:
             if running.region is not None or self._ends_with(running, ticket):
                 running.request = running.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         elif ticket.record is None:
-            log_outcome(
-                ticket,
-                self._origin,
-                self._background.post,
-                status="failed",
-                code=ReasonCode.ENDED_EARLY,
-                reason=reason,
-            )
+            code, post = ReasonCode.ENDED_EARLY, self._background.post
+            log_outcome(ticket, self._origin, post, status="failed", code=code, reason=reason)
 
     def _leave(
         self, capture: LocalCapture, ticket: Ticket, error: BaseException | None

@@ -61,14 +61,8 @@ class RegionWatch:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
             reported = f"nothing was captured: {names} was entered {ticket.entries} times"
-            log_outcome(
-                ticket,
-                capturer.origin,
-                capturer.post,
-                status="skipped",
-                code=ReasonCode.REGION_NOT_ENTERED,
-                reason=reported,
-            )
+            code, post = ReasonCode.REGION_NOT_ENTERED, capturer.post
+            log_outcome(ticket, capturer.origin, post, status="skipped", code=code, reason=reported)
         capturer.changed()
         return None, None
 
