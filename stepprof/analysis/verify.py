@@ -20,8 +20,9 @@ from stepprof.analysis.timeline.workers import each_in_worker
 from stepprof.host.plain_files import readable
 from stepprof.run.conflicts import sentences
 from stepprof.run.folders import ASIDE
-from stepprof.run.layout import MANIFEST, RUN_FILE, step_folder, step_number
+from stepprof.run.layout import MANIFEST, step_folder, step_number
 from stepprof.run.manifest import read_step
+from stepprof.run.names import RUN_FILE
 from stepprof.run.occurrences import split
 from stepprof.run.runs import run_problems, steps
 from stepprof.run.spans import read_spans

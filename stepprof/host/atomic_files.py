@@ -141,9 +141,7 @@ def publish(tmp: Path, final: Path) -> Path:
 
 
 def suffixed(path: Path, number: int) -> Path:
-    """Return `path` for the first, and `path` with `.2`, `.3`, … before its extension for later
-    ones.
-    """
+    """Return `path` for number 1, else with `.2`, `.3`, … before its extension."""
     if number == 1:
         return path
     extension = _EXTENSION.search(path.name)

@@ -16,9 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TICKS_ERROR_NS = 100_000_000
-"""The error of a comparison with ticks. The kernel counts in units of 10 ms, and is late on a busy
-machine.
-"""
+"""The error of a comparison with ticks: the kernel counts in units of 10 ms, late on a busy machine."""
 LARGEST_NS = 2**62
 READING_NS = 10_000
 """Maximum difference of two readings of one clock, in addition to the errors of both."""

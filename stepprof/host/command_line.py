@@ -84,9 +84,7 @@ def _masked(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _has_script(arguments: Sequence[str]) -> bool:
-    """Return whether a script comes among the options of Python. The arguments after it are the
-    script's own.
-    """
+    """Return whether a script comes among the options of Python: the arguments after it are the script's."""
     return any(each == "-m" or each.endswith(".py") for each in arguments)
 
 

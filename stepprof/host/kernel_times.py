@@ -37,9 +37,7 @@ class ThreadTimes:
             self.ended = Path(_TASKS).is_dir() and not Path(_TASKS, str(thread)).is_dir()
 
     def read(self) -> tuple[int, int] | None:
-        """Return the nanoseconds on a CPU and in the run queue; None: the kernel does not count them, or
-        the thread has ended.
-        """
+        """Return the nanoseconds on a CPU and in the run queue; None: not counted, or the thread has ended."""
         if self._file is None or self._frozen is not None:
             return self._frozen
         try:

@@ -118,6 +118,12 @@ def read_plain(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
         os.close(descriptor)
 
 
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder by name, without hidden ones, which are being written. Raise OSError."""
+    found = (file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+    return sorted(found, key=lambda file: file.name)  # to compare paths takes much longer
+
+
 def resolved(path: Path | str) -> Path:
     """Return a path without links. A loop of links stays as it is, for its reader to report."""
     return Path(os.path.realpath(path))

@@ -70,9 +70,8 @@ def process_start(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[
-        2
-    ].split()  # the second field, the name in parentheses, may contain spaces and parentheses
+    # the second field, the name in parentheses, may contain spaces and parentheses
+    fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in "ZX":
         return None
     return int(fields[19])
@@ -87,9 +86,7 @@ def boot_id() -> str | None:
 
 
 def pid_namespace() -> str | None:
-    """Return the namespace of process ids, such as `pid:[4026531836]`. Each container of a host has
-    its own.
-    """
+    """Return the namespace of process ids, such as `pid:[4026531836]`: that of the container."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -87,11 +87,8 @@ def run_bounded(
     tail: collections.deque[bytes] = collections.deque(maxlen=2)
     killed = None
     try:
-        killed = _read_until_it_ends(child, tail, began + seconds, stop)
-        if killed == "stop":
-            killed = stopped
-        elif killed is not None:
-            killed = f"it did not end within {seconds:g} s"
+        if not _read_until_it_ends(child, tail, began + seconds, stop):
+            killed = stopped if stop.is_set() else f"it did not end within {seconds:g} s"
     finally:
         status = end(child)
     output = b"".join(tail).decode("utf-8", "replace")[-TAIL:]
@@ -100,10 +97,8 @@ def run_bounded(
 
 def _read_until_it_ends(
     child: subprocess.Popen[bytes], tail: collections.deque[bytes], deadline: float, stop: threading.Event
-) -> str | None:
-    """Collect the end of the output. Return why the program must be killed, or None if it has
-    ended.
-    """
+) -> bool:
+    """Collect the end of the output. Return whether the program has ended; if not, it must be killed."""
     assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
     descriptor = child.stdout.fileno()
     os.set_blocking(descriptor, False)
@@ -115,7 +110,7 @@ def _read_until_it_ends(
         if at_end:
             stop.wait(LOOK_SECONDS if not ended else 0)
         elif not poller.poll(0 if ended else LOOK_SECONDS * 1000) and ended:
-            return None
+            return True
         else:
             with contextlib.suppress(BlockingIOError):
                 data = os.read(descriptor, CHUNK)
@@ -124,13 +119,11 @@ def _read_until_it_ends(
                 if data:
                     _keep(tail, data)
         if ended and (at_end or total > FREE_BYTES):
-            return None
+            return True
         if total > FREE_BYTES:
             time.sleep(REST_SECONDS)
-        if stop.is_set():
-            return "stop"
-        if time.monotonic() > deadline:
-            return "late"
+        if stop.is_set() or time.monotonic() > deadline:
+            return False
 
 
 def _keep(tail: collections.deque[bytes], data: bytes) -> None:
@@ -142,9 +135,7 @@ def _keep(tail: collections.deque[bytes], data: bytes) -> None:
 
 
 def has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether the program has ended. It is not reaped here, so its process group stays
-    reserved.
-    """
+    """Return whether the program has ended. It is not reaped: its process group stays reserved."""
     if child.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -173,8 +164,6 @@ def end(child: subprocess.Popen[bytes]) -> int | None:
                 pipe.close()
     try:
         status = child.wait(DEATH_SECONDS)
-    except (
-        subprocess.TimeoutExpired
-    ):  # in a system call that not even SIGKILL ends, such as on a dead network disk
+    except subprocess.TimeoutExpired:  # in a system call that SIGKILL does not end: a dead network disk
         return None
     return status if waited else None

@@ -36,9 +36,7 @@ class BackendPool:
         return (each for each in self._probed.values() if not isinstance(each, str))
 
     def find(self, policy: Policy) -> Backend:
-        """Return the backend of a policy. Pays its slow imports, once. Raises BackendError if it
-        cannot record in this process.
-        """
+        """Return the backend of a policy, after its slow imports. Raises BackendError if it cannot record."""
         found = self._find(policy)
         if isinstance(found, str):
             raise BackendError(_cannot(policy, found))

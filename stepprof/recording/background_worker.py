@@ -89,9 +89,7 @@ class Background:
             self.round()
 
     def round(self, timeout: float = -1) -> bool:
-        """Run posted work and chores on the calling thread. Return False if another round did not end
-        in time.
-        """
+        """Run posted work and chores on this thread. Return False if another round did not end in time."""
         if not self._round.acquire(timeout=timeout):
             return False
         try:

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import Busy
-from stepprof.errors import BackendError, StateError
+from stepprof.errors import BackendError
 from stepprof.host.memory import available_and_total
 from stepprof.log import logger
 from stepprof.recording.backend_pool import BackendPool
@@ -114,7 +114,10 @@ class Capturer:
                 if self._armed_step == step and (role is not None or policy.capture_per == "role"):
                     return False
                 self._armed_step = step
-                return self._expect(step, role)
+                if (self.machine.step, self.machine.role) == (step, role):
+                    return False
+                self.machine.hold(self._holder(step, role), step, role)
+                return True
             self.to_idle(f"armed again for step {step}")
         if not self.machine.may_arm():
             raise self.machine.refused("arm")
@@ -143,9 +146,7 @@ class Capturer:
         self.changed()
 
     def open(self, ticket: Ticket, region: str | None = None) -> BaseException | None:
-        """Open a capture for a window. A failure is written into the manifest and returned. The
-        caller publishes the new state.
-        """
+        """Open a capture for a window. Write and return a failure. The caller publishes the state."""
         policy, window = ticket.policy, ticket.window
         try:
             backend = self.backends.find(policy)
@@ -164,9 +165,7 @@ class Capturer:
                     act=partial(backend.start, values), **self._fields(window.step, window.role)
                 )
                 break
-            except (
-                BaseException
-            ) as error:  # KeyboardInterrupt in the middle of a start must not leave a profiler running
+            except BaseException as error:  # KeyboardInterrupt must not leave a profiler running
                 self.to_idle(describe_error(error))
                 if again and isinstance(error, Exception) and not isinstance(error, Busy):
                     again = False
@@ -279,11 +278,7 @@ class Capturer:
 
     def cut(self, capture: LocalCapture, ending: Ending, *, wait_seconds: float = 0.0) -> None:
         """Stop the capture from any thread, if the access is available soon; otherwise leave a request for its owner."""
-        try:
-            if not self.access.acquire(wait_seconds):
-                capture.request = capture.request or ending
-                return
-        except StateError:
+        if not self.access.take(wait_seconds):
             capture.request = capture.request or ending
             return
         later: Later | None = None
@@ -320,13 +315,6 @@ class Capturer:
         name = None if self.backend is None else self.backend.name
         where = {"step": step, "role": role, "rank": self.origin.rank, "backend": name}
         return {"holder": self._holder(step, role), **where}
-
-    def _expect(self, step: int, role: str | None) -> bool:
-        """Keep the target armed, but for this window. Return whether it was armed for another one."""
-        if (self.machine.step, self.machine.role) == (step, role):
-            return False
-        self.machine.hold(self._holder(step, role), step, role)
-        return True
 
     def _label(self, window: Window) -> str:
         return self._holder(window.step, window.role)

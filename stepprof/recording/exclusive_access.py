@@ -54,6 +54,13 @@ class ExclusiveAccess:
             pause = min(pause * 2, 0.002)
         return True
 
+    def take(self, timeout: float) -> bool:
+        """Acquire it for the calling function. Return False also if this thread has it already."""
+        try:
+            return self.acquire(timeout, by=sys._getframe(1))
+        except StateError:
+            return False
+
     def release(self) -> None:
         """End the access."""
         self._held.pop("access", None)

@@ -38,9 +38,7 @@ _FINAL_WRITE_SECONDS = 1.0  # of the budget: for the last manifest and the spans
 _PACKAGE = __name__.partition(".")[0]
 _HOLDING = (_PACKAGE, "logging", "structlog")
 _EXAMPLES = f"{_PACKAGE}.examples"
-"""The folder of the examples in an installation: training loops like a user's, whose frames hold no
-lock.
-"""
+"""The folder of the examples: training loops like a user's, whose frames hold no lock."""
 
 _fork_watched = False
 _session: RunningSession | None = None
@@ -146,9 +144,7 @@ def _interrupted(frame: FrameType | None, session: RunningSession) -> str | None
 
 
 def _may_hold_a_lock(frame: FrameType) -> bool:
-    """Return whether a frame is of stepprof or of the log, and neither an example nor the wrapper of a
-    user's function.
-    """
+    """Return whether a frame is stepprof's or the log's, and neither an example nor a function's wrapper."""
     name = str(frame.f_globals.get("__name__"))
     if name.partition(".")[0] not in _HOLDING or frame.f_code in wrappers:
         return False

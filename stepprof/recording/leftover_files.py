@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepprof.host.atomic_files import is_left_over
@@ -29,7 +29,7 @@ def remove_leftovers(run: Path, seconds: float) -> int:
     for folder in _folders(run):
         if time.monotonic() > deadline:
             break
-        for name in _hidden(folder):
+        for name in _names(folder, _is_our_hidden_file):
             if is_left_over(name):
                 with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
                     (folder / name).unlink()
@@ -42,29 +42,25 @@ def _folders(run: Path) -> Iterator[Path]:
     yield run
     for name in (STATUS, SPANS, REQUESTS, AFTER):
         yield run / name
-    steps = [name for name in _names(run) if step_number(name) is not None]
+    steps = [name for name in _names(run, _is_folder) if step_number(name) is not None]
     for step in sorted(steps, key=lambda name: step_number(name) or 0, reverse=True):
-        yield from (run / step / name for name in _names(run / step))
+        yield from (run / step / name for name in _names(run / step, _is_folder))
 
 
-def _names(folder: Path) -> list[str]:
-    """Return the folders in a folder."""
+def _names(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [entry.name for entry in entries if is_wanted(entry)]
     except OSError:
         return []
 
 
-def _hidden(folder: Path) -> list[str]:
-    """Return the names of our own hidden files in a folder."""
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.name.startswith(".") and _is_ours(entry)]
-    except OSError:
-        return []
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
 
 
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file belongs to our user: processes of other users may be invisible."""
-    return os.name == "posix" and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+def _is_our_hidden_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether a file is hidden and our user's: processes of other users may be invisible."""
+    if os.name != "posix" or not entry.name.startswith("."):
+        return False
+    return entry.stat(follow_symlinks=False).st_uid == os.getuid()

@@ -6,7 +6,6 @@ with its opener. A window at the wrong time is refused with a reason and changes
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -76,22 +75,15 @@ class LocalTarget:
     def arm(self, step: int, role: str | None, policy: Policy) -> None:
         """Prepare for an upcoming step. This is a hint: it never waits and never fails the caller."""
         machine, backends = self.capturer.machine, self.capturer.backends
-        if not self._take(0):
-            logger.debug(
-                "arm.refused",
-                step=step,
-                role=role,
-                reason=f"another thread acts on the target ({machine.state})",
-            )
+        if not self.capturer.access.take(0):
+            self._refuse_arm(step, role, f"another thread acts on the target ({machine.state})")
             return
         try:
             self.capturer.settle()
             if self.over:
-                logger.debug("arm.refused", step=step, role=role, reason="the run has ended")
+                self._refuse_arm(step, role, "the run has ended")
             elif self.capturer.capture is not None:
-                logger.debug(
-                    "arm.refused", step=step, role=role, reason=f"recording, held by {machine.holder}"
-                )
+                self._refuse_arm(step, role, f"recording, held by {machine.holder}")
             elif machine.state in ("idle", "armed") and backends.probe(policy) is None:
                 self.capturer.arm(step, role, policy, backends.find(policy))
                 self._changed()
@@ -99,6 +91,10 @@ class LocalTarget:
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.access.release()
+
+    @staticmethod
+    def _refuse_arm(step: int, role: str | None, reason: str) -> None:
+        logger.debug("arm.refused", step=step, role=role, reason=reason)
 
     def enter(self, ticket: Ticket, *, wait_seconds: float) -> None:
         """Enter a selected window. The caller publishes the new state.
@@ -206,14 +202,8 @@ class LocalTarget:
             if running.region is not None or self._ends_with(running, ticket):
                 running.request = running.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
         elif ticket.record is None:
-            log_outcome(
-                ticket,
-                self._origin,
-                self._background.post,
-                status="failed",
-                code=ReasonCode.ENDED_EARLY,
-                reason=reason,
-            )
+            code, post = ReasonCode.ENDED_EARLY, self._background.post
+            log_outcome(ticket, self._origin, post, status="failed", code=code, reason=reason)
 
     def _leave(
         self, capture: LocalCapture, ticket: Ticket, error: BaseException | None
@@ -225,7 +215,7 @@ class LocalTarget:
             else Ending("complete")
         )
         running = capture is self.capturer.capture
-        taken = running and self._take(ticket.policy.engine_stop_timeout_seconds)
+        taken = running and self.capturer.access.take(ticket.policy.engine_stop_timeout_seconds)
         try:
             capture.leave(ticket)
             if capture.over and ticket.fragment is not None:
@@ -241,7 +231,7 @@ class LocalTarget:
 
     def _leave_watch(self, ticket: Ticket) -> tuple[Later | None, BaseException | None]:
         """Exit a window whose regions are captured."""
-        taken = self._take(ticket.policy.engine_stop_timeout_seconds)
+        taken = self.capturer.access.take(ticket.policy.engine_stop_timeout_seconds)
         try:
             return self.watch.remove(ticket, "its window ended", may_stop=taken)
         finally:
@@ -271,7 +261,7 @@ class LocalTarget:
             self.capturer.apply_here()
             if capture.held and step not in capture.policy.steps:
                 self.capturer.cut(capture, Ending("complete"))
-        elif armed is not None and step > armed and self._take(0):
+        elif armed is not None and step > armed and self.capturer.access.take(0):
             try:
                 if self.capturer.machine.state == "armed":
                     self.capturer.to_idle(f"step {armed} was never entered")
@@ -296,7 +286,7 @@ class LocalTarget:
 
     def abort(self, reason: str, timeout: float) -> None:
         """Leave every state. Keep what was captured so far as partial."""
-        if not self._take(timeout):
+        if not self.capturer.access.take(timeout):
             return
         later: Later | None = None
         try:
@@ -317,12 +307,6 @@ class LocalTarget:
             self.capturer.access.release()
         if later is not None:
             later()
-
-    def _take(self, timeout: float) -> bool:
-        try:
-            return self.capturer.access.acquire(timeout, by=sys._getframe(1))
-        except StateError:
-            return False
 
     def _changed(self) -> None:
         self._hook_regions()

@@ -83,9 +83,7 @@ class Refusals:
     # -- windows left open by start()
 
     def left_open(self, window: Any, role: object, task: int | None) -> tuple[Any, LeftOpen] | None:
-        """Return the window that the last start() of this thread or task left open, and the error to
-        stop it with; None: it was stopped.
-        """
+        """Return the window that the caller's last start() left open, and its error; None: it was stopped."""
         if not (role is None or isinstance(role, str)):
             return None
         key = (task or threading.get_ident(), role)

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stepprof.log import logger
@@ -28,34 +29,24 @@ if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
 
 
+@dataclass(eq=False)
 class OutOfMemory:
-    """Takes the snapshots of one session.
+    """Takes the snapshots of one session."""
 
-    Args:
-        origin: the identity of the process.
-        post: runs work on the background thread: a manifest that could not be written at once.
-        place: returns the current or last step and role of this thread.
-    """
-
-    def __init__(
-        self,
-        origin: Origin,
-        post: Callable[[Callable[[], object]], None],
-        place: Callable[[], tuple[int, str | None]],
-    ) -> None:
-        self._origin = origin
-        self._post = post
-        self._place = place
-        self._selector: Selector | None = None
-        self._api: MemoryApi | None = None
-        self._pid = os.getpid()
-        self._busy = threading.Lock()
-        self.taken = 0
+    origin: Origin
+    """The identity of the process."""
+    post: Callable[[Callable[[], object]], None]
+    """Runs work on the background thread: a manifest that could not be written at once."""
+    place: Callable[[], tuple[int, str | None]]
+    """Returns the current or last step and role of this thread."""
+    taken: int = field(default=0, init=False)
+    _selector: Selector | None = field(default=None, init=False)
+    _api: MemoryApi | None = field(default=None, init=False)
+    _pid: int = field(default_factory=os.getpid, init=False)
+    _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def begin(self, selector: Selector) -> None:
-        """Start to observe if a role of this process asks for it, once CUDA is initialized. Never
-        raise.
-        """
+        """Start to observe if a role of this process asks for it, once CUDA is initialized. Never raise."""
         global _watch
         policies = list(selector.policies())
         asking = [options for policy in policies if (options := _asked(selector, policy))]
@@ -105,7 +96,7 @@ class OutOfMemory:
         try:
             if self._api is None or self._selector is None:
                 return
-            step, role = self._place()
+            step, role = self.place()
             options = _asked(self._selector, self._selector.policy(role))
             if options is None or self.taken >= options.on_oom_limit:
                 return
@@ -127,10 +118,10 @@ class OutOfMemory:
             f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes requested, "
             f"{event['free_bytes']:,} of {event['total_bytes']:,} free; the snapshot shows the allocations"
         )
-        fragment = Fragment(self._origin, window, self._post)
+        fragment = Fragment(self.origin, window, self.post)
         # no world size: the windows of other ranks are not missing
         record = window_entry(
-            self._origin,
+            self.origin,
             window,
             timing,
             status="lost",
@@ -142,7 +133,7 @@ class OutOfMemory:
         fragment.windows.append(record)
         claim = fragment.write_ahead()
         try:
-            metadata = {**self._origin.metadata(window), "out_of_memory": event}
+            metadata = {**self.origin.metadata(window), "out_of_memory": event}
             place = Capture(window, claim.folder, claim.stem, metadata)
             running = history.running
             context = None if running is None else running.context
@@ -161,7 +152,7 @@ class OutOfMemory:
                 "memory.exhausted",
                 step=window.step,
                 role=window.role,
-                rank=self._origin.rank,
+                rank=self.origin.rank,
                 snapshot=artifacts[0].path,
                 **event,
             )

@@ -210,9 +210,8 @@ class Sender:
     def _run(self) -> None:
         from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
 
-        attach(
-            set_value(_SUPPRESS_INSTRUMENTATION_KEY, True)
-        )  # our requests are no spans of the application's
+        # our requests are no spans of the application's
+        attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         while True:
             if not self._ending:
                 self._wake.wait(EVERY_SECONDS)

@@ -12,7 +12,6 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends.base import keep_forever
-from stepprof.errors import StateError
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import Measured
@@ -46,9 +45,7 @@ class RegionWatch:
     def remove(
         self, ticket: Ticket, reason: str, *, may_stop: bool
     ) -> tuple[Later | None, BaseException | None]:
-        """Remove a window. A capture that a region left running ends now, on the thread that has
-        access.
-        """
+        """Remove a window. A capture that a region left running ends now, on the thread that has access."""
         self.tickets.remove(ticket)
         capturer = self._capturer
         capture = capturer.capture
@@ -64,21 +61,13 @@ class RegionWatch:
             schedule = ticket.policy.schedule
             names = " or ".join([schedule.region] if schedule else ticket.policy.regions)
             reported = f"nothing was captured: {names} was entered {ticket.entries} times"
-            log_outcome(
-                ticket,
-                capturer.origin,
-                capturer.post,
-                status="skipped",
-                code=ReasonCode.REGION_NOT_ENTERED,
-                reason=reported,
-            )
+            code, post = ReasonCode.REGION_NOT_ENTERED, capturer.post
+            log_outcome(ticket, capturer.origin, post, status="skipped", code=code, reason=reported)
         capturer.changed()
         return None, None
 
     def enter(self, name: str) -> tuple[Ticket, bool] | None:
-        """Begin a region. If it is captured, return the ticket of its window, and whether the capture
-        ends with the region.
-        """
+        """Begin a region. If it is captured, return its window, and whether the capture ends with it."""
         ticket = self._of(name)
         if ticket is None:
             return None
@@ -121,10 +110,7 @@ class RegionWatch:
     def _open(self, ticket: Ticket, name: str) -> bool:
         if ticket.refused:  # logged once, not for each of a thousand mini-batches
             return False
-        try:
-            if not self._capturer.access.acquire(ACCESS_SECONDS):
-                return False
-        except StateError:
+        if not self._capturer.access.take(ACCESS_SECONDS):
             return False
         try:
             if self._capturer.capture is not None:
@@ -136,14 +122,11 @@ class RegionWatch:
             self._capturer.access.release()
 
     def _arm_now(self, ticket: Ticket) -> None:
-        try:
-            if self._capturer.access.acquire(0):
-                try:
-                    self._arm(ticket)
-                finally:
-                    self._capturer.access.release()
-        except StateError:
-            return
+        if self._capturer.access.take(0):
+            try:
+                self._arm(ticket)
+            finally:
+                self._capturer.access.release()
 
     def _arm(self, ticket: Ticket) -> None:
         capturer = self._capturer

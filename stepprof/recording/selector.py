@@ -104,9 +104,7 @@ class Selector:
         return (self.policy(role) for role in (None, *self._config.roles))
 
     def policy(self, role: str | None) -> Policy:
-        """Return the policy of a role in this process. A process that has nothing to record uses the
-        null backend.
-        """
+        """Return the policy of a role here; with the null backend in a process that has nothing to record."""
         return self._as_recorded(self._config.policy(role))
 
     def _as_recorded(self, policy: Policy) -> Policy:
@@ -152,9 +150,7 @@ class Selector:
         return None
 
     def _selecting(self, role: str | None) -> list[Policy]:
-        """Return the policies that may select steps of this role here: requests, oldest first, then
-        the configuration.
-        """
+        """Return the policies that may select steps of a role: requests, oldest first, then the configured."""
         base = self.policy(role)
         policies = [
             self._as_recorded(request.policy(base)) for request in self.requests if request.concerns(role)
@@ -191,9 +187,7 @@ class Selector:
         return set().union(*list(self._entered.values()))
 
     def asked_of(self, request: Request) -> list[Policy]:
-        """Return the policies that a request would have here, without a role and for each configured
-        one. Raise ConfigError.
-        """
+        """Return the policies that a request would have here, of all configured roles. Raise ConfigError."""
         policies = {
             role: self._as_recorded(request.policy(self._config.policy(role)))
             for role in (None, request.role, *self._config.roles)

@@ -66,9 +66,7 @@ class SpanFile:
         self._is_outdated = True
 
     def drain(self, recorder: Recorder) -> int:
-        """Write the pending spans; return their number. If the file system fails, the spans are lost;
-        nothing raises.
-        """
+        """Write the pending spans; return their number. Spans that cannot be written are lost. Never raise."""
         pending = recorder.pending
         written = 0
         waiting = len(pending)  # later spans belong to the next round: this one must end

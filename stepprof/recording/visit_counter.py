@@ -25,9 +25,7 @@ MOST_ROLES = 4096
 
 @dataclass(slots=True)
 class _Counted:
-    """The windows of one role and step: their number, their visit, and the stretch of windows of one
-    step.
-    """
+    """The windows of one role and step: their number, their visit, and their stretch."""
 
     occurrence: int = 0
     visit: int = 1

@@ -73,9 +73,8 @@ class Ticket:
         capture, fragment = self.capture, self.fragment
         if self.record is None or fragment is None:
             return
-        if (
-            capture is None or capture.region is None or capture.opener is not self
-        ):  # else it is the region's entry
+        is_of_region = capture is not None and capture.region is not None and capture.opener is self
+        if not is_of_region:
             self.record.update(**self.timing.keys(fragment.origin.anchor))
 
     def note_error(self, error: BaseException) -> None:

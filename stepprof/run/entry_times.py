@@ -8,43 +8,29 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepprof.host.clock import Anchor
 
 
+@dataclass(eq=False, slots=True)
 class Timing:
-    """Times by ``perf_counter_ns``; `keys` converts them for the manifest.
+    """Times by ``perf_counter_ns``; `keys` converts them for the manifest."""
 
-    Args:
-        entered_ns: when the window or the region was entered.
-        waited_seconds: how long it had waited for the stop of another capture.
-    """
-
-    __slots__ = (
-        "_armed",
-        "_cpu_began_ns",
-        "_cpu_ns",
-        "_thread",
-        "_thread_began_ns",
-        "_thread_cpu_ns",
-        "began_ns",
-        "ended_ns",
-        "entered_ns",
-        "waited_seconds",
-    )
-
-    def __init__(self, entered_ns: int, waited_seconds: float = 0.0) -> None:
-        self.entered_ns = entered_ns
-        self.waited_seconds = waited_seconds
-        self.began_ns: int | None = None
-        self.ended_ns: int | None = None
-        self._armed: tuple[int, int] | None = None
-        self._thread = 0
-        self._cpu_began_ns = self._thread_began_ns = 0
-        self._cpu_ns: int | None = None
-        self._thread_cpu_ns: int | None = None
+    entered_ns: int
+    """When the window or the region was entered."""
+    waited_seconds: float = 0.0
+    """How long it had waited for the stop of another capture."""
+    began_ns: int | None = None
+    ended_ns: int | None = None
+    _armed: tuple[int, int] | None = None
+    _thread: int = 0
+    _cpu_began_ns: int = 0
+    _thread_began_ns: int = 0
+    _cpu_ns: int | None = None
+    _thread_cpu_ns: int | None = None
 
     def waited(self, seconds: float) -> None:
         """Add a completed wait."""

@@ -18,7 +18,6 @@ LARGEST_STEP = 10**18
 MOST_RANKS = 1 << 20
 LONGEST_TEXT = 1 << 16
 LONGEST_NAME = 255
-_LARGEST_SECONDS = 1e12
 
 _Check = Callable[[Any], "str | None"]
 """Returns the problem of a value, to follow it in a message; None: there is none."""
@@ -89,18 +88,15 @@ def _text(value: object) -> str | None:
 
 
 def _scalar(value: object) -> str | None:
-    return (
-        None
-        if isinstance(value, str | int | float) and not _text(str(value))
-        else "is not a number or string"
-    )
+    is_scalar = isinstance(value, str | int | float) and not _text(str(value))
+    return None if is_scalar else "is not a number or string"
 
 
 def _switch(value: object) -> str | None:
     return None if isinstance(value, bool) else "is not a boolean"
 
 
-_COUNT, _TIME = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS)
+_COUNT, _TIME, _SECONDS = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS), _number(1e12)
 _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("occurrence", "visit", "replica", "pid", "tries", "files", "not_uploaded"), _COUNT),
     "pending": _switch,
@@ -108,45 +104,14 @@ _CHECKS: Mapping[str, _Check] = {
     "world_size": _integer(0, MOST_RANKS),
     **dict.fromkeys(("start_unix_ns", "end_unix_ns", "arm_unix_ns", "unix_ns", "created_unix_ns"), _TIME),
     **dict.fromkeys(("bytes", "events"), _TIME),
-    **dict.fromkeys(
-        (
-            "arm_seconds",
-            "wait_seconds",
-            "cpu_seconds",
-            "thread_cpu_seconds",
-            "stall_seconds",
-            "export_seconds",
-            "start_seconds",
-            "stop_seconds",
-            "overrun_seconds",
-            "write_seconds",
-            "seconds",
-        ),
-        _number(_LARGEST_SECONDS),
-    ),
+    **dict.fromkeys(("arm_seconds", "wait_seconds", "cpu_seconds", "thread_cpu_seconds"), _SECONDS),
+    **dict.fromkeys(("start_seconds", "stop_seconds", "stall_seconds", "export_seconds"), _SECONDS),
+    **dict.fromkeys(("overrun_seconds", "write_seconds", "seconds"), _SECONDS),
     "offset_ns": _integer(-LARGEST_OFFSET_NS, LARGEST_OFFSET_NS),
     "error_ns": _integer(0, LARGEST_OFFSET_NS),
-    **dict.fromkeys(
-        (
-            "kind",
-            "name",
-            "reason_code",
-            "host",
-            "boot_id",
-            "pid_namespace",
-            "health",
-            "error",
-            "export_note",
-            "body_error",
-            "capped_by",
-            "backend",
-            "method",
-            "region",
-            "url",
-            "verified",
-        ),
-        _text,
-    ),
+    **dict.fromkeys(("kind", "name", "reason_code", "host", "boot_id", "pid_namespace", "health"), _text),
+    **dict.fromkeys(("error", "export_note", "body_error", "capped_by", "backend", "method"), _text),
+    **dict.fromkeys(("region", "url", "verified"), _text),
     "thread": _scalar,
     "version": _scalar,
 }

@@ -41,9 +41,7 @@ def read_engine(data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any]
 
 
 def _say_what_it_means(entry: CaptureEntry, writer: object, *, ended: str) -> None:
-    """Set the current status of a pending entry: its process still works on it, is dead, or cannot be
-    checked from here.
-    """
+    """Set the current status of a pending entry: its process works on it, is dead, or cannot be checked."""
     if not entry.pending:
         return
     alive = _is_alive(writer)
@@ -59,9 +57,7 @@ def _say_what_it_means(entry: CaptureEntry, writer: object, *, ended: str) -> No
 
 
 def read_after(key: str, data: Mapping[str, Any], writer: object) -> tuple[dict[str, Any], list[str]]:
-    """Return the result of an upload or a command, or a deletion, and its problems; `key` is one of
-    `AFTER`.
-    """
+    """Return an upload, a command or a deletion, and its problems; `key` is one of `AFTER`."""
     entry, problems = AFTER[key].from_dict(data)
     if isinstance(entry, CompletionEntry) and entry.status == "lost" and _is_alive(writer):
         entry.update(status="running", error=None)

@@ -27,6 +27,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,33 +43,12 @@ from stepprof.host.atomic_files import (
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.run.folders import make_folder
-from stepprof.run.names import safe_name
+from stepprof.run.names import RUN_FILE, safe_name
 from stepprof.run.output_root import output_root
-from stepprof.run.rendezvous import RUN_FILE
 from stepprof.run.run_id import agree_on_run
 
 if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
-
-__all__ = [
-    "AFTER",
-    "MANIFEST",
-    "ON_COMPLETE",
-    "PRUNED",
-    "REQUESTS",
-    "RUN_FILE",
-    "SPANS",
-    "STATUS",
-    "Claim",
-    "RunDir",
-    "is_alive",
-    "open_run",
-    "publish",
-    "step_folder",
-    "step_number",
-    "write_atomically",
-    "writer_identity",
-]
 
 SPANS = "spans"
 MANIFEST = "manifest"
@@ -264,11 +244,8 @@ class RunDir:
                 return None
             try:
                 holder = read_table(path)
-            except (
-                OSError,
-                ValueError,
-            ):  # being written, or shown late by the file system: it is taken
-                return {}
+            except (OSError, ValueError):
+                return {}  # being written, or shown late by the file system: it is taken
             if is_alive(holder) is not False:
                 return holder
             number += 1
@@ -296,21 +273,18 @@ class RunDir:
         return path
 
 
+@dataclass(eq=False, slots=True)
 class Claim:
-    """The place of one target in a step: `folder` is the step's, `stem` the path of its artifacts
-    below it without a suffix, `fragment` its part of the manifest.
+    """The place of one target in a step."""
 
-    `before` is the fragment with the same name and the previous number, if any.
-    """
-
-    def __init__(self, folder: Path, stem: str, fragment: Path, before: Path | None = None) -> None:
-        self.folder = folder
-        self.stem = stem
-        self.fragment = fragment
-        self.before = before
-
-    def __repr__(self) -> str:
-        return f"Claim({str(self.fragment)!r})"
+    folder: Path
+    """The step's folder."""
+    stem: str
+    """The path of its artifacts below the folder, without a suffix."""
+    fragment: Path
+    """Its part of the manifest."""
+    before: Path | None = None
+    """The fragment with the same name and the previous number, if any."""
 
     def write(self, content: Mapping[str, object]) -> None:
         """Replace our fragment atomically by a newer version.
@@ -335,9 +309,7 @@ class Claim:
 
 
 def _artifacts_folder(name: str) -> str:
-    """Return the folder of a role's artifacts. A role named like the folder of the fragments gets
-    another one.
-    """
+    """Return the folder of a role's artifacts, which is never that of the fragments."""
     return f"{name}-artifacts" if name.lower() == MANIFEST else name
 
 
@@ -347,7 +319,5 @@ def _part(rank: int | str) -> str:
 
 
 def _dump(content: Mapping[str, object]) -> bytes:
-    """Return JSON with one value per line. An indented form would take four times as long, while
-    training waits.
-    """
+    """Return JSON with one value per line: training waits, and indenting takes four times as long."""
     return json.dumps(content, separators=(",\n ", ": "), default=str).encode()

@@ -16,14 +16,13 @@ from typing import Any
 
 from stepprof.formatting import counted
 from stepprof.host.clock import Anchor
-from stepprof.host.plain_files import readable
+from stepprof.host.plain_files import json_files, readable
 from stepprof.run.fields import cut, wrong
 from stepprof.run.fragments import read_after, read_clock, read_engine, read_window
-from stepprof.run.layout import MANIFEST, RUN_FILE, step_folder
+from stepprof.run.layout import MANIFEST, step_folder
+from stepprof.run.names import RUN_FILE
 from stepprof.run.runs import load_table, run_id_of, run_problems
 from stepprof.run.schema import AFTER
-
-__all__ = ["read_clocks", "read_step"]
 
 SCHEMA_VERSION = 1
 _MOST_ENTRIES = 100_000
@@ -53,7 +52,7 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
         manifest["findings"].append({"fragment": fragment, "problem": problem})
 
     try:
-        files = _fragments(path, step)
+        files = json_files(path / step_folder(step) / MANIFEST)
     except OSError as error:
         find(f"the step has no manifest: {error.strerror}")
         return manifest
@@ -96,7 +95,7 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
         {fragment, host, boot_id, anchor, clocks} of each: the writer's host, boot and anchor (None if not stated), and its comparisons. Unreadable fragments are omitted; `read_step` reports them.
     """
     try:
-        files = _fragments(path, step)
+        files = json_files(path / step_folder(step) / MANIFEST)
     except OSError:
         return []
     written = []
@@ -119,13 +118,6 @@ def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:
             }
         )
     return written
-
-
-def _fragments(path: Path, step: int) -> list[Path]:
-    """Return the files of a step's manifest. Names are compared, not paths: that takes much longer."""
-    files = (path / step_folder(step) / MANIFEST).iterdir()
-    found = (file for file in files if file.suffix == ".json" and file.name[0] != ".")
-    return sorted(found, key=lambda file: file.name)
 
 
 def _add_entries(manifest: dict[str, Any], content: Mapping[str, Any], name: str, find: _Find) -> None:

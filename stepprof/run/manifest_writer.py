@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import StepprofError
 from stepprof.host.clock import Anchor
+from stepprof.host.process_identity import writer_identity
 from stepprof.log import logger
 from stepprof.redaction import MOST, quoted, redacted
 from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
-from stepprof.run.layout import Claim, RunDir, writer_identity
+from stepprof.run.layout import Claim, RunDir
 from stepprof.run.model import Artifact, Outcome, Window
 from stepprof.run.schema import CaptureEntry, EngineEntry, Entry, UploadEntry, WindowEntry
 
@@ -53,9 +54,7 @@ class Origin:
         """Called with every fragment after a version of it was written."""
 
     def unix_ns(self, monotonic_ns: int) -> int:
-        """Convert a ``perf_counter_ns`` reading to Unix time, by the wall clock at the beginning of
-        the session.
-        """
+        """Convert a ``perf_counter_ns`` reading to Unix time, by the wall clock when the session began."""
         return self.anchor.to_unix_ns(monotonic_ns)
 
     def metadata(self, window: Window) -> dict[str, object]:

@@ -7,6 +7,7 @@ import re
 
 from stepprof.errors import ConfigError
 
+RUN_FILE = "run.json"
 LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

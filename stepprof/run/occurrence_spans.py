@@ -77,9 +77,7 @@ class Portion:
         return gap(wanted, visit) if self.comparable and wanted is not None else 0
 
     def _is_in_order(self, visits: Sequence[Span]) -> bool:
-        """Return whether the process visited the step as often as it was recorded, with the same
-        pauses.
-        """
+        """Return whether the process visited the step as often as it was recorded, with the same pauses."""
         if len(visits) != len(self.spans):
             return False
         pairs = [(span, visit) for span, visit in zip(self.spans, visits, strict=True) if span is not None]
@@ -94,9 +92,7 @@ class Portion:
         return min(known)[1]
 
     def _between(self) -> Span:
-        """Return the interval from half-way after the previous occurrence to half-way before the next
-        one.
-        """
+        """Return the interval from half-way after the previous occurrence to half-way before the next one."""
         edges = [span for span in self.spans if span is not None]
         at = edges.index(self.spans[self.index])  # type: ignore[arg-type]
         begin = ALWAYS[0] if at == 0 else (edges[at - 1][1] + edges[at][0]) // 2
@@ -310,23 +306,22 @@ def unclear(step: int, visits: int, recorded: int) -> str:
 
 def windows_in(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
     """Yield the windows of a step."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            for line in span_lines(path, step):
-                span = parse_span(line)
-                if span is not None and span.get("step") == step and (window := window_of(span)) is not None:
-                    yield window
+    return _windows(paths, partial(span_lines, step=step), lambda number: number == step)
 
 
 def other_windows(paths: Iterable[Path], step: int) -> Iterator[SpanWindow]:
-    """Yield the windows of all other steps in the span files of a process. Damaged lines are reported
-    with the step itself.
-    """
+    """Yield the windows of all other steps in the span files of a process, without damaged lines."""
+    return _windows(paths, partial(span_lines, windows=True), lambda number: number != step)
+
+
+def _windows(
+    paths: Iterable[Path], lines: Callable[[Path], Iterator[bytes]], is_wanted: Callable[[object], bool]
+) -> Iterator[SpanWindow]:
     for path in paths:
         with contextlib.suppress(OSError):
-            for line in span_lines(path, windows=True):
-                span = parse_span(line)
-                if span is not None and span.get("step") != step and (window := window_of(span)) is not None:
+            for span in filter(None, map(parse_span, lines(path))):
+                window = window_of(span)
+                if window is not None and is_wanted(span.get("step")):
                     yield window
 
 

@@ -123,32 +123,21 @@ def split(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def of_fragments(manifest: Mapping[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, Any]:
     """Return a manifest with the entries of some fragments, their post-step work, and their findings."""
-    of = {
-        kind: [entry for entry in manifest[kind] if is_wanted(entry["fragment"])]
-        for kind in ("windows", "engines")
-    }
-    others = {entry["fragment"] for kind in of for entry in manifest[kind]} - {
-        entry["fragment"] for entries in of.values() for entry in entries
-    }
-    left = {
-        artifact["path"]
-        for kind in of
-        for entry in manifest[kind]
-        if entry["fragment"] in others
-        for artifact in entry["artifacts"]
-    }
+    windows, engines = manifest["windows"], manifest["engines"]
+    dropped = [entry for entry in (*windows, *engines) if not is_wanted(entry["fragment"])]
+    others = {entry["fragment"] for entry in dropped}
+    left = {artifact["path"] for entry in dropped for artifact in entry["artifacts"]}
     return {
         **manifest,
-        **of,
+        "windows": [entry for entry in windows if entry["fragment"] not in others],
+        "engines": [entry for entry in engines if entry["fragment"] not in others],
         "uploads": [each for each in manifest["uploads"] if each["path"] not in left],
         "findings": [each for each in manifest["findings"] if each["fragment"] not in others],
     }
 
 
 def choose(count: int, wanted: int | None, step: int) -> int:
-    """Return the number of the wanted occurrence; None: the last one. Raise ConfigError if it is not
-    recorded.
-    """
+    """Return the number of the wanted occurrence; None: the last one. Raise ConfigError if there is none."""
     if wanted is None:
         return count
     if not 1 <= wanted <= count:

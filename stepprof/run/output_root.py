@@ -1,6 +1,4 @@
-"""Find the absolute folder that holds the runs of a process, even if Ray has given the process a
-working directory that it deletes.
-"""
+"""Find the folder of the runs of a process, even if Ray deletes its working directory."""
 
 from __future__ import annotations
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REACH_SECONDS = 2.5
-"""Seconds until every rank has seen a request: ranks look once a second, and a busy file system shows
-it late.
-"""
+"""Seconds until every rank has seen a request: they look once a second, and file systems may be slow."""
 
 MOST_UNSEEN_SECONDS = 15.0
 """Extrapolate the position of a rank at most this far beyond its last status."""

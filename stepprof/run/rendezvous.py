@@ -43,15 +43,12 @@ from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
-from stepprof.run.names import is_plain_name
+from stepprof.run.names import RUN_FILE, is_plain_name
 
 CLAIMS = ".claims"
-RUN_FILE = "run.json"
 _BOOT = Path("/proc/stat")
 JOIN_WITHIN_SECONDS = 600.0
-"""Launchers of one job on several hosts begin within this time of each other; a later one is another
-job.
-"""
+"""Launchers of one job on several hosts begin within this time; a later one is another job."""
 MOST_FILES = 50_000
 """Maximum number of files in a folder of claims; a job makes two or three."""
 MOST_ROUNDS = 1000
@@ -124,9 +121,7 @@ def claim_for_process(output_dir: Path) -> str:
 
 
 def run_of_parent(output_dir: Path) -> str | None:
-    """Return the last run that the parent of this process has opened; None if it has opened none here,
-    or has its run in common with other processes.
-    """
+    """Return the last run that the parent of this process has opened here, and shares with no other process."""
     parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
     opened: list[tuple[float, str]] = []
     with contextlib.suppress(OSError):
@@ -216,9 +211,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _may_join(claim: dict[str, object], launcher: Launcher, world_size: int | None) -> bool:
-    """Return whether a launcher may join a claim: its own one always, another one with the same world
-    size and about the same start.
-    """
+    """Return whether a launcher may join a claim: its own, or one of the same size that began about then."""
     if claim.get("launcher") == launcher.token:
         return True
     if claim.get("world_size") != world_size:
@@ -246,9 +239,7 @@ def _read(path: Path) -> dict[str, object] | None:
 
 
 def _read_own(path: Path) -> dict[str, object]:
-    """Return the object in a file of this user. Raise ConfigError if it is no such file, ValueError if
-    it has no object, and OSError.
-    """
+    """Return the object in a file of this user. Raise ConfigError, ValueError (no object) or OSError."""
     content = parse_json(read_own(path, owner_for(path)))
     if not isinstance(content, dict):
         raise ValueError("no table")

@@ -89,9 +89,7 @@ class Request:
     def make(
         cls, step: int, *, count: int = 1, role: str | None = None, reason: str = "trigger", **changes: object
     ) -> Request:
-        """Return a new request with a unique name. A change that is None is ignored. Raise
-        ConfigError.
-        """
+        """Return a new request with a unique name; a change that is None is ignored. Raise ConfigError."""
         return cls(
             name=f"step-{step}-{secrets.token_hex(6)}",
             step=step,
@@ -125,17 +123,8 @@ class Request:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON-able data."""
-        return {
-            "schema_version": 1,
-            "name": self.name,
-            "step": self.step,
-            "count": self.count,
-            "role": self.role,
-            "changes": dict(self.changes),
-            "reason": self.reason,
-            "made_unix_ns": self.made_unix_ns,
-            "by": self.by,
-        }
+        fields = {key: getattr(self, key) for key in keys_of(Request)}
+        return {"schema_version": 1, **fields, "changes": dict(self.changes)}
 
     @property
     def last_step(self) -> int:
@@ -157,9 +146,7 @@ class Request:
         return self.role is None or self.role == role
 
     def policy(self, base: Policy) -> Policy:
-        """Return the policy of the requested steps, based on the configured one. Raise ConfigError for
-        a conflict.
-        """
+        """Return the policy of the requested steps, by the configured one. Raise ConfigError for a conflict."""
         with under(f"request {self.name}"):
             policy = resolve(base, self._laid)
         return replace(policy, steps=self.steps) if policy.enabled else policy
@@ -176,9 +163,7 @@ def place_request(run: Path, request: Request) -> Path:
 
 
 def withdraw_request(run: Path, name: str) -> bool:
-    """Withdraw a request. Return False if it was withdrawn before. Raise ConfigError if it does not
-    exist, or OSError.
-    """
+    """Withdraw a request. Return False if it was already. Raise ConfigError if it is unknown, or OSError."""
     folder = run / REQUESTS
     if not _is_name(name) or not (folder / f"{name}.json").is_file():
         known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []

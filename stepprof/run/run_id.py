@@ -36,9 +36,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|\[::1\]|0\.0\.0\.0")
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The name of the run and its source. run.json has both: compare them if two ranks are in two
-    runs.
-    """
+    """The name of the run and its source. run.json has both, to compare ranks that are in two runs."""
 
     run_id: str
     source: str
@@ -92,9 +90,7 @@ def agree_on_run(
 
 
 def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
-    """Return a string that is the same in every process of a job and differs between jobs, whatever
-    the run's name; None if unknown.
-    """
+    """Return a string that only the processes of this job have, whatever the run's name; None if unknown."""
     launched = _ray_job(environ) or _elastic_run(environ)
     if launched:
         return launched
@@ -109,9 +105,7 @@ def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
 
 
 def _is_loopback(environ: Mapping[str, str]) -> bool:
-    """Return whether the rendezvous address is a loopback address, which names another machine on
-    every machine.
-    """
+    """Return whether the rendezvous address is a loopback address, which every machine has."""
     return bool(_LOOPBACK.fullmatch(environ["MASTER_ADDR"]))
 
 
@@ -170,9 +164,7 @@ def _ray_job(environ: Mapping[str, str]) -> str | None:
     try:
         return _ask_ray(ray, environ)
     except Exception as error:  # noqa: BLE001 - whatever Ray's internals raise, it must not reach the user's init
-        from stepprof.log import (
-            logger,
-        )  # imported here: readers of a run share this module and need no structlog
+        from stepprof.log import logger  # readers of a run work without structlog
 
         logger.warning("run.job_unnamed", reason=f"{type(error).__name__}: {error}")
         return None

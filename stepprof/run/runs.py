@@ -10,19 +10,8 @@ from typing import Any
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import read_table
 from stepprof.run.fields import LONGEST_NAME, cut, wrong
-from stepprof.run.layout import MANIFEST, RUN_FILE, SPANS, step_folder, step_number
-
-__all__ = [
-    "find_run",
-    "find_step",
-    "is_run",
-    "list_runs",
-    "load_table",
-    "read_run",
-    "run_id_of",
-    "run_problems",
-    "steps",
-]
+from stepprof.run.layout import MANIFEST, SPANS, step_folder, step_number
+from stepprof.run.names import RUN_FILE
 
 
 def find_run(output_dir: Path, run: str | None = None) -> Path:
@@ -112,7 +101,8 @@ def run_id_of(path: Path) -> str:
 def steps(path: Path) -> list[int]:
     """Return the steps that have a folder in the run, in order."""
     try:
-        numbers = [step_number(child.name) for child in path.iterdir() if child.is_dir()]
+        with os.scandir(path) as entries:
+            numbers = [step_number(entry.name) for entry in entries if entry.is_dir()]
     except OSError:
         return []
     return sorted(number for number in numbers if number is not None)

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepprof.formatting import duration
 from stepprof.host.clock import Anchor
-from stepprof.host.plain_files import data_bytes, open_plain, read_table
+from stepprof.host.plain_files import data_bytes, json_files, open_plain, read_table
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import MANIFEST, SPANS, step_folder
 from stepprof.run.runs import read_run, steps
@@ -77,9 +77,7 @@ class Evidence:
 
 
 def evidence_of(path: Path) -> Evidence:
-    """Return what a run directory shows of its processes: `run.json`, all fragments, the first and
-    last line of each span file.
-    """
+    """Return what `run.json`, all fragments, and the first and last line of each span file show."""
     run = read_run(path)
     writer, created, named_by = (run.get(key) for key in ("writer", "created_unix_ns", "run_id_from"))
     found = Evidence(_founder(run), named_by if isinstance(named_by, str) else None)
@@ -146,9 +144,7 @@ def parts_of_one_run(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def _rank_apart(one: Evidence, other: Evidence) -> str | None:
-    """Return a rank and role that two processes had at overlapping times, one in each directory. A
-    restart does not count.
-    """
+    """Return a rank and role of two processes, one in each directory, at overlapping times (no restart)."""
     if one.life is None or other.life is None:
         return None
     at_once = one.life.overlaps(other.life)
@@ -205,7 +201,7 @@ def _is_time(value: object) -> bool:
 def _tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the fragments of a step; damaged ones are reported when the step is read."""
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix == ".json" and file.name[0] != ".")
+        files = json_files(folder)
     except OSError:
         return
     for file in files:

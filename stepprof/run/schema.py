@@ -133,9 +133,7 @@ def _unchecked(value: object) -> None:
 
 @dataclass(eq=False)
 class CaptureEntry(Entry):
-    """The common fields of windows and engines. An entry is written ahead as `lost`, which is true if
-    its process dies.
-    """
+    """The common fields of windows and engines. Written ahead as `lost`, which is true if the process dies."""
 
     checks: ClassVar[Mapping[str, Check]] = {
         "role": _role,

@@ -106,9 +106,7 @@ def _is_sound(span: Any) -> bool:
 
 
 def _decoder() -> Callable[[bytes], dict[str, Any]]:
-    """Return a function that parses a valid line, by the rules of `_is_sound`; it raises ValueError or
-    RecursionError for any other line.
-    """
+    """Return a parser of lines that `_is_sound` accepts; it raises ValueError or RecursionError for others."""
     try:
         import msgspec
     except ImportError:  # the base installation: ten times as slow

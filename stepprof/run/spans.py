@@ -12,10 +12,7 @@ from stepprof.run.fields import is_rank
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
-__all__ = ["EVIDENCE", "read_spans"]
-
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
-
 
 EVIDENCE = frozenset({"gc", "stack", "tasks", "usage"})
 """The kinds of lines that are evidence of a recorded window, and no spans (`stepprof.run.evidence`)."""

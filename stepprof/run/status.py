@@ -16,7 +16,7 @@ from typing import Any
 from stepprof.config.selection import Steps
 from stepprof.errors import ConfigError
 from stepprof.formatting import ranges
-from stepprof.host.plain_files import read_table
+from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.run.layout import STATUS
 from stepprof.run.process_status import ProcessStatus
@@ -35,9 +35,7 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
         For each file in `status/` the fields that `stepprof.recording.control.status_publisher` writes (None if missing or of a wrong type), and `condition` ("live", "stale", "ended", "crashed", "replaced" or "damaged"), `age_seconds` since it was written (by the clock of its writer or of the file system, whichever is nearer to this host's), `uid` (its owner), and `file` (its name).
     """
     try:
-        files = sorted(
-            path for path in (run / STATUS).iterdir() if path.suffix == ".json" and path.name[0] != "."
-        )
+        files = json_files(run / STATUS)
     except OSError:
         return []
     found = [status for path in files if (status := _read(path)) is not None]
@@ -46,9 +44,7 @@ def read_statuses(run: Path) -> list[dict[str, Any]]:
 
 
 def missed_requests(run: Path, step: int) -> list[str]:
-    """Return which ranks could not record this step although it was requested, one line per request
-    and reason.
-    """
+    """Return which ranks could not record this step although requested: a line per request and reason."""
     ranks: dict[tuple[str, str, str | None], list[int | str]] = {}
     for status in read_statuses(run):
         for name, seen in status["requests"].items():
@@ -91,9 +87,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _age(published_ns: int, changed_ns: int | None) -> float:
-    """Return the age of a file by the clock of its writer or of the file system: the clock of one node
-    may be wrong by hours.
-    """
+    """Return the age of a file by its writer's or the file system's clock: one node's may be wrong by hours."""
     now = time.time_ns()
     ages = [(now - at) / 1e9 for at in (published_ns, changed_ns) if at is not None]
     return min((age for age in ages if age >= 0), default=0.0)
@@ -111,9 +105,7 @@ def _condition(status: Mapping[str, Any], age: float | None) -> str:
 
 
 def _find_replaced(statuses: Sequence[dict[str, Any]]) -> None:
-    """Mark the files of a dead job that was started again in the same run, perhaps on other hosts or
-    with fewer ranks.
-    """
+    """Mark the files of a dead job that was started again, perhaps on other hosts or with fewer ranks."""
     live = [each for each in statuses if each["condition"] == LIVE and each["started_unix_ns"] is not None]
     if not live:
         return

@@ -1,6 +1,4 @@
-"""Summarise a recorded step: counts of its manifest, seconds per region of its spans, and missing
-windows.
-"""
+"""Summarise a recorded step: counts of its manifest, seconds per region, and missing windows."""
 
 from __future__ import annotations
 
@@ -121,9 +119,7 @@ def held_seconds(window: Mapping[str, Any]) -> float:
 
 
 def without_references(engines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the engines without the entries that only refer to another process, if that process has
-    an entry.
-    """
+    """Return the engines without entries that only refer to another process, if that one has an entry."""
     engines = list(engines)
     known = {name for engine in engines if not _is_elsewhere(engine) for name in _names(engine)}
     return [
@@ -153,9 +149,7 @@ def _is_elsewhere(engine: Mapping[str, Any]) -> bool:
 
 
 def _names(engine: Mapping[str, Any]) -> tuple[tuple[object, ...], ...]:
-    """Return the identities of an engine, for entries of other processes: its URL or number may differ
-    there.
-    """
+    """Return the identities of an engine: its URL or number may differ in entries of other processes."""
     which = (engine["role"], engine["occurrence"])
     return ((*which, "name", engine["name"]), (*which, "replica", engine["replica"]))
 
@@ -201,9 +195,7 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
             continue
         try:
             selected = Ranks.parse(text)
-        except (
-            ConfigError
-        ):  # another version of stepprof with other selections: nothing is reported as missing
+        except ConfigError:  # of another version of stepprof: nothing is reported as missing
             continue
         there = {window["rank"] for window in windows}
         absent, count = _first_absent(selected, world, there)
@@ -218,9 +210,7 @@ def absent_ranks(path: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _first_absent(selected: Ranks, world: int, there: Collection[object]) -> tuple[list[int], int]:
-    """Return the first few selected ranks that are missing, and their number, for any stated world
-    size.
-    """
+    """Return the first few missing ranks among the selected, and the number of all, for any world size."""
     here = sorted(rank for rank in there if isinstance(rank, int))
     absent: list[int] = []
     count = 0

@@ -124,9 +124,7 @@ def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[di
 
 
 def _check_user(path: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a request of another user, as the ranks would. Its folder would belong to that user, and
-    be closed to the job.
-    """
+    """Refuse another user's request, as the ranks would: its folder would be closed to the job."""
     users = {status["uid"] for status in statuses if status["uid"] is not None}
     if hasattr(os, "getuid") and users and os.getuid() not in users:
         uid = own_uid(path)

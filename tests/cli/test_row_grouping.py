@@ -15,8 +15,8 @@ from stepprof.cli.commands.show import render_step
 from stepprof.cli.main import main
 from stepprof.cli.row_grouping import FULL_ROWS, bounded, grouped, spread
 from stepprof.formatting import label_ranges, ranges
+from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.state import State
-from stepprof.run.layout import writer_identity
 
 RANKS = 4096
 LINES = 40

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
-from stepprof.run.layout import open_run, writer_identity
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.layout import open_run
 
 TRACE = json.dumps(
     {

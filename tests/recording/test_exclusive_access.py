@@ -61,6 +61,7 @@ class TestExclusiveAccess:
         for timeout in (0, 1):
             with pytest.raises(StateError, match="already acting on the target"):
                 access.acquire(timeout)
+            assert not access.take(timeout)
         assert not elsewhere(lambda: access.acquire(0))
         access.release()
         assert access.acquire(0)
@@ -87,5 +88,8 @@ class TestExclusiveAccess:
             return access.acquire(0, by=sys._getframe(1))
 
         assert take()
+        assert elsewhere(lambda: access.held_elsewhere)
+        access.release()
+        assert access.take(0)
         assert elsewhere(lambda: access.held_elsewhere)
         assert not elsewhere(lambda: access.acquire(0.01))

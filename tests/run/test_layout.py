@@ -12,7 +12,8 @@ import pytest
 
 from stepprof.errors import ConfigError
 from stepprof.host import atomic_files
-from stepprof.run.layout import open_run, publish, step_folder, step_number, write_atomically
+from stepprof.host.atomic_files import publish, write_atomically
+from stepprof.run.layout import open_run, step_folder, step_number
 
 
 def make_run(output_dir, **given):

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from stepprof.errors import ConfigError
-from stepprof.run.layout import open_run, writer_identity
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.layout import open_run
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import find_run, is_run, list_runs, read_run, steps
 from stepprof.run.spans import read_spans

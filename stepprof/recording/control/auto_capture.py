@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,37 +37,26 @@ TRIES = 4
 """Maximum number of steps to request, if each has begun before its request was accepted."""
 
 
+@dataclass(eq=False)
 class AutoCaptures:
-    """The captures that this process requests.
+    """The captures that this process requests."""
 
-    Args:
-        run: the run directory.
-        options: the budget.
-        selector: selects the steps of this process.
-        probe: returns why a policy's backend cannot record here, or None; performs its slow imports.
-    """
-
-    def __init__(
-        self,
-        run: Path,
-        options: WatchOptions,
-        selector: Selector,
-        probe: Callable[[Policy], str | None],
-    ) -> None:
-        self._run = run
-        self._options = options
-        self._selector = selector
-        self._probe = probe
-        self._asked: Request | None = None
-        self._claim: tuple[Path, dict[str, Any]] | None = None
-        self._tries = 0
+    run: Path
+    """The run directory."""
+    options: WatchOptions
+    """The budget."""
+    selector: Selector
+    """Selects the steps of this process."""
+    probe: Callable[[Policy], str | None]
+    """Returns why a policy's backend cannot record here, or None; performs its slow imports."""
+    _asked: Request | None = field(default=None, init=False)
+    _claim: tuple[Path, dict[str, Any]] | None = field(default=None, init=False)
+    _tries: int = field(default=0, init=False)
 
     def record(
         self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
     ) -> str:
-        """Request the next step of the role because of a finding. Return the result in a few words;
-        never raise.
-        """
+        """Request the next step of the role because of a finding. Return the result as text; never raise."""
         if self._asked is not None:
             return f"none: the capture of step {self._asked.step} is pending"
         try:
@@ -77,35 +67,33 @@ class AutoCaptures:
     def _try_to_record(
         self, what: str, facts: Mapping[str, object], role: str | None, next_step: Callable[[], int]
     ) -> str:
-        if not self._options.max_captures:
+        if not self.options.max_captures:
             return "none: max_captures = 0"
-        policy = self._selector.policy(role)
+        policy = self.selector.policy(role)
         if not policy.enabled:
             return f'none: the role "{role}" is disabled by the configuration'
-        problem = self._probe(policy)
+        problem = self.probe(policy)
         if problem is not None:
             return f"none: {'+'.join(policy.backend)} cannot record here: {problem}"
-        rank, step = self._selector.identity.rank, next_step()
-        request = self._request(what, role, step, policy, rank)
-        facts = {"what": what, **facts, "writer": writer_identity()}
-        claim = self._take(int(str(facts["step"])), {**facts, **self._target(request, rank)})
+        rank = self.selector.identity.rank
+        request = self._request(what, role, next_step(), policy, rank)
+        claim = self._take(what, facts, request, rank)
         if isinstance(claim, str):
             return claim
         self._claim, self._tries = claim, 1
         self._ask(request)
-        return f"step {step}"
+        return f"step {request.step}"
 
     def record_elsewhere(self, what: str, facts: Mapping[str, object], rank: int, step: int) -> str:
         """Request this step of another rank, as a person would; never raise."""
-        if not self._options.max_captures:
+        if not self.options.max_captures:
             return "none: max_captures = 0"
         try:
-            request = self._request(what, None, step, self._selector.policy(None), rank)
-            content = {"what": what, **facts, "writer": writer_identity(), **self._target(request, rank)}
-            claim = self._take(int(str(facts["step"])), content)
+            request = self._request(what, None, step, self.selector.policy(None), rank)
+            claim = self._take(what, facts, request, rank)
             if isinstance(claim, str):
                 return claim
-            place_request(self._run, request)
+            place_request(self.run, request)
         except (OSError, ConfigError) as error:
             return f"none: {error}"
         return f"step {step}"
@@ -124,36 +112,40 @@ class AutoCaptures:
         return {"capture_step": request.step, "capture_rank": rank, "request": request.name}
 
     def _ask(self, request: Request) -> None:
-        self._selector.request(request)
+        self.selector.request(request)
         self._asked = request
 
     # -- the budget
 
-    def _take(self, step: int, content: dict[str, Any]) -> tuple[Path, dict[str, Any]] | str:
-        """Take the next part of the budget, or return why there is none for this step."""
+    def _take(
+        self, what: str, facts: Mapping[str, object], request: Request, rank: int | str
+    ) -> tuple[Path, dict[str, Any]] | str:
+        """Take the next part of the budget, or return why there is none for the step of the finding."""
+        step = facts["step"]
+        content = {"what": what, **facts, "writer": writer_identity(), **self._target(request, rank)}
         left = self._left()
         if left is not None and left <= 0:
             return f"none: the captures of this run have used up max_bytes = {size(self._limit)}"
-        folder = self._run / WATCH
+        folder = self.run / WATCH
         folder.mkdir(exist_ok=True)
-        for number in range(1, self._options.max_captures + 1):
+        for number in range(1, self.options.max_captures + 1):
             path = folder / f"{number:06d}.json"
             if not path.exists() and write_exclusively(path, _dump(content)):
                 return path, content
             claim = _read(path)
             if claim.get("step") == step and not _is_over(claim.get("writer")):
                 return f"none: another rank records for step {step}"
-        return f"none: max_captures = {self._options.max_captures} of this run are used up"
+        return f"none: max_captures = {self.options.max_captures} of this run are used up"
 
     @property
     def _limit(self) -> int | None:
-        return self._options.max_bytes if isinstance(self._options.max_bytes, int) else None
+        return self.options.max_bytes if isinstance(self.options.max_bytes, int) else None
 
     def _left(self) -> int | None:
         """Return the remaining bytes; None: unlimited."""
         if self._limit is None:
             return None
-        claims = (_read(path) for path in sorted((self._run / WATCH).glob("*.json")))
+        claims = (_read(path) for path in sorted((self.run / WATCH).glob("*.json")))
         return self._limit - sum(self._bytes_of(claim) for claim in claims)
 
     def _bytes_of(self, claim: Mapping[str, Any]) -> int:
@@ -163,8 +155,8 @@ class AutoCaptures:
         # a process without a rank records its attached engines
         pattern = f"*/rank-{rank}.*" if isinstance(rank, int) else "*/**/*"
         # deleted artifacts count too
-        total = _pruned_bytes(self._run / step_folder(step) / MANIFEST / PRUNED)
-        for file in (self._run / step_folder(step)).glob(pattern):
+        total = _pruned_bytes(self.run / step_folder(step) / MANIFEST / PRUNED)
+        for file in (self.run / step_folder(step)).glob(pattern):
             with contextlib.suppress(OSError):  # deleted meanwhile: it uses no budget
                 total += file.stat().st_size if file.parent.name != "manifest" and file.is_file() else 0
         return total
@@ -182,8 +174,8 @@ class AutoCaptures:
         if asked is None or claim is None or last is None or last <= asked.step:
             return
         self._asked = None
-        self._selector.withdraw(asked.name)
-        if self._selector.was_entered(asked.step):
+        self.selector.withdraw(asked.name)
+        if self.selector.was_entered(asked.step):
             return
         if self._tries >= TRIES:
             logger.warning(

@@ -179,9 +179,7 @@ class Live:
         return None
 
     def _begun(self) -> int | None:
-        """Return the furthest step that has begun. If two overlap, the last entered window may be of
-        the earlier one.
-        """
+        """Return the furthest step that has begun: of two that overlap, the earlier may be entered last."""
         last = self._session.last_step
         if last is None:
             return None

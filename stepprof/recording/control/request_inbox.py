@@ -55,9 +55,7 @@ KNOWN = 4096
 """Maximum number of files to read in a run: people make fewer requests."""
 
 LOGGED = 8
-"""Number of refused files that are logged one by one. Beyond that, one line is logged whenever their
-number has doubled.
-"""
+"""Number of refused files that are logged one by one; then one line whenever their number has doubled."""
 
 OVERLAP = 8
 """In asynchronous training, windows of a step may be entered until this many later steps have begun."""

@@ -30,17 +30,11 @@ BEAT_SECONDS = 5.0
 LEAST_SECONDS = 0.9
 """Shortest time: one per round of the background thread."""
 
+STEP_SECONDS = 2.0
+"""Longest delay of a new step's publication."""
+
 MANY_RANKS = 64
 """In larger jobs a new step alone is published with the heartbeat, to spare the file system."""
-
-
-def progress_seconds(world_size: int | None) -> float:
-    """Return the longest delay of a new step's publication, in seconds.
-
-    >>> progress_seconds(8), progress_seconds(1000)
-    (2.0, 5.0)
-    """
-    return BEAT_SECONDS if world_size is not None and world_size > MANY_RANKS else 2.0
 
 
 class Publisher:
@@ -73,8 +67,8 @@ class Publisher:
         if age < LEAST_SECONDS or (self._failed and age < BEAT_SECONDS):
             return
         condition, progress = self._look(), self._look_on()
-        waits = progress_seconds(self._origin.world_size)
-        if condition == self._published and age < (BEAT_SECONDS if progress == self._progress else waits):
+        waits_for_beat = progress == self._progress or (self._origin.world_size or 1) > MANY_RANKS
+        if condition == self._published and age < (BEAT_SECONDS if waits_for_beat else STEP_SECONDS):
             return
         self._write(condition, progress, ended=False)
 

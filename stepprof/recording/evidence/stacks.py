@@ -274,9 +274,7 @@ class StackSampler:
         return total
 
     def _count(self, total: ThreadTotal, begin: int, now: int) -> tuple[float, float] | None:
-        """Add what the thread used since the last sample to its stretch, up to `begin`. Return the rest;
-        None: the thread has ended.
-        """
+        """Add what the thread used since then, up to `begin`. Return the rest; None: it has ended."""
         before, since = total.last, max(now - total.end_ns, 1)
         counts = total.times.read()
         total.end_ns = now

@@ -16,10 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stepprof.host.own_files import is_foreign
-from stepprof.host.plain_files import read_table
+from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.log import logger
-from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder, step_number
+from stepprof.run.fields import path_problem
+from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder
 from stepprof.run.reasons import is_pending
 from stepprof.run.status import read_statuses
 
@@ -110,9 +111,7 @@ class Peers:
         return not alive
 
     def silent(self, process: str, report: object) -> bool:
-        """Return whether a process has had the same report for SILENT_SECONDS, by the clock of this
-        process.
-        """
+        """Return whether a process has had the same report for SILENT_SECONDS, by this process's clock."""
         now = time.monotonic()
         before = self._reports.get(process)
         if before is None or before[0] != report:
@@ -130,16 +129,6 @@ def _named(writer: Mapping[str, Any]) -> str:
     return json.dumps(writer, sort_keys=True)
 
 
-def step_numbers(run: Path) -> list[int]:
-    """Return the steps that have a folder in the run, in order."""
-    try:
-        with os.scandir(run) as entries:
-            found = [step_number(entry.name) for entry in entries]
-    except OSError:
-        return []
-    return sorted(number for number in found if number is not None)
-
-
 def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Step:
     """Return the content of a step's fragments.
 
@@ -151,13 +140,12 @@ def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Ste
     """
     step = Step(number)
     try:
-        with os.scandir(run / step_folder(number) / MANIFEST) as entries:
-            names = sorted(entry.name for entry in entries)
+        files = json_files(run / step_folder(number) / MANIFEST)
     except OSError:
         return step
-    for name in names:
-        if name.endswith(".json") and not name.startswith(".") and name not in (ON_COMPLETE, PRUNED):
-            _add(step, run / step_folder(number) / MANIFEST / name, peers, uploads)
+    for file in files:
+        if file.name not in (ON_COMPLETE, PRUNED):
+            _add(step, file, peers, uploads)
     return step
 
 
@@ -196,7 +184,4 @@ def _tables(value: object) -> list[dict[str, Any]]:
 
 def _is_below(path: object) -> bool:
     """Return whether an artifact's path stays below its step's folder, and outside of the manifest."""
-    if not isinstance(path, str) or not path or "\\" in path or "\0" in path:
-        return False
-    parts = PurePosixPath(path).parts
-    return not path.startswith("/") and ".." not in parts and parts[0] != MANIFEST
+    return path_problem(path) is None and PurePosixPath(str(path)).parts[0] != MANIFEST

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,74 +31,55 @@ LOST = "the process ended before the command did"
 AT_THE_END = "the run ended"
 
 
+@dataclass(eq=False, kw_only=True)
 class Completer:
-    """Runs the command of one configuration.
+    """Runs the command of one configuration."""
 
-    Args:
-        run: the run directory.
-        run_id: the id of the run.
-        argv: the command.
-        timeout_seconds: after this, the command is killed.
-        header: the run and the writer, for the files with the results.
-        stop: kills the command early.
-        uploaded_to: the URL of the uploads; None: there are none.
-    """
+    run: Path
+    """The run directory."""
+    argv: Sequence[str]
+    """The command."""
+    timeout_seconds: float
+    """After this, the command is killed."""
+    header: Mapping[str, object]
+    """The run and the writer, for the files with the results."""
+    stop: threading.Event
+    """Kills the command early."""
+    uploaded_to: str | None
+    """The URL of the uploads; None: there are none."""
+    last_error: str | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        run: Path,
-        run_id: str,
-        argv: Sequence[str],
-        timeout_seconds: float,
-        *,
-        header: Mapping[str, object],
-        stop: threading.Event,
-        uploaded_to: str | None,
-    ) -> None:
-        self.last_error: str | None = None
-        self._run = run
-        self._run_id = run_id
-        self._argv = tuple(argv)
-        self._timeout_seconds = timeout_seconds
-        self._header = header
-        self._stop = stop
-        self._uploaded_to = uploaded_to
-        self._earlier = last_number(run / AFTER / ON_COMPLETE)
-        """Number of earlier jobs in the same run that have ended. Files are counted, because the clock
+    def __post_init__(self) -> None:
+        """Count the earlier jobs in the same run that have ended. Files are counted, because the clock
         of the file system may differ from ours.
         """
+        self._earlier = last_number(self.run / AFTER / ON_COMPLETE)
 
     def missing(self) -> str | None:
         """Return why the command cannot be started here; None if it can."""
-        if shutil.which(self._argv[0]) is None:
-            return f"on_complete: there is no command {self._argv[0]} here, or it may not be run"
+        if shutil.which(self.argv[0]) is None:
+            return f"on_complete: there is no command {self.argv[0]} here, or it may not be run"
         return None
 
     def for_step(self, step: Step) -> Path | None:
-        """Run the command for a complete step. Return the file with the result; None if it was already
-        run, or is not run here.
-        """
-        path = self._ours(self._run / step_folder(step.number) / MANIFEST / ON_COMPLETE)
+        """Run the command for a complete step. Return the file with the result; None: it is not run here."""
+        path = self._ours(self.run / step_folder(step.number) / MANIFEST / ON_COMPLETE)
         if os.path.lexists(path):
             return None
-        facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(self._run / step_folder(step.number))}  # fmt: skip
+        facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(self.run / step_folder(step.number))}  # fmt: skip
         return self._take(path, {"step": step.number}, facts, [step])
 
     def for_run(self, steps: Sequence[Step]) -> Path | None:
-        """Run the command for the run as it is now. Return None if another process of this job has run
-        it.
-        """
-        make_folder(self._run, self._run / AFTER)
-        path = self._ours(suffixed(self._run / AFTER / ON_COMPLETE, self._earlier + 1))
+        """Run the command for the run as it is now. Return None if another process of this job has run it."""
+        make_folder(self.run, self.run / AFTER)
+        path = self._ours(suffixed(self.run / AFTER / ON_COMPLETE, self._earlier + 1))
         if os.path.lexists(path):
             return None
         facts = {"STEPPROF_RECORDED_STEPS": ",".join(str(step.number) for step in steps)}
         return self._take(path, {}, facts, steps)
 
     def _ours(self, path: Path) -> Path:
-        """Return the first name from `path` on that is not another user's file: such a file claims
-        that the command was run.
-        """
+        """Return the first name from `path` on that is not another user's file, which would claim the command."""
         number = 1
         while is_foreign(found := suffixed(path, number)):
             logger.warning(
@@ -109,13 +91,11 @@ class Completer:
     def _take(
         self, path: Path, where: Mapping[str, object], facts: Mapping[str, str], steps: Sequence[Step]
     ) -> Path | None:
-        """Claim the command and run it. If no time is left, leave it to another process, or to a job
-        that resumes the run.
-        """
-        if self._stop.is_set():
+        """Claim the command and run it. If no time is left, leave it to another process or a later job."""
+        if self.stop.is_set():
             return None
-        entry = CompletionEntry(command=list(self._argv), error=LOST, start_unix_ns=time.time_ns())
-        content = {**self._header, **where}
+        entry = CompletionEntry(command=list(self.argv), error=LOST, start_unix_ns=time.time_ns())
+        content = {**self.header, **where}
         try:
             if not write_exclusively(path, _dump(content, entry)):
                 return None
@@ -136,7 +116,7 @@ class Completer:
     def _perform(self, facts: Mapping[str, str], steps: Iterable[Step]) -> dict[str, Any]:
         env = {**os.environ, **self._facts(steps), **facts, "STEPPROF": "0"}
         try:
-            ended = run_bounded(self._argv, env, self._timeout_seconds, self._stop, AT_THE_END)
+            ended = run_bounded(self.argv, env, self.timeout_seconds, self.stop, AT_THE_END)
         except (OSError, ValueError) as error:
             return {"status": "failed", "error": redacted(f"it cannot be started: {error}"), "seconds": 0.0}
         outcome: dict[str, Any] = {
@@ -154,12 +134,12 @@ class Completer:
     def _facts(self, steps: Iterable[Step]) -> dict[str, str]:
         steps = list(steps)
         known = {
-            "STEPPROF_RUN": str(self._run),
-            "STEPPROF_RUN_ID": self._run_id,
+            "STEPPROF_RUN": str(self.run),
+            "STEPPROF_RUN_ID": str(self.header["run_id"]),
             "STEPPROF_STATUS": max((step.status for step in steps), key=OUTCOMES.index, default="complete"),
             "STEPPROF_BYTES": str(sum(step.bytes for step in steps)),
         }
-        return known if self._uploaded_to is None else {**known, "STEPPROF_UPLOADED_TO": self._uploaded_to}
+        return known if self.uploaded_to is None else {**known, "STEPPROF_UPLOADED_TO": self.uploaded_to}
 
     def _note(self, reason: str, where: Mapping[str, object], **fields: object) -> None:
         self.last_error = redacted(f"on_complete: {reason}")

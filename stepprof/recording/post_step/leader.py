@@ -23,13 +23,14 @@ from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.log import logger
-from stepprof.recording.post_step.completeness import Peers, Step, read_step_for, step_numbers
+from stepprof.recording.post_step.completeness import Peers, Step, read_step_for
 from stepprof.recording.post_step.hook import Completer
 from stepprof.recording.post_step.retention import choose, prune
 from stepprof.recording.post_step.upload.uploads import Uploader, missing
 from stepprof.run.folders import make_folder
 from stepprof.run.layout import AFTER, MANIFEST, PRUNED, step_folder
 from stepprof.run.manifest_writer import Origin, describe_error
+from stepprof.run.runs import steps
 from stepprof.run.schema import UploadEntry
 
 if TYPE_CHECKING:
@@ -129,9 +130,7 @@ class After:
             self.uploader.close(timeout, files)
 
     def close(self, timeout: float) -> None:
-        """Look for the last time; kill a command that runs longer than `timeout` seconds. The final
-        status is written.
-        """
+        """Look for the last time, after the final status. Kill a command after `timeout` seconds."""
         if self.leader is None:
             return
         self._ended.set()
@@ -172,10 +171,9 @@ class Leader:
         self.completer: Completer | None = None
         if config.on_complete is not None:
             self.completer = Completer(
-                run.path,
-                run.run_id,
-                config.on_complete,
-                config.on_complete_timeout_seconds,
+                run=run.path,
+                argv=config.on_complete,
+                timeout_seconds=config.on_complete_timeout_seconds,
                 header=self._header,
                 stop=stop,
                 uploaded_to=None if uploader is None else uploader.url,
@@ -202,7 +200,7 @@ class Leader:
             self._failed = True
 
     def _attend(self, *, final: bool) -> None:
-        open_steps = [number for number in step_numbers(self._path) if number not in self._whole]
+        open_steps = [number for number in steps(self._path) if number not in self._whole]
         if open_steps or final:
             self._peers.look()  # up to thousands of files: read only when a step is open
         new = [number for number in open_steps if self._is_whole(number)]
@@ -234,15 +232,12 @@ class Leader:
         return True
 
     def _prune(self) -> None:
-        steps = []
-        for number in sorted(self._whole):
-            step = self._whole[number]
+        whole = [self._whole[number] for number in sorted(self._whole)]
+        for step in whole:
             step.artifacts = {path: size for path, size in step.artifacts.items() if self._exists(step, path)}
-            steps.append(step)
-        keep_bytes = self._config.keep_bytes
-        for step, reason in choose(
-            steps, self._config.keep_steps, keep_bytes if isinstance(keep_bytes, int) else None
-        ):
+        limit = self._config.keep_bytes
+        keep_bytes = limit if isinstance(limit, int) else None
+        for step, reason in choose(whole, self._config.keep_steps, keep_bytes):
             entry = prune(self._path, step, reason, self._header)
             step.artifacts = {}
             self._share(self._path / step_folder(step.number) / MANIFEST / PRUNED)

@@ -78,9 +78,7 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> P
 
 
 def _delete(run: Path, number: int, paths: Iterable[str]) -> list[str]:
-    """Delete files below a step's folder, then its empty folders. Return the files that could not be
-    deleted, with reasons.
-    """
+    """Delete files below a step's folder, then its empty folders. Return what could not be deleted, and why."""
     kept = []
     folders: set[tuple[str, ...]] = set()
     with contextlib.ExitStack() as opened:
@@ -139,9 +137,7 @@ def _delete_folder(above: int, name: str) -> None:
 
 
 def _down(base: int, parts: tuple[str, ...]) -> int:
-    """Return a descriptor of the folder `parts` below `base`. Raise OSError if one of them is a link
-    or no folder.
-    """
+    """Return a descriptor of the folder `parts` below `base`. Raise OSError for a link or another file."""
     here = os.dup(base)
     for part in parts:
         try:

@@ -79,9 +79,7 @@ class History:
         return found
 
     def _measure(self) -> None:
-        """Compute the statistics. Not at each value: sorting would cost more than the rest of the
-        watch.
-        """
+        """Compute the statistics. Not at each value: sorting would cost more than all the rest."""
         options = self._options
         median = median_of(self._values)
         deviation = TO_DEVIATION * median_of([abs(value - median) for value in self._values])
@@ -114,9 +112,7 @@ class Floor:
         self._usual: int | None = None
 
     def add(self, reading: int, steps: int) -> Unusual | None:
-        """Add a reading taken after `steps` steps. Return the growth of the minimum if it makes an
-        alert.
-        """
+        """Add a reading taken after `steps` steps. Return the growth of the minimum if it makes an alert."""
         if steps < self._begun:
             return None
         self._lowest = reading if self._lowest is None else min(self._lowest, reading)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +43,7 @@ class Lag:
 
 
 def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
-    """Return the ranks at least `lag_seconds` behind the median of all live ones, from the result of
-    `read_statuses`.
-    """
+    """Return the ranks at least `lag_seconds` behind the median of all live ones, by their statuses."""
     live = [
         status
         for status in statuses
@@ -62,34 +60,24 @@ def lags(statuses: Sequence[dict[str, Any]], lag_seconds: float) -> list[Lag]:
     return [lag for lag in found if lag.seconds >= lag_seconds]
 
 
+@dataclass(eq=False)
 class LagFinder:
-    """A span reader that looks at the other ranks. It logs a rank once, until the rank has caught up.
+    """A span reader that looks at the other ranks. It logs a rank once, until the rank has caught up."""
 
-    Args:
-        run: the run directory.
-        lag_seconds: the lag that is logged.
-        rank: returns the rank of this process.
-        recorder: receives the marks.
-        captures: requests a recorded step of the rank.
-    """
+    run: Path
+    """The run directory."""
+    lag_seconds: float
+    """The lag that is logged."""
+    rank: Callable[[], int | str]
+    """Returns the rank of this process."""
+    recorder: Recorder
+    """Receives the marks."""
+    captures: AutoCaptures
+    """Requests a recorded step of the rank."""
 
     name = "looking for ranks that lag"
-
-    def __init__(
-        self,
-        run: Path,
-        lag_seconds: float,
-        rank: Callable[[], int | str],
-        recorder: Recorder,
-        captures: AutoCaptures,
-    ) -> None:
-        self._run = run
-        self._lag_seconds = lag_seconds
-        self._rank = rank
-        self._recorder = recorder
-        self._captures = captures
-        self._looked = time.monotonic()
-        self._behind: set[int] = set()
+    _looked: float = field(default_factory=time.monotonic, init=False)
+    _behind: set[int] = field(default_factory=set, init=False)
 
     def take(self, spans: Sequence[Span]) -> None:
         """Ignore this process's own spans."""
@@ -97,11 +85,11 @@ class LagFinder:
     def look(self) -> None:
         """Look at the other ranks from time to time, in one process."""
         now = time.monotonic()
-        if now - self._looked < EVERY_SECONDS or self._rank() not in OBSERVERS:
+        if now - self._looked < EVERY_SECONDS or self.rank() not in OBSERVERS:
             return
         self._looked = now
-        statuses = read_statuses(self._run)
-        found = lags(statuses, self._lag_seconds)
+        statuses = read_statuses(self.run)
+        found = lags(statuses, self.lag_seconds)
         new = [lag for lag in found if lag.rank not in self._behind]
         self._behind = {lag.rank for lag in found}
         if not new:
@@ -114,8 +102,8 @@ class LagFinder:
             "ranks_behind": len(self._behind),
         }
         step = reachable_step([status for status in statuses if status["rank"] == worst.rank])
-        outcome = self._captures.record_elsewhere("rank lags", facts, worst.rank, step)
-        self._recorder.instant("rank lags", "mark", {"rank": worst.rank, **facts, "capture": outcome})
+        outcome = self.captures.record_elsewhere("rank lags", facts, worst.rank, step)
+        self.recorder.instant("rank lags", "mark", {"rank": worst.rank, **facts, "capture": outcome})
         logger.warning("watch.rank_lags", lagging_rank=worst.rank, **facts, capture=outcome)
 
     def close(self, timeout: float) -> None:

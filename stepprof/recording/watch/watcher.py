@@ -94,32 +94,25 @@ class _Pace:
         return self.last + self.stride * (1 + math.ceil(LEAD_SECONDS / usual))
 
 
+@dataclass(eq=False)
 class Watcher:
-    """The histories of one process.
+    """The histories of one process."""
 
-    Args:
-        options: when a value is an outlier.
-        recorder: receives the marks.
-        came: returns whether a window of this step was selected.
-        captures: requests recorded steps.
-        rank: returns the rank of this process.
-    """
+    options: WatchOptions
+    """When a value is an outlier."""
+    recorder: Recorder
+    """Receives the marks."""
+    came: Callable[[int], bool]
+    """Returns whether a window of this step was selected."""
+    captures: AutoCaptures
+    """Requests recorded steps."""
+    rank: Callable[[], int | str]
+    """Returns the rank of this process."""
 
     name = "watching"
 
-    def __init__(
-        self,
-        options: WatchOptions,
-        recorder: Recorder,
-        came: Callable[[int], bool],
-        captures: AutoCaptures,
-        rank: Callable[[], int | str],
-    ) -> None:
-        self._options = options
-        self._recorder = recorder
-        self._came = came
-        self._captures = captures
-        self._rank = rank
+    def __post_init__(self) -> None:
+        """Begin without any history."""
         self._histories: dict[Key, History] = {}
         self._open: dict[tuple[int, str | None], dict[str, float]] = {}
         self._found: list[tuple[Finding, Span]] = []
@@ -130,12 +123,11 @@ class Watcher:
         """The last two steps."""
         self._window: Span | None = None
         self._rest_until = 0
-        growth = options.memory_growth
         self._floors: dict[str, Floor] = {}
+        options, growth = self.options, self.options.memory_growth
         if isinstance(growth, int):
-            self._floors = {
-                what: Floor(growth, options.window, options.skip_first) for what in (HOST, DEVICE)
-            }
+            floors = {what: Floor(growth, options.window, options.skip_first) for what in (HOST, DEVICE)}
+            self._floors = floors
 
     # -- drained spans
 
@@ -156,7 +148,7 @@ class Watcher:
                     sums[span[0]] = sums.get(span[0], 0.0) + (span[3] - span[2]) / 1e9
 
     def _is_watched(self, role: str | None, region: str | None) -> bool:
-        options = self._options
+        options = self.options
         if options.roles is not None and role is not None and role not in options.roles:
             return False
         return region is None or options.regions is None or region in options.regions
@@ -174,7 +166,7 @@ class Watcher:
                 self._paces.pop(next(iter(self._paces)))
             pace = self._paces[role] = _Pace(step)
         pace.note(step, span[2])
-        if span[8] or not self._is_watched(role, None) or any(map(self._came, self._last)):
+        if span[8] or not self._is_watched(role, None) or any(map(self.came, self._last)):
             return
         seconds = (span[3] - span[2]) / 1e9
         for region, spent in regions.items():
@@ -190,7 +182,7 @@ class Watcher:
         if history is None:
             if len(self._histories) >= MAX_HISTORIES:
                 return None
-            history = self._histories[key] = History(self._options)
+            history = self._histories[key] = History(self.options)
         return history.add(seconds)
 
     def _note(self, finding: Finding, span: Span) -> None:
@@ -200,16 +192,14 @@ class Watcher:
     # -- each round
 
     def look(self) -> None:
-        """Report one finding since the last round (the narrowest of the first unusual step), and read
-        the memory.
-        """
+        """Report one finding (the narrowest of the first unusual step since the last round), and read the memory."""
         window = self._window
         if window is None:
             return
-        self._captures.look(max(pace.last for pace in self._paces.values()), self._next_step)
+        self.captures.look(max(pace.last for pace in self._paces.values()), self._next_step)
         found, self._found = self._found, []
         if found:
-            self._rest_until = self._steps + self._options.window
+            self._rest_until = self._steps + self.options.window
             first = found[0][0].step
             self._report(*min((each for each in found if each[0].step == first), key=_narrowest))
         for what, floor in self._floors.items():
@@ -224,23 +214,19 @@ class Watcher:
     def _report(self, finding: Finding, span: Span) -> None:
         """Log a finding, mark the end of its window, and request a capture."""
         facts, role = finding.facts, finding.role
-        outcome = self._captures.record(finding.what, facts, role, lambda: self._next_step(role))
+        outcome = self.captures.record(finding.what, facts, role, lambda: self._next_step(role))
         attributes = {**facts, "capture": outcome}
         mark: Span = (finding.what, "mark", span[3], span[3], span[4], span[5], span[6], attributes, False)
-        self._recorder.pending.append(mark)
-        logger.warning("watch.alert", what=finding.what, **attributes, rank=self._rank())
+        self.recorder.pending.append(mark)
+        logger.warning("watch.alert", what=finding.what, **attributes, rank=self.rank())
 
     def _next_step(self, role: str | None) -> int:
-        """Return the next step of a role; without a window of the whole step, of the role that ran
-        last.
-        """
+        """Return the next step of a role; if it has no window, of the role that ran last."""
         pace = self._paces.get(role) or max(self._paces.values(), key=lambda pace: pace.last)
         return pace.next_step()
 
 
 def _narrowest(found: tuple[Finding, Span]) -> tuple[bool, bool, float]:
-    """Return the sort key: regions before windows, windows of a role before the whole step, then the
-    largest excess.
-    """
+    """Return the sort key: regions, then windows of a role, then whole steps; the largest excess first."""
     finding = found[0]
     return finding.region is None, finding.role is None, -finding.unusual.excess

@@ -14,10 +14,10 @@ from typing import Any
 
 from stepprof.host.plain_files import open_plain, read_plain
 from stepprof.host.plain_json import parse_json
+from stepprof.host.process_identity import is_alive
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.ray.inside import entry
-from stepprof.run.layout import is_alive
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import is_pending
 

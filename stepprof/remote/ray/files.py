@@ -19,11 +19,11 @@ from typing import Any
 
 from stepprof.host.atomic_files import publish, write_temporary
 from stepprof.host.plain_files import open_plain
+from stepprof.host.process_identity import writer_identity
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.inherited_captures import bare_fragment, write_fragment
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
-from stepprof.run.layout import writer_identity
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import ReasonCode
 

@@ -564,7 +564,7 @@ class TestLeader:
         runs.record(run, step=3)
         command = ["sh", "-c", f"ls $STEPPROF_STEP_DIR/actor >> {tmp_path}/ran"]
         leader = self.leader(run, on_complete=command, keep_steps=1)
-        leader.completer._stop.set()
+        leader.completer.stop.set()
         leader.look(final=True)
         assert not list(run.path.rglob("on-complete*"))
         assert first.exists()

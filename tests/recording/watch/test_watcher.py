@@ -310,7 +310,7 @@ class TestWatcher:
             watched.window(10 * number, 1.0)
         watched.window(110, 5.0)
         assert [line["capture"] for line in watched.look()] == ["step 130"]
-        fast = Loop(watched.captures._run.parent / "fast", min_seconds=0.001)
+        fast = Loop(watched.captures.run.parent / "fast", min_seconds=0.001)
         fast.steps(1, 10, 0.01)
         fast.window(11, 0.1)
         assert [line["capture"] for line in fast.look()] == ["step 17"]
@@ -374,7 +374,7 @@ class TestBudget:
         assert self.slow(watched, 10) == "step 12"
         assert watched.selector.policy_at(12, None).max_bytes == 1_000_000
         self.passed(watched, 12)
-        folder = watched.captures._run / "step-000012" / "actor"
+        folder = watched.captures.run / "step-000012" / "actor"
         folder.mkdir(parents=True)
         (folder / "rank-0.trace.json.gz").write_bytes(b"x" * 600_000)
         (folder / "rank-1.trace.json.gz").write_bytes(b"x" * 600_000)
@@ -402,7 +402,7 @@ class TestBudget:
                 watched.captures.look(step, lambda role: 0)  # the step has not ended
                 self.passed(watched, step, entered_steps=False)
         assert [line["reason"] for line in logs] == ["the step had begun already"]
-        (claim,) = claims(watched.captures._run)
+        (claim,) = claims(watched.captures.run)
         assert claim["capture_step"] == 21
         assert watched.selector.requests == ()
 
@@ -412,9 +412,9 @@ class TestBudget:
         """
         watched = loop()
         self.slow(watched, 10)
-        for path in (watched.captures._run / "watch").iterdir():
+        for path in (watched.captures.run / "watch").iterdir():
             path.unlink()
-        (watched.captures._run / "watch").rmdir()
+        (watched.captures.run / "watch").rmdir()
         with capture_logs() as logs:
             self.passed(watched, 12, entered_steps=False)
         assert [line["event"] for line in logs] == ["window.not_recorded"]
@@ -431,12 +431,12 @@ class TestBudget:
         assert "disabled by the configuration" in watched.captures.record(
             "slow step", facts, "off", lambda: 12
         )
-        assert not (watched.captures._run / "watch").exists()
+        assert not (watched.captures.run / "watch").exists()
 
     def test_claims_that_cannot_be_read_count(self, loop) -> None:
         """Damaged claims count as captures, and have no bytes."""
         watched = loop()
-        folder = watched.captures._run / "watch"
+        folder = watched.captures.run / "watch"
         folder.mkdir()
         for number, text in enumerate(("", '{"capture_step": "../.."}', "[1]"), 1):
             (folder / f"{number:06d}.json").write_text(text)
@@ -447,7 +447,7 @@ class TestBudget:
         watched = Loop(tmp_path / "run", max_bytes="1MB")
         watched.selector.identity = Identity("driver", None, source="test", final=True, records=False)
         assert self.slow(watched, 10) == "step 12"
-        folder = watched.captures._run / "step-000012" / "rollout" / "replica-0"
+        folder = watched.captures.run / "step-000012" / "rollout" / "replica-0"
         folder.mkdir(parents=True)
         (folder / "rank-0.trace.json.gz").write_bytes(b"x" * 2_000_000)
         self.passed(watched, 12)

@@ -41,6 +41,12 @@ class NameTaken(Final):
     code = ReasonCode.NAME_TAKEN
 
 
+def failed(*, tries: int, error: str | None, seconds: float) -> dict[str, Any]:
+    """Return the outcome of a failed upload."""
+    known = {"tries": tries, "error": error, "seconds": seconds}
+    return {"status": "failed", "bytes": None, "verified": None, "reason_code": None, **known}
+
+
 class Target:
     """The folder of a file system that files are uploaded to.
 
@@ -68,14 +74,7 @@ class Target:
             replace: overwrite an earlier version.
         """
         began = time.monotonic()
-        outcome: dict[str, Any] = {
-            "status": "failed",
-            "bytes": None,
-            "verified": None,
-            "tries": 0,
-            "reason_code": None,
-            "error": None,
-        }
+        outcome = failed(tries=0, error=None, seconds=0.0)
         tries = self._tries if self._patient else 1
         for attempt in range(1, tries + 1):
             outcome["tries"] = attempt
@@ -224,7 +223,7 @@ def _upload(target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
         outcomes[0]["error"] = target.remove(name)
     first = next((each for each in outcomes if each["status"] != "uploaded"), None)
     if first is None and not outcomes:
-        return {"status": "failed", "bytes": None, "verified": None, "tries": 0, "reason_code": None, "error": "an empty folder", "seconds": 0.0}  # fmt: skip
+        return failed(tries=0, error="an empty folder", seconds=0.0)
     return {
         **(first or outcomes[-1]),
         "bytes": sum(each["bytes"] or 0 for each in outcomes),

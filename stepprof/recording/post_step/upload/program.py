@@ -1,6 +1,4 @@
-"""Run the upload program: start it for the first file, pass it one file after another, kill it on
-timeout.
-"""
+"""Run the upload program: start it for the first file, pass it file after file, kill it on timeout."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Program:
         except (OSError, ValueError) as error:
             self._end()
             seconds = round(time.monotonic() - began, 3)
-            answer = {"status": "failed", "bytes": None, "verified": None, "tries": 1, "reason_code": None, "error": str(error), "seconds": seconds}  # fmt: skip
+            answer = uploadjob.failed(tries=1, error=str(error), seconds=seconds)
         reason = answer.get("error")
         return {**answer, "error": None if reason is None else quoted(reason, MOST_REASON)}
 

@@ -19,8 +19,9 @@ from stepprof.host import subprocesses
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.redaction import redacted
-from stepprof.run.layout import RUN_FILE, RunDir
+from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import describe_error
+from stepprof.run.names import RUN_FILE
 from stepprof.run.reasons import ReasonCode
 from stepprof.run.schema import UploadEntry
 
@@ -229,9 +230,7 @@ class Uploader:
     def _log_outcome(
         self, path: str, name: str, outcome: Mapping[str, Any], *, is_artifact: bool = True
     ) -> UploadEntry:
-        """Log an outcome and return its entry. `path` is below the step's folder, `name` below the
-        run's.
-        """
+        """Log an outcome and return its entry. `path` is below the step's folder, `name` below the run's."""
         entry = UploadEntry(path=path, url=f"{self.url}/{name}", **outcome)
         if entry.status == "uploaded":
             sent = {"url": entry.url, "bytes": entry.bytes, "seconds": entry.seconds}
