@@ -12,8 +12,9 @@ import numpy as np
 from stepprof.analysis.report.clock_estimate import UNKNOWN_NS, Estimate, Member, Move, Series, estimate
 from stepprof.analysis.report.collectives import Kind, kind_of
 from stepprof.analysis.report.digest import Digest, MemoryPeak, Window
+from stepprof.analysis.report.engine_work import Batches
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.rollout import Batches, Samples
+from stepprof.analysis.report.rollout import Samples
 from stepprof.analysis.timeline.manifest_sources import Process, process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 

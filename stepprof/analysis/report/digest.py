@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stepprof.analysis.report.call_order import Issued, issued
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
+from stepprof.analysis.report.engine_work import Batches, batches_of
 from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
 from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_self_times
@@ -25,8 +26,7 @@ from stepprof.analysis.report.process_groups import configured_groups, groups_of
 from stepprof.analysis.report.region_lookup import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
 from stepprof.analysis.report.requests import requests_of
-from stepprof.analysis.report.rollout import Batches, Samples, collect_samples
-from stepprof.analysis.report.schedulers import batches_of
+from stepprof.analysis.report.rollout import Samples, collect_samples
 from stepprof.analysis.report.slice_kinds import Chosen, Indices
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source

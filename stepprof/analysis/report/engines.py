@@ -8,16 +8,11 @@ from typing import Any
 
 from stepprof.analysis.findings.facts import Recomputing
 from stepprof.analysis.report.engine_statistics import Statistics, statistics_of
-from stepprof.analysis.report.engine_work import StageTotal, added, total
+from stepprof.analysis.report.engine_work import Batches, StageTotal, added, total
 from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process
-from stepprof.analysis.report.rollout import (
-    Batches,
-    Curve,
-    rollout,
-    total_curve,
-)
+from stepprof.analysis.report.rollout import Curve, rollout, total_curve
 from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
 from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Origin

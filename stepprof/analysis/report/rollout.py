@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.report.distribution import Distribution, distribution_of, packed, seconds_of
-from stepprof.analysis.report.engine_work import StageTotal
-from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
+from stepprof.analysis.report.intervals import Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
 from stepprof.analysis.report.schema import Rollout, Sample
 
@@ -59,7 +58,7 @@ class Curve:
         return self.time.astype("<i8").tobytes(), self.value.tobytes()
 
 
-class _Packed(msgspec.Struct, frozen=True):
+class PackedCurve(msgspec.Struct, frozen=True):
     """A curve, packed."""
 
     time: bytes
@@ -73,22 +72,6 @@ class _Packed(msgspec.Struct, frozen=True):
         )
 
 
-class Batches(_Packed, frozen=True):
-    """The iterations of one engine's worker as a curve, packed."""
-
-    iterations: int
-    peak: float
-    """The peak of single iterations; a mean over many is lower."""
-    stages: list[StageTotal] = []
-    """The same iterations by stage."""
-    surplus: bytes = b""
-    """Packed intervals: the extra time of iterations with more than one token per continued sequence."""
-    opening_tokens: int = 0
-    """The tokens of prompts before the first decode step of each scheduler."""
-    repeats: bytes = b""
-    """Packed intervals: when it worked on prompts alone after that."""
-
-
 class SampleTime(msgspec.Struct, frozen=True):
     """One sample; nanoseconds, `spent` by the name of the region."""
 
@@ -100,7 +83,7 @@ class SampleTime(msgspec.Struct, frozen=True):
     """The times of its requests."""
 
 
-class Samples(_Packed, frozen=True):
+class Samples(PackedCurve, frozen=True):
     """All samples of one source: how many were in flight over time (packed), and the longest ones,
     longest first.
     """
@@ -120,33 +103,6 @@ class Samples(_Packed, frozen=True):
     def times(self) -> Distribution:
         """The durations of the samples."""
         return Distribution(self.count, self.lengths)
-
-
-def collect_batches(
-    curve: Curve,
-    iterations: int,
-    stages: Sequence[StageTotal] = (),
-    surplus: Intervals = EMPTY,
-    repeats: Sequence[tuple[int, Intervals]] = (),
-) -> Batches:
-    """Pack the batch sizes of an engine.
-
-    Args:
-        curve: the batch size over time; 0 where nothing ran.
-        iterations: number of forward steps in it.
-        stages: the same forward steps by stage.
-        surplus: as in `Batches`.
-        repeats: for each scheduler, the tokens of prompts before its first decode step, and when it worked on prompts after that.
-    """
-    return Batches(
-        *curve.reduced(MOST_POINTS).pack(),
-        iterations,
-        float(curve.value.max()),
-        list(stages),
-        surplus.pack(),
-        sum(opening for opening, _ in repeats),
-        Intervals.all_of(later for _, later in repeats).pack(),
-    )
 
 
 def collect_samples(
