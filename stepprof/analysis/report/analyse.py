@@ -6,7 +6,9 @@ digests are returned.
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +17,14 @@ import msgspec
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
-from stepprof.analysis.report.allocators import read_counts
-from stepprof.analysis.report.clock_placement import place
+from stepprof.analysis.report.clock_placement import estimated, moved_alignment, place, rank_job
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
 from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Job, Problem, Report
+from stepprof.analysis.report.totals import read_counts
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
@@ -110,6 +112,49 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         job=job_of(found.runs),
         recording=_cost(found),
         neighbourhood=None if found.step is None else neighbourhood(found.runs, found.step),
+    )
+
+
+def placed(
+    found: Found,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    assume: Mapping[str, int] | None = None,
+    cluster: Cluster | None = None,
+) -> Found:
+    """Return the found sources on the common clock, as far as collectives show the clock offsets.
+
+    A merge needs it. If hosts were never compared, the collectives of their ranks are read first.
+
+    Args:
+        found: by `stepprof.analysis.timeline.find.find`.
+        workers: processes at most, as `stepprof.analysis.report.analyse.analyse` takes them.
+        progress: called with (sources done, all sources) after each that has to be read.
+        assume: offsets of sources [ns], as `load` takes them.
+        cluster: runs the work instead of processes of this machine.
+    """
+    islands: dict[object, set[str]] = defaultdict(set)
+    for each in found.considered:
+        islands[rank_job(each.origin)].add(each.alignment.island)
+    wanted = [
+        task
+        for task in tasks_of(dataclasses.replace(found, inputs=found.considered), assume)
+        if (job := rank_job(task[0].origin)) is not None and len(islands[job]) > 1
+    ]
+    if not wanted:
+        return found
+    each_of = each_in_worker if cluster is None else cluster.each
+    sizes = [task[0].bytes for task in wanted]
+    results = each_of(digest_input, wanted, sizes=sizes, workers=workers, progress=progress)
+    made = estimated([result for result in results if isinstance(result, Digest)], found.manifests)
+    return dataclasses.replace(
+        found,
+        inputs=[
+            dataclasses.replace(each, alignment=moved_alignment(each.alignment, made.moves))
+            for each in found.inputs
+        ],
+        findings=[*found.findings, *((None, problem) for problem in made.findings)],
     )
 
 

@@ -57,7 +57,7 @@ def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignmen
     return Alignment("collectives", alignment.offset_ns + move.offset_ns, error, move.island)
 
 
-def job_of(origin: Origin) -> tuple[object, ...] | None:
+def rank_job(origin: Origin) -> tuple[object, ...] | None:
     """Return the job whose collectives a source has; None if it is not of a rank.
 
     Only collectives of one job are matched.
@@ -91,7 +91,7 @@ def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]])
     members = []
     for digest in digests:
         origin, alignment = digest.origin, digest.alignment
-        job, extent = job_of(origin), extents[alignment.island]
+        job, extent = rank_job(origin), extents[alignment.island]
         own_clock = alignment.method == "unmeasured"
         if job is None or not extent or (alignment.error_ns is None and not own_clock):
             continue

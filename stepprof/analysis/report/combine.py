@@ -15,7 +15,6 @@ from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.findings.signs import Signs
-from stepprof.analysis.report.allocators import Counts, allocators_of
 from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
@@ -25,7 +24,7 @@ from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
-from stepprof.analysis.report.processes import Process, gather, measurable
+from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
 from stepprof.analysis.report.region_rows import region_rows
 from stepprof.analysis.report.schema import (
     Finding,
@@ -40,8 +39,16 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
 from stepprof.analysis.report.step_graph import StepGraph
-from stepprof.analysis.report.stop_cost import stop_costs
-from stepprof.analysis.report.totals import memory_peaks, overheads, overlaps, region_times, role_times
+from stepprof.analysis.report.totals import (
+    Counts,
+    allocators_of,
+    memory_peaks,
+    overheads,
+    overlaps,
+    region_times,
+    role_times,
+    stop_costs,
+)
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.model import Alignment, Origin
@@ -226,14 +233,7 @@ def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -
         and (
             process.label in short
             or any(not digest.whole or digest.unclear for digest in process.digests)
-            or engine_label(
-                {
-                    "role": process.origin.role,
-                    "replica": process.origin.replica,
-                    "occurrence": process.origin.occurrence,
-                }
-            )
-            in short
+            or engine_of(process.origin) in short
         )
     }
 

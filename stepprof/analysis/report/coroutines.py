@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.containment import NOWHERE, containers
-from stepprof.analysis.report.intervals import Intervals
-from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.report.intervals import Indices, Intervals
+from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 

@@ -15,21 +15,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.call_order import Issued, issued
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.engine_work import Batches, batches_of
-from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.intervals import Indices, Intervals, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
 from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_self_times
-from stepprof.analysis.report.process_groups import configured_groups, groups_of
-from stepprof.analysis.report.region_lookup import regions_around
+from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
+from stepprof.analysis.report.region_calls import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
 from stepprof.analysis.report.requests import requests_of
 from stepprof.analysis.report.rollout import Samples, collect_samples
-from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
-from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
+from stepprof.analysis.timeline.model import Alignment, Origin, Source
 
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
@@ -189,7 +188,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),
         memory=_memory(source),
-        allocating=_allocating(source),
+        allocating=_allocating(source, chosen),
         findings=[*source.findings, *problems],
         whole=source.whole,
     )
@@ -267,7 +266,7 @@ def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
 def _works(source: Source, chosen: Chosen) -> list[Work]:
     """Return when each device computed and communicated; without a device, when the threads did."""
     if not len(chosen.device):
-        work = _work(source, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
+        work = _work(chosen, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
         return [] if work is None else [work]
     kind = _device(source)
     # the rows of an NPU have the names of several processes, and are of one device
@@ -284,19 +283,17 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
         other = np.setdiff1d(
             everything, communication, assume_unique=True
         )  # copies too: the device is not idle meanwhile
-        works.append(_work(source, (kind, list(numbers)[number]), computation, communication, other))
+        works.append(_work(chosen, (kind, list(numbers)[number]), computation, communication, other))
     return [work for work in works if work is not None]
 
 
 def _work(
-    source: Source, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
+    chosen: Chosen, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
 ) -> Work | None:
     """Return the activity of one device, or of the threads. `other`: everything except
     communication.
     """
-    computing, communicating, working = (
-        _union(source.slices, which) for which in (computation, communication, other)
-    )
+    computing, communicating, working = (chosen.when(which) for which in (computation, communication, other))
     busy = working | communicating
     if not len(busy):
         return None
@@ -313,11 +310,6 @@ def _work(
         communicating=coarse_calls.pack(),
         closed=closed + closed_calls,
     )
-
-
-def _union(slices: Slices, which: Indices) -> Intervals:
-    start = slices.start[which]
-    return Intervals.union(start, start + slices.duration[which])
 
 
 def _device(source: Source) -> str:
@@ -355,13 +347,11 @@ def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
     return np.flatnonzero(wanted[source.counters.track]) if len(source.counters) else np.zeros(0, np.intp)
 
 
-def _allocating(source: Source) -> bytes:
+def _allocating(source: Source, chosen: Chosen) -> bytes:
     names = [number for number, name in enumerate(source.names) if _ALLOCATES.fullmatch(name)]
     if not names:
         return b""
-    slices = source.slices
-    those = np.flatnonzero(np.isin(slices.name, names))
-    when = Intervals.union(slices.start[those], slices.start[those] + slices.duration[those])
+    when = chosen.when(np.flatnonzero(np.isin(source.slices.name, names)))
     return when.coarse(MOST_STRETCHES)[0].pack()
 
 

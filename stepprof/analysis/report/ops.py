@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.intervals import Times, self_times
+from stepprof.analysis.report.intervals import Indices, Times, self_times
 from stepprof.analysis.report.schema import Op, ProcessTime
-from stepprof.analysis.report.slice_kinds import Indices
 from stepprof.analysis.timeline.model import Slices
 
 MOST_NAMES = 300

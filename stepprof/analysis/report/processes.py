@@ -18,6 +18,7 @@ from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.profiler_stalls import profiler_times
+from stepprof.run.summary import engine_label
 
 _LARGEST = 2**62
 _WHOLE = ("complete", "joined")
@@ -182,6 +183,11 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
     capture = window["capture"]
     stem = capture.get("stem") if isinstance(capture, dict) else None
     return isinstance(stem, str) and f"/{stem}." in path
+
+
+def engine_of(origin: Origin) -> str:
+    """Return the label of a worker's engine, as the manifest names it."""
+    return engine_label({"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence})
 
 
 def union(windows: Iterable[Window]) -> Intervals:

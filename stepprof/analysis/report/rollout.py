@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.distribution import Distribution, distribution_of, packed, seconds_of
 from stepprof.analysis.report.intervals import Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
-from stepprof.analysis.report.schema import Rollout, Sample
+from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
 
 MOST_POINTS = 20_000
 """The number of steps of a curve in a digest. A longer curve is averaged over intervals of equal
@@ -26,6 +25,9 @@ length.
 """
 CURVE_POINTS = 300
 MOST_SAMPLES = 50
+
+MOST_VALUES = 20_000
+"""The number of values in a digest. Of more things it has as many quantiles."""
 
 Values = npt.NDArray[np.float64]
 
@@ -70,6 +72,14 @@ class PackedCurve(msgspec.Struct, frozen=True):
             np.frombuffer(self.time, "<i8").astype(np.int64),
             np.frombuffer(self.value, "<f8").astype(np.float64),
         )
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Nanoseconds of several things, packed by `packed`."""
+
+    count: int = 0
+    """The number of things."""
+    values: bytes = b""
 
 
 class SampleTime(msgspec.Struct, frozen=True):
@@ -239,3 +249,43 @@ def _sample(sample: SampleTime, origin_ns: int) -> Sample:
         None if requests.first_token is None else requests.first_token / 1e9,
         None if requests.per_token is None else requests.per_token / 1e9,
     )
+
+
+def packed(nanoseconds: npt.NDArray[np.int64]) -> bytes:
+    """Return durations sorted and packed; of more than `MOST_VALUES` as many quantiles."""
+    values = np.sort(nanoseconds)
+    if len(values) > MOST_VALUES:
+        values = values[np.linspace(0, len(values) - 1, MOST_VALUES).astype(np.int64)]
+    return values.astype("<i8").tobytes()
+
+
+def distribution_of(nanoseconds: Sequence[float | None]) -> Distribution:
+    """Return the distribution of the durations that are known."""
+    known = np.array([round(each) for each in nanoseconds if each is not None], np.int64)
+    return Distribution(len(known), packed(known))
+
+
+def seconds_of(parts: Sequence[Distribution], unit: float = 1e9) -> SampleSeconds | None:
+    """Return the distribution of several parts together; None: a part has things whose durations are not known, or
+    there are none.
+
+    Args:
+        parts: what the digests hold.
+        unit: what the packed values are divided by: 1 if they are no nanoseconds.
+    """
+    parts = [part for part in parts if part.count]
+    lengths = [np.frombuffer(part.values, "<i8") for part in parts]
+    if not parts or not all(map(len, lengths)):
+        return None
+    weights = np.concatenate(
+        [np.full(len(each), part.count / len(each)) for part, each in zip(parts, lengths, strict=True)]
+    )
+    every = np.concatenate(lengths)
+    order = np.argsort(every, kind="stable")
+    below, every = np.cumsum(weights[order]), every[order] / unit
+
+    def at(part: float) -> float:
+        return float(every[min(int(np.searchsorted(below, part * below[-1])), len(every) - 1)])
+
+    mean = float((every * weights[order]).sum() / below[-1])
+    return SampleSeconds(sum(part.count for part in parts), mean, at(0.5), at(0.95), float(every[-1]))
