@@ -216,9 +216,8 @@ def _stretches(process: Process, nests: Sequence[Nest]) -> list[Stretch]:
     found.sort(key=lambda each: each[:2])
     disjoint: list[Stretch] = []
     for start, end, role, region in found:
-        begin = (
-            max(start, disjoint[-1][1]) if disjoint else start
-        )  # captures may overlap by an error of rounding
+        # captures may overlap by an error of rounding
+        begin = max(start, disjoint[-1][1]) if disjoint else start
         if end > begin:
             disjoint.append((begin, end, role, region))
     return disjoint

@@ -280,9 +280,8 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
             which[device_of[which] == number]
             for which in (chosen.computation, chosen.communication, chosen.device)
         )
-        other = np.setdiff1d(
-            everything, communication, assume_unique=True
-        )  # copies too: the device is not idle meanwhile
+        # copies too: the device is not idle meanwhile
+        other = np.setdiff1d(everything, communication, assume_unique=True)
         works.append(_work(chosen, (kind, list(numbers)[number]), computation, communication, other))
     return [work for work in works if work is not None]
 

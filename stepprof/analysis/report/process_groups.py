@@ -154,9 +154,8 @@ def configured_groups(metadata: Mapping[str, object]) -> tuple[int, int, list[st
             and all(type(number) is int and 0 <= number < _LARGEST_GROUP for number in ranks)
         ):
             groups.append(ranks_text(ranks))
-        elif (
-            isinstance(each, dict) and world and each.get("pg_size") == world
-        ):  # torch leaves out the ranks of the whole world
+        # torch leaves out the ranks of the whole world
+        elif isinstance(each, dict) and world and each.get("pg_size") == world:
             groups.append(ranks_text(range(world)))
     return world, rank, list(dict.fromkeys(groups))
 

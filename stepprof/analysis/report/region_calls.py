@@ -214,9 +214,8 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
     on_host = ~on_stream[track]
     threads = np.unique(slices.track[chosen.dispatches])
     regions = chosen.regions
-    if len(
-        threads
-    ):  # regions of the threads that start collectives, and of coroutines, which may be on any thread
+    # regions of the threads that start collectives, and of coroutines, which may be on any thread
+    if len(threads):
         tasks = np.flatnonzero([each.kind == "async" for each in source.tracks])
         regions = regions[np.isin(slices.track[regions], np.concatenate((threads, tasks)))]
     found[on_host] = _innermost(source, regions, calls[on_host], LATE_NS)

@@ -104,9 +104,8 @@ class _Tree:
         slices, which = self.source.slices, self.which
         tracks = set(self.chosen.followed(windows)[0])
         threads = which[~self.tasks[slices.track[which]]]
-        if not tracks - set(
-            np.flatnonzero(self.tasks).tolist()
-        ):  # of a trace, with windows on a row of their own
+        # of a trace, with windows on a row of their own
+        if not tracks - set(np.flatnonzero(self.tasks).tolist()):
             busy = threads if len(threads) else self.chosen.ops
             spent = np.bincount(slices.track[busy], slices.duration[busy])
             tracks |= {int(spent.argmax())} if len(spent) else set()
