@@ -18,7 +18,7 @@ def make_timeline(run: Path, step: int) -> Path:
     cannot be written.
     """
     require_extra()
-    from stepprof.analysis.report.merge_placement import placed
+    from stepprof.analysis.report.analyse import placed
     from stepprof.analysis.timeline.extent import role_starts
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge

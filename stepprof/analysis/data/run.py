@@ -178,7 +178,7 @@ class RecordedStep:
 
     @cached_property
     def _placed(self) -> Found:
-        from stepprof.analysis.report.merge_placement import placed
+        from stepprof.analysis.report.analyse import placed
 
         found = placed(self._found)
         for source, problem in found.findings:

@@ -15,8 +15,7 @@ from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.findings.signs import Signs
-from stepprof.analysis.report.allocators import Counts, allocators_of
-from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
+from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
 from stepprof.analysis.report.gantt import gantt
@@ -25,7 +24,7 @@ from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
-from stepprof.analysis.report.processes import Process, gather, measurable
+from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
 from stepprof.analysis.report.region_rows import region_rows
 from stepprof.analysis.report.schema import (
     Finding,
@@ -34,14 +33,21 @@ from stepprof.analysis.report.schema import (
     Problem,
     Report,
     Shortfall,
-    Slack,
     SourceInfo,
     TimeOf,
 )
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
 from stepprof.analysis.report.step_graph import StepGraph
-from stepprof.analysis.report.stop_cost import stop_costs
-from stepprof.analysis.report.totals import memory_peaks, overheads, overlaps, region_times, role_times
+from stepprof.analysis.report.totals import (
+    Counts,
+    allocators_of,
+    memory_peaks,
+    overheads,
+    overlaps,
+    region_times,
+    role_times,
+    stop_costs,
+)
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.model import Alignment, Origin
@@ -165,9 +171,9 @@ def _part(
 ) -> tuple[Island, dict[str, list[Any]]]:
     """Return an island, and the tables of the report that compare its times, by their names."""
     start, end = _bounds(processes)
-    known = timelines(processes, waits, _unfinished(processes, shortfalls))
-    path = critical_path(known, start, end, engine_roles)
     short = {each.label for each in shortfalls}
+    known = timelines(processes, waits, _unfinished(processes, short))
+    path = critical_path(known, start, end, engine_roles)
     rollouts, works = engines_of(processes, start, short, engines)
     graph = StepGraph(known, start, engine_roles)
     facts = Facts(
@@ -193,7 +199,9 @@ def _part(
         "engines": works,
         "memory": memory_peaks(processes, start),
         "path": [_segment(each, start) for each in path],
-        "slack": _slack(graph, known),
+        "slack": graph.spare(
+            [each for each in known if each.process.is_followed and not each.process.open_ended()]
+        ),
         "findings": findings_of(facts),
     }
 
@@ -216,9 +224,8 @@ def _raised(everyone: Sequence[Process]) -> list[Finding]:
     return [Finding(text, "coverage", process=None if more else raised[0][0])]
 
 
-def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -> set[str]:
+def _unfinished(processes: Sequence[Process], short: set[str]) -> set[str]:
     """Return the engines' workers whose captures do not show when they finished."""
-    short = {each.label for each in shortfalls}
     return {
         process.label
         for process in processes
@@ -226,14 +233,7 @@ def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -
         and (
             process.label in short
             or any(not digest.whole or digest.unclear for digest in process.digests)
-            or engine_label(
-                {
-                    "role": process.origin.role,
-                    "replica": process.origin.replica,
-                    "occurrence": process.origin.occurrence,
-                }
-            )
-            in short
+            or engine_of(process.origin) in short
         )
     }
 
@@ -247,12 +247,6 @@ def _segment(segment: Segment, start: int) -> PathSegment:
         segment.role,
         "/".join(segment.region) or None,
     )
-
-
-def _slack(graph: StepGraph, known: Sequence[Timeline]) -> list[Slack]:
-    """Return how much longer the processes could have worked whose windows have known ends."""
-    followed = [each for each in known if each.process.is_followed and not each.process.open_ended()]
-    return [Slack(each.label, each.role, each.nanoseconds / 1e9) for each in graph.spare(followed)]
 
 
 def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[str, Signs]:

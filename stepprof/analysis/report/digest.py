@@ -15,21 +15,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.call_order import Issued, issued
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
-from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.engine_work import Batches, batches_of
+from stepprof.analysis.report.intervals import Indices, Intervals, Moment, Moments, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
-from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_self_times
-from stepprof.analysis.report.process_groups import configured_groups, groups_of
-from stepprof.analysis.report.region_lookup import regions_around
+from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
+from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
+from stepprof.analysis.report.region_calls import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
 from stepprof.analysis.report.requests import requests_of
-from stepprof.analysis.report.rollout import Batches, Samples, collect_samples
-from stepprof.analysis.report.schedulers import batches_of
-from stepprof.analysis.report.slice_kinds import Chosen, Indices
+from stepprof.analysis.report.rollout import Samples, collect_samples
+from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
-from stepprof.analysis.timeline.model import Alignment, Origin, Slices, Source
+from stepprof.analysis.timeline.model import Alignment, Origin, Source
 
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
@@ -38,8 +37,6 @@ _ALLOCATES = re.compile(
     r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree)|cuMem(?:Create|Map|Unmap|Release|SetAccess)|aclrt(?:Malloc|Free)"
 )
 """Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
-Packed = bytes
-"""A type of its own, because a `Digest` has a field of the name `bytes`."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -47,8 +44,8 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     """One window of ``profile_step``; nanoseconds on the common clock."""
 
     role: str | None
-    start: int
-    end: int
+    start: Moment
+    end: Moment
     ends: bool = True
     """Whether `end` is the window's end. False: its capture ended then, and the window continued."""
 
@@ -61,10 +58,10 @@ class RegionTotal(msgspec.Struct, frozen=True):
     calls: int
     covered: int
     """Nanoseconds in which any call ran; overlapping calls count once."""
-    first: int
-    last: int
+    first: Moment
+    last: Moment
     """Start of the first call, end of the last one."""
-    when: bytes
+    when: Moments
     """Packed intervals, at most `REGION_STRETCHES`."""
     window: bool = False
     """Whether it is a window. A trace without spans shows a window only as far as it was captured."""
@@ -75,7 +72,7 @@ class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
 
     device: str
     peak: int
-    at: int
+    at: Moment
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -91,9 +88,9 @@ class Work(msgspec.Struct, frozen=True):
     communication: int
     overlapped: int
     busy: int
-    computing: bytes
+    computing: Moments
     """While it computed, or copied data of a device."""
-    communicating: bytes
+    communicating: Moments
     closed: int
     """Nanoseconds of closed gaps, which the two sets of intervals above count as busy."""
 
@@ -104,9 +101,9 @@ class Digest(msgspec.Struct, frozen=True):
     origin: Origin
     alignment: Alignment
     events: int
-    start: int | None = None
+    start: Moment | None = None
     """First start and last end of all events in the step; None if there are no events."""
-    end: int | None = None
+    end: Moment | None = None
     windows: list[Window] = []
     regions: list[RegionTotal] = []
     nest: Nest | None = None
@@ -125,7 +122,7 @@ class Digest(msgspec.Struct, frozen=True):
     """It is not known which of these forward steps are in the engine's window."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
-    allocating: Packed = b""
+    allocating: Moments = b""
     """While it asked a device's driver for memory or gave some back; packed intervals."""
     findings: list[str] = []
     bytes: int | None = None
@@ -184,12 +181,12 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         works=_works(source, chosen),
         calls=_calls(source, chosen),
         issued=issued(source, bounds),
-        ops=count_ops(source.names, slices.name[ops], slices.duration[ops], own),
-        kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
+        ops=op_table(source.names, slices.name[ops], slices.duration[ops], own),
+        kernels=op_table(source.names, slices.name[device], slices.duration[device], slices.duration[device]),
         batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),
         memory=_memory(source),
-        allocating=_allocating(source),
+        allocating=_allocating(source, chosen),
         findings=[*source.findings, *problems],
         whole=source.whole,
     )
@@ -197,16 +194,15 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
 
 def _calls(source: Source, chosen: Chosen) -> Calls:
     slices, which = source.slices, chosen.calls
-    reported = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
+    args = slices.args or [None] * len(slices)
     world, rank, configured = configured_groups(source.metadata)
-    start, duration = slices.start[which], slices.duration[which]
     return Calls.collect(
         source.names,
         slices.name[which],
-        start,
-        duration,
-        reported=reported,
-        regions=(source.names, regions_around(source, chosen)),
+        slices.start[which],
+        slices.duration[which],
+        reported=groups_of([args[at] for at in which.tolist()]),
+        region=regions_around(source, chosen),
         world=world,
         rank=rank,
         configured=configured,
@@ -267,7 +263,7 @@ def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
 def _works(source: Source, chosen: Chosen) -> list[Work]:
     """Return when each device computed and communicated; without a device, when the threads did."""
     if not len(chosen.device):
-        work = _work(source, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
+        work = _work(chosen, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
         return [] if work is None else [work]
     kind = _device(source)
     # the rows of an NPU have the names of several processes, and are of one device
@@ -281,22 +277,19 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
             which[device_of[which] == number]
             for which in (chosen.computation, chosen.communication, chosen.device)
         )
-        other = np.setdiff1d(
-            everything, communication, assume_unique=True
-        )  # copies too: the device is not idle meanwhile
-        works.append(_work(source, (kind, list(numbers)[number]), computation, communication, other))
+        # copies too: the device is not idle meanwhile
+        other = np.setdiff1d(everything, communication, assume_unique=True)
+        works.append(_work(chosen, (kind, list(numbers)[number]), computation, communication, other))
     return [work for work in works if work is not None]
 
 
 def _work(
-    source: Source, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
+    chosen: Chosen, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
 ) -> Work | None:
     """Return the activity of one device, or of the threads. `other`: everything except
     communication.
     """
-    computing, communicating, working = (
-        _union(source.slices, which) for which in (computation, communication, other)
-    )
+    computing, communicating, working = (chosen.when(which) for which in (computation, communication, other))
     busy = working | communicating
     if not len(busy):
         return None
@@ -313,11 +306,6 @@ def _work(
         communicating=coarse_calls.pack(),
         closed=closed + closed_calls,
     )
-
-
-def _union(slices: Slices, which: Indices) -> Intervals:
-    start = slices.start[which]
-    return Intervals.union(start, start + slices.duration[which])
 
 
 def _device(source: Source) -> str:
@@ -355,13 +343,11 @@ def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
     return np.flatnonzero(wanted[source.counters.track]) if len(source.counters) else np.zeros(0, np.intp)
 
 
-def _allocating(source: Source) -> bytes:
+def _allocating(source: Source, chosen: Chosen) -> bytes:
     names = [number for number, name in enumerate(source.names) if _ALLOCATES.fullmatch(name)]
     if not names:
         return b""
-    slices = source.slices
-    those = np.flatnonzero(np.isin(slices.name, names))
-    when = Intervals.union(slices.start[those], slices.start[those] + slices.duration[those])
+    when = chosen.when(np.flatnonzero(np.isin(source.slices.name, names)))
     return when.coarse(MOST_STRETCHES)[0].pack()
 
 

@@ -72,9 +72,8 @@ def _where(report: Report) -> list[Finding]:
     if not report.seconds:
         return []
     if len(report.islands) > 1:
-        known = [
-            each for each in report.islands if each.seconds
-        ]  # a window without a known end is not counted
+        # a window without a known end is not counted
+        known = [each for each in report.islands if each.seconds]
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took {', '.join(shown)}{more}, each by its own clock"

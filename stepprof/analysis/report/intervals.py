@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
+Moment = Annotated[int, "time"]
+"""A point in time in a digest: nanoseconds on the clock of its source's island."""
+Moments = Annotated[bytes, "time"]
+"""Packed points in time, or the packed edges of intervals."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,9 +196,8 @@ def depths(track: npt.NDArray[np.integer], start: Times, end: Times) -> npt.NDAr
     ranks = np.cumsum(np.concatenate(([0], track[1:] != track[:-1])))
     low = int(start.min())
     span = int(end.max()) - low + 1
-    if (
-        span.bit_length() + int(ranks[-1]).bit_length() >= 63
-    ):  # times in a damaged file may be centuries apart
+    # times in a damaged file may be centuries apart
+    if span.bit_length() + int(ranks[-1]).bit_length() >= 63:
         both, where = np.unique(np.concatenate((start, end)), return_inverse=True)
         start, end, low, span = where[: len(start)], where[len(start) :], 0, len(both)
     base = ranks.astype(np.int64) * span - low
@@ -229,9 +233,8 @@ def _parents(depth: npt.NDArray[np.int32]) -> tuple[Indices, Indices]:
     No slice is more than one deeper than the slice before it. So among those of one depth, in order, a slice that is
     deeper than the one before it is its first child, and the next ones have the same parent.
     """
-    small = (
-        depth.astype(np.uint16) if depth.max() < 1 << 16 else depth
-    )  # numpy sorts small numbers in linear time
+    # numpy sorts small numbers in linear time
+    small = depth.astype(np.uint16) if depth.max() < 1 << 16 else depth
     inside = np.argsort(small, kind="stable")[np.count_nonzero(depth == 0) :]
     before = inside - 1
     first = np.where(depth[before] < depth[inside], np.arange(len(inside)), 0)

@@ -10,15 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.region_rows import costliest, path_text
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, RegionRow, Report, TimeOf
+from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
 
 _MOST_PROBLEMS = 5
-SPARE = 0.01
-"""Share of the step below which slack is not shown."""
 _SPECIAL = re.compile(r"[\\`*\[\]|#~$]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -42,7 +40,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
     yield from _table(*sample_rows(report.rollout[:top]))
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))
-    yield from _slack(report, top)
+    yield from _table(*slack_rows(report, top))
     yield from _problems(report.problems)
 
 
@@ -100,12 +98,6 @@ def _times(what: str, times: Sequence[TimeOf]) -> Iterator[str]:
         for each in times
     )
     yield from _table((what, "time", "of the step", "processes"), rows)
-
-
-def _slack(report: Report, top: int) -> Iterator[str]:
-    spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
-    rows = ((each.role or "step", each.process, seconds(each.seconds)) for each in spare)
-    yield from _table(("role", "process", "could take longer"), rows)
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -335,9 +335,8 @@ def _match_in_order(kind: Kind, entries: Mapping[int, Rows], peers: Sequence[Pee
     Their numbers must be equal, and their times must fit.
     """
     error = _error_ns([peers[at] for at in entries])
-    if (
-        error is None
-    ):  # a call that was running when a capture began is not in it, so equal counts prove nothing
+    # a call that was running when a capture began is not in it, so equal counts prove nothing
+    if error is None:
         return
     shared = _captured(entries, peers)
     if len({len(rows) for rows in entries.values()}) > 1:
@@ -406,9 +405,8 @@ def _hold_the_same(
     if all(whole) or shared is None:
         return any(whole)
     slack = -error - TOLERANCE_NS
-    if not all(
-        found.columns[at].finished.all() for at in entries
-    ):  # there is another call that may be of this kind
+    # there is another call that may be of this kind
+    if not all(found.columns[at].finished.all() for at in entries):
         return False
     return all(_inside(_times(found, at, rows)[0], shared, slack).all() for at, rows in entries.items())
 

@@ -2,7 +2,7 @@
 
 A window and its regions are on the thread that opened the window, or on the row of coroutines. There,
 the region that opened last and is still open is the innermost one. Of threads that open windows
-concurrently, one is followed (`followed_threads`). Coroutines that go on after the last window are not.
+concurrently, one is followed (`Chosen.followed`). Coroutines that go on after the last window are not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
-from stepprof.analysis.report.intervals import Intervals, Times
-from stepprof.analysis.report.slice_kinds import Chosen, Indices
-from stepprof.analysis.report.window_threads import followed_threads
+from stepprof.analysis.report.intervals import Indices, Intervals, Moments, Times
+from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
 
@@ -39,7 +38,7 @@ class Place(msgspec.Struct, frozen=True):
     role: str | None
     window: bool
     calls: int
-    total: bytes
+    total: Moments
     """Packed intervals in which it was open, at most `STRETCHES`."""
     longest: float
     """Seconds of its longest call."""
@@ -60,7 +59,7 @@ class Other(msgspec.Struct, frozen=True):
 
     name: str
     role: str | None
-    when: bytes
+    when: Moments
     """Packed intervals in which one was open, at most `STRETCHES`."""
     average: float
     """How many were open at the same time in them, on average; 1 if none overlaps."""
@@ -70,10 +69,10 @@ class Nest(msgspec.Struct, frozen=True):
     """The innermost place at each moment, as packed columns: start, end [ns], place."""
 
     places: list[Place] = []
-    start: bytes = b""
-    end: bytes = b""
+    start: Moments = b""
+    end: Moments = b""
     place: bytes = b""
-    concurrent: bytes = b""
+    concurrent: Moments = b""
     """Packed intervals in which regions of other threads and of coroutines were open."""
     others: list[Other] = []
     """The longest of these regions that are in threads."""
@@ -105,7 +104,7 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
     concurrent, thread = which[:0], None
     if len(opened):
-        followed, thread = followed_threads(source, chosen, opened)
+        followed, thread = chosen.followed(opened)
         tracks = np.array(followed)
         if source.origin.kind != "spans" and len(chosen.regions):  # a trace has windows on a row of their own
             least = int(tracks.max()) + 1
@@ -121,10 +120,9 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
         which = np.sort(which[longest])
     which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
     nest = _Sweep(source, chosen, which, set(opened.tolist())).nest()
-    others = Intervals.union(slices.start[concurrent], slices.start[concurrent] + slices.duration[concurrent])
     return msgspec.structs.replace(
         nest,
-        concurrent=others.coarse(MOST_CONCURRENT)[0].pack(),
+        concurrent=chosen.when(concurrent).coarse(MOST_CONCURRENT)[0].pack(),
         others=_others(source, chosen, concurrent),
         coroutines=concurrent_calls(source, chosen),
         thread=thread,
@@ -138,10 +136,7 @@ def _others(source: Source, chosen: Chosen, concurrent: Indices) -> list[Other]:
     for at, role in zip(concurrent.tolist(), chosen.roles(concurrent), strict=True):
         if source.tracks[slices.track[at]].kind == "thread":
             found.setdefault((source.names[slices.name[at]], role), []).append(at)
-    sets = {
-        key: Intervals.union(slices.start[which], slices.start[which] + slices.duration[which])
-        for key, which in found.items()
-    }
+    sets = {key: chosen.when(np.array(which)) for key, which in found.items()}
     longest = sorted(sets, key=lambda key: -sets[key].total)[:MOST_OTHERS]
     return [
         Other(
@@ -220,7 +215,8 @@ class _Sweep:
     def nest(self) -> Nest:
         """Return the places that were swept."""
         place_of = self._places()
-        self._follow(place_of)
+        for begin, until, at in _innermost(self.start, self.end):
+            self._add(begin, until, place_of[at])
         start, end, place = (
             np.array(column, "<i8").tobytes() for column in zip(*self.stretches, strict=True)
         ) if self.stretches else (b"", b"", b"")  # fmt: skip
@@ -245,11 +241,6 @@ class _Sweep:
             self.members[number].append(at)
             place_of.append(number)
         return place_of
-
-    def _follow(self, place_of: list[int]) -> None:
-        """Add the stretches of the place that is innermost."""
-        for start, end, at in _innermost(self.start, self.end):
-            self._add(start, end, place_of[at])
 
     def _add(self, start: int, end: int, place: int) -> None:
         if self.stretches and self.stretches[-1][1:] == (start, place):

@@ -18,10 +18,11 @@ from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.manifest_sources import process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.profiler_stalls import profiler_times
+from stepprof.run.summary import engine_label
 
 _LARGEST = 2**62
-_WHOLE = ("complete", "joined")
-_COVERS = (*_WHOLE, "partial")
+WHOLE = ("complete", "joined")
+COVERS = (*WHOLE, "partial")
 """Outcomes of a capture that contains its window."""
 
 
@@ -95,7 +96,7 @@ class Process:
     def is_whole(self) -> bool:
         """Whether its captures contain all of its windows, from start to end."""
         short = any(
-            window["capped_by"] is not None or window["status"] not in _WHOLE
+            window["capped_by"] is not None or window["status"] not in WHOLE
             for window in self.manifest_windows
         )
         return bool(self.manifest_windows) and not short and all(digest.whole for digest in self.digests)
@@ -162,7 +163,7 @@ class Process:
         return Intervals.of(
             edges
             for window in self.manifest_windows
-            if window["status"] in _COVERS and any(is_of(window, path) for path in paths)
+            if window["status"] in COVERS and any(is_of(window, path) for path in paths)
             if (edges := self.edges(window)) is not None
         )
 
@@ -182,6 +183,11 @@ def is_of(window: Mapping[str, Any], path: str) -> bool:
     capture = window["capture"]
     stem = capture.get("stem") if isinstance(capture, dict) else None
     return isinstance(stem, str) and f"/{stem}." in path
+
+
+def engine_of(origin: Origin) -> str:
+    """Return the label of a worker's engine, as the manifest names it."""
+    return engine_label({"role": origin.role, "replica": origin.replica, "occurrence": origin.occurrence})
 
 
 def union(windows: Iterable[Window]) -> Intervals:
@@ -208,6 +214,12 @@ def unsure_ns(one: Process, other: Process) -> int | None:
     if one is other or (one.machine is not None and one.machine == other.machine):
         return 0
     return clocks.unsure_ns(one.alignment, other.alignment)
+
+
+def largest_unsure_ns(one: Process, others: Iterable[Process]) -> int | None:
+    """Return the largest error of a comparison of a process with others; None: its clock and another one were never compared."""
+    errors = [unsure_ns(one, other) for other in others]
+    return None if None in errors else max(each for each in errors if each is not None)
 
 
 def gather(

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.containment import NOWHERE, containers
-from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.intervals import Indices, Intervals, Times
 from stepprof.analysis.report.nesting import innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
-from stepprof.analysis.report.slice_kinds import Chosen, Indices
-from stepprof.analysis.report.window_threads import followed_threads
+from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
@@ -103,11 +102,10 @@ class _Tree:
     def _main(self, windows: Indices) -> set[int]:
         """Return the tracks that windows divide: the followed threads, and their coroutines."""
         slices, which = self.source.slices, self.which
-        tracks = set(followed_threads(self.source, self.chosen, windows)[0])
+        tracks = set(self.chosen.followed(windows)[0])
         threads = which[~self.tasks[slices.track[which]]]
-        if not tracks - set(
-            np.flatnonzero(self.tasks).tolist()
-        ):  # of a trace, with windows on a row of their own
+        # of a trace, with windows on a row of their own
+        if not tracks - set(np.flatnonzero(self.tasks).tolist()):
             busy = threads if len(threads) else self.chosen.ops
             spent = np.bincount(slices.track[busy], slices.duration[busy])
             tracks |= {int(spent.argmax())} if len(spent) else set()

@@ -15,11 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.distribution import Distribution, distribution_of, packed, seconds_of
-from stepprof.analysis.report.engine_work import StageTotal
-from stepprof.analysis.report.intervals import EMPTY, Intervals, Times, nesting_order, self_times
+from stepprof.analysis.report.intervals import Moment, Moments, Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
-from stepprof.analysis.report.schema import Rollout, Sample
+from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
 
 MOST_POINTS = 20_000
 """The number of steps of a curve in a digest. A longer curve is averaged over intervals of equal
@@ -27,6 +25,9 @@ length.
 """
 CURVE_POINTS = 300
 MOST_SAMPLES = 50
+
+MOST_VALUES = 20_000
+"""The number of values in a digest. Of more things it has as many quantiles."""
 
 Values = npt.NDArray[np.float64]
 
@@ -59,10 +60,10 @@ class Curve:
         return self.time.astype("<i8").tobytes(), self.value.tobytes()
 
 
-class _Packed(msgspec.Struct, frozen=True):
+class PackedCurve(msgspec.Struct, frozen=True):
     """A curve, packed."""
 
-    time: bytes
+    time: Moments
     value: bytes
 
     def curve(self) -> Curve:
@@ -73,80 +74,39 @@ class _Packed(msgspec.Struct, frozen=True):
         )
 
 
-class Batches(_Packed, frozen=True):
-    """The iterations of one engine's worker as a curve, packed."""
+class Distribution(msgspec.Struct, frozen=True):
+    """Nanoseconds of several things, packed by `packed`."""
 
-    iterations: int
-    peak: float
-    """The peak of single iterations; a mean over many is lower."""
-    stages: list[StageTotal] = []
-    """The same iterations by stage."""
-    surplus: bytes = b""
-    """Packed intervals: the extra time of iterations with more than one token per continued sequence."""
-    opening_tokens: int = 0
-    """The tokens of prompts before the first decode step of each scheduler."""
-    repeats: bytes = b""
-    """Packed intervals: when it worked on prompts alone after that."""
+    count: int = 0
+    """The number of things."""
+    values: bytes = b""
 
 
 class SampleTime(msgspec.Struct, frozen=True):
     """One sample; nanoseconds, `spent` by the name of the region."""
 
     sample: str
-    start: int
-    end: int
+    start: Moment
+    end: Moment
     spent: dict[str, int]
     requests: RequestTimes = RequestTimes()
     """The times of its requests."""
 
 
-class Samples(_Packed, frozen=True):
+class Samples(PackedCurve, frozen=True):
     """All samples of one source: how many were in flight over time (packed), and the longest ones,
     longest first.
     """
 
-    count: int
     longest: list[SampleTime]
-    lengths: bytes = b""
-    """Nanoseconds of each sample, as in a `Distribution`."""
-    first_tokens: Distribution = Distribution()
+    times: Distribution
+    """Nanoseconds of each sample."""
+    first_tokens: Distribution
     """Nanoseconds from each request to its first token."""
-    per_token: Distribution = Distribution()
+    per_token: Distribution
     """Nanoseconds between two tokens of each request."""
-    generated: Distribution = Distribution()
+    generated: Distribution
     """Generated tokens of each request."""
-
-    @property
-    def times(self) -> Distribution:
-        """The durations of the samples."""
-        return Distribution(self.count, self.lengths)
-
-
-def collect_batches(
-    curve: Curve,
-    iterations: int,
-    stages: Sequence[StageTotal] = (),
-    surplus: Intervals = EMPTY,
-    repeats: Sequence[tuple[int, Intervals]] = (),
-) -> Batches:
-    """Pack the batch sizes of an engine.
-
-    Args:
-        curve: the batch size over time; 0 where nothing ran.
-        iterations: number of forward steps in it.
-        stages: the same forward steps by stage.
-        surplus: as in `Batches`.
-        repeats: for each scheduler, the tokens of prompts before its first decode step, and when it worked on prompts after that.
-    """
-    return Batches(
-        *curve.reduced(MOST_POINTS).pack(),
-        iterations,
-        float(curve.value.max()),
-        list(stages),
-        surplus.pack(),
-        sum(opening for opening, _ in repeats),
-        Intervals.all_of(later for _, later in repeats).pack(),
-    )
 
 
 def collect_samples(
@@ -193,9 +153,8 @@ def collect_samples(
     steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     return Samples(
         *_summed(np.concatenate((first, last)), steps).reduced(MOST_POINTS).pack(),
-        len(first),
         longest,
-        packed(last - first),
+        Distribution(len(first), packed(last - first)),
         distribution_of([each.first_token for each in made]),
         distribution_of([each.per_token for each in made]),
         distribution_of([each.generated for each in made]),
@@ -283,3 +242,43 @@ def _sample(sample: SampleTime, origin_ns: int) -> Sample:
         None if requests.first_token is None else requests.first_token / 1e9,
         None if requests.per_token is None else requests.per_token / 1e9,
     )
+
+
+def packed(nanoseconds: npt.NDArray[np.int64]) -> bytes:
+    """Return durations sorted and packed; of more than `MOST_VALUES` as many quantiles."""
+    values = np.sort(nanoseconds)
+    if len(values) > MOST_VALUES:
+        values = values[np.linspace(0, len(values) - 1, MOST_VALUES).astype(np.int64)]
+    return values.astype("<i8").tobytes()
+
+
+def distribution_of(nanoseconds: Sequence[float | None]) -> Distribution:
+    """Return the distribution of the durations that are known."""
+    known = np.array([round(each) for each in nanoseconds if each is not None], np.int64)
+    return Distribution(len(known), packed(known))
+
+
+def seconds_of(parts: Sequence[Distribution], unit: float = 1e9) -> SampleSeconds | None:
+    """Return the distribution of several parts together; None: a part has things whose durations are not known, or
+    there are none.
+
+    Args:
+        parts: what the digests hold.
+        unit: what the packed values are divided by: 1 if they are no nanoseconds.
+    """
+    parts = [part for part in parts if part.count]
+    lengths = [np.frombuffer(part.values, "<i8") for part in parts]
+    if not parts or not all(map(len, lengths)):
+        return None
+    weights = np.concatenate(
+        [np.full(len(each), part.count / len(each)) for part, each in zip(parts, lengths, strict=True)]
+    )
+    every = np.concatenate(lengths)
+    order = np.argsort(every, kind="stable")
+    below, every = np.cumsum(weights[order]), every[order] / unit
+
+    def at(part: float) -> float:
+        return float(every[min(int(np.searchsorted(below, part * below[-1])), len(every) - 1)])
+
+    mean = float((every * weights[order]).sum() / below[-1])
+    return SampleSeconds(sum(part.count for part in parts), mean, at(0.5), at(0.95), float(every[-1]))

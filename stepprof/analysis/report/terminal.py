@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
     changes_table,
     cost_lines,
-    engines_table,
+    figures_table,
     idle_table,
     neighbours_table,
     ops_table,
@@ -27,11 +26,12 @@ from stepprof.analysis.report.terminal_tables import (
     regions_table,
     rollouts_table,
     skew_table,
-    slack_table,
     stops_table,
+    text_table,
     tree_table,
     unmatched_table,
 )
+from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
 from stepprof.analysis.report.wording import seconds, seconds_text
 from stepprof.formatting import printable
 
@@ -45,8 +45,6 @@ _CHANGES = {
     "op": "operators, self time per process",
     "kernel": "kernels, self time per process",
 }
-SPARE = 0.01
-"""Share of the step below which slack is not shown."""
 _VERDICTS = {"none": "green", "regression": "red", "unknown": "yellow"}
 _TOPICS = {
     "straggler": "red",
@@ -89,17 +87,16 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     if parts:
         _section(console, "where the time went", parts_table(report, parts, plain, room))
     _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
-    samples = sample_rows(report.rollout[:MOST_PROCESSES])
-    _section(console, "bound samples and their requests", engines_table(*samples, room))
     engines = report.engines[:MOST_PROCESSES]
-    _section(
-        console, "what engines generated, by their own statistics", engines_table(*token_rows(engines), room)
-    )
-    _section(console, "forward steps of engines by stage", engines_table(*stage_rows(engines), room))
+    for heading, rows in (
+        ("bound samples and their requests", sample_rows(report.rollout[:MOST_PROCESSES])),
+        ("what engines generated, by their own statistics", token_rows(engines)),
+        ("forward steps of engines by stage", stage_rows(engines)),
+    ):
+        _section(console, heading, figures_table(*rows, room))
     _section(console, "stragglers", skew_table(report, top, room))
-    spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
     heading = "how much longer processes could take without making the step longer"
-    _section(console, heading, slack_table(spare, room))
+    _section(console, heading, text_table(*slack_rows(report, top), "llr", room))
     heading = "collectives that were not recorded on all ranks, or could not be matched"
     _section(console, heading, unmatched_table(report.unmatched[:top], room))
     _section(console, "work and waiting", idle_table(report.idle, room))

@@ -21,7 +21,6 @@ from stepprof.analysis.report.schema import (
     RegionRow,
     Report,
     Rollout,
-    Slack,
     StepTime,
     StopCost,
     TimeOf,
@@ -49,7 +48,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = ("cyan", "blue", "magenta", "yellow", "red", "green")
 
 
-def _table(
+def text_table(
     headers: Sequence[str], rows: Iterable[Sequence[str | Text]], align: str, room: int
 ) -> Table | None:
     """Return a table that fits into its room; None: it has no row.
@@ -128,7 +127,7 @@ def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Tabl
         for at in shown
     ]
     rows = [[name, *line] for name, line in zip(names, figures, strict=True)]
-    return _table(["region", *headers], rows, "lwrrrr" + "r" * several, room)
+    return text_table(["region", *headers], rows, "lwrrrr" + "r" * several, room)
 
 
 def _tree_name(row: RegionRow) -> str:
@@ -168,7 +167,7 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
             [name, Text("".join(bars), "" if part.typical else "yellow"), seconds(part.seconds), usual]
         )
     span = f"steps {shown[0].step} to {shown[-1].step}"
-    return _table(["", span, f"step {step}", "usually"], rows, "lwrl", room)
+    return text_table(["", span, f"step {step}", "usually"], rows, "lwrl", room)
 
 
 def _taken(step: StepTime, part: Usual) -> float | None:
@@ -232,12 +231,12 @@ def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table
         ]
         for rollout in rollouts
     ]
-    return _table(headers, rows, "lrrrrrw", room)
+    return text_table(headers, rows, "lrrrrrw", room)
 
 
-def engines_table(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table | None:
-    """Return a row per engine with figures."""
-    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+def figures_table(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table | None:
+    """Return a table of a column of names and columns of figures."""
+    return text_table(headers, rows, "l" + "r" * (len(headers) - 1), room)
 
 
 def _sparkline(rollout: Rollout, width: int = 28) -> str:
@@ -278,7 +277,7 @@ def skew_table(report: Report, top: int, room: int) -> Table | None:
         ]
         for phase in phases
     ]
-    return _table(
+    return text_table(
         ["role", "region", "last", "first to last", "behind median", "had begun later", ""],
         rows,
         "lllrrrl",
@@ -309,13 +308,7 @@ def idle_table(idle: Sequence[Idle], room: int) -> Table | None:
             row(f"least: {least.label}", [least]),
             row(f"most: {most.label}", [most]),
         ]
-    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
-
-
-def slack_table(rows: Sequence[Slack], room: int) -> Table | None:
-    """Return how much longer processes could have worked."""
-    cells = [[row.role or "step", row.process, seconds(row.seconds)] for row in rows]
-    return _table(["role", "process", "could take longer"], cells, "llr", room)
+    return figures_table(headers, rows, room)
 
 
 def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table | None:
@@ -331,7 +324,7 @@ def unmatched_table(rows: Sequence[UnmatchedTime], room: int) -> Table | None:
         ]
         for row in rows
     ]
-    return _table(
+    return text_table(
         ["role", "region", "processes", "mean", "longest", "members recorded"], cells, "llrrll", room
     )
 
@@ -350,7 +343,7 @@ def overlap_table(report: Report, room: int) -> Table | None:
         *([share(sum(busy) / len(busy))] if busy else []),
     ]
     headers = ["compute", "communication", "exposed", "overlapped", "device busy"][: len(row)]
-    return _table(headers, [row], "r" * len(row), room)
+    return text_table(headers, [row], "r" * len(row), room)
 
 
 def regions_table(times: Sequence[TimeOf], room: int) -> Table | None:
@@ -371,7 +364,7 @@ def regions_table(times: Sequence[TimeOf], room: int) -> Table | None:
             ]
         )
     headers = ["role", "region", "wall time", "of the step", "processes", "mean", "longest"]
-    return _table(headers, rows, "llrrrrl", room)
+    return text_table(headers, rows, "llrrrrl", room)
 
 
 def ops_table(ops: Sequence[Op], room: int) -> Table | None:
@@ -380,7 +373,7 @@ def ops_table(ops: Sequence[Op], room: int) -> Table | None:
         [_shortened(printable(op.name), max(room - _OP_FIGURES, _NAME)), number(op.calls), seconds(op.self_seconds), share(op.share)]
         for op in ops
     ]  # fmt: skip
-    return _table(["name", "calls", "self", "of all"], rows, "lrrr", room)
+    return text_table(["name", "calls", "self", "of all"], rows, "lrrr", room)
 
 
 def cost_lines(report: Report) -> RenderableType | None:
@@ -417,7 +410,7 @@ def stops_table(costs: Sequence[StopCost], room: int) -> Table | None:
         others = [f"~ {seconds(known[bound])}" if bound in known else "-" for bound in bounds]
         rows.append([cost.label, number(cost.iterations), seconds(cost.seconds), *others])
     headers = ["", "forward steps", "took", *(f"estimate for {bound}" for bound in bounds)]
-    return _table(headers, rows, "l" + "r" * (len(headers) - 1), room)
+    return figures_table(headers, rows, room)
 
 
 def changes_table(changes: Sequence[Change], room: int) -> Table | None:
@@ -440,7 +433,7 @@ def changes_table(changes: Sequence[Change], room: int) -> Table | None:
                 "within noise" if is_noise else "",
             ]
         )
-    return _table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll", room)
+    return text_table(["", "A", "B", "change", "%", "noise", "between", ""], rows, "lrrrrrll", room)
 
 
 def _noise_of(change: Change) -> str:

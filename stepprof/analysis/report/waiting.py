@@ -103,9 +103,8 @@ def waits_in(
     take_out_profiler(settled, held, matching)
     parts: list[list[_Part]] = [[] for _ in labels]
     for each in settled:
-        members = np.array(
-            [*each.matched.members, UNKNOWN], np.int64
-        )  # the last index means an unknown member
+        # the last index means an unknown member
+        members = np.array([*each.matched.members, UNKNOWN], np.int64)
         for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
             parts[at].append(
                 (

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     assume = begin_reading(args)
     format_ = chosen_format(args.format)
     check_options(args, format_)
-    from stepprof.analysis.report.merge_placement import placed
+    from stepprof.analysis.report.analyse import placed
     from stepprof.analysis.timeline.archive import write_archive
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find

@@ -111,8 +111,7 @@ def _compared(
     """Return the comparison, with the gate if there is a limit."""
     from msgspec.structs import replace
 
-    from stepprof.analysis.report.compare import compare
-    from stepprof.analysis.report.gate import gate
+    from stepprof.analysis.report.compare import compare, gate
     from stepprof.analysis.report.step_noise import spreads
 
     apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]

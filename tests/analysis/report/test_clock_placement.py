@@ -19,10 +19,9 @@ from runs import ended_writer, make_run, write_spans
 from runs import record as record_window
 from timelines import sources
 
-from stepprof.analysis.report.analyse import analyse
+from stepprof.analysis.report.analyse import analyse, placed
 from stepprof.analysis.report.clock_placement import moved
 from stepprof.analysis.report.digest import digest
-from stepprof.analysis.report.merge_placement import placed
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.cli.main import main

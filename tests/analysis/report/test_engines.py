@@ -7,14 +7,10 @@ from digested import MS, T0, engine, engine_entry, manifest
 
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
-from stepprof.analysis.report.engine_rows import sample_rows, stage_rows, token_rows
-from stepprof.analysis.report.engine_statistics import statistics_of
-from stepprof.analysis.report.engine_work import STAGES, stage_totals
-from stepprof.analysis.report.schedulers import batches_of
+from stepprof.analysis.report.engine_work import STAGES
+from stepprof.analysis.report.engines import statistics_of
 from stepprof.analysis.report.schema import Rollout, SampleSeconds
-
-assert stage_totals is not None
-assert batches_of is not None
+from stepprof.analysis.report.text_rows import sample_rows, stage_rows, token_rows
 
 STEPS = ((0, 30, 2), (30, 10, 3), (40, 10, 2), (50, 10, 3))
 VLLM = [

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def leave_at_once(warm):
-    """How the scripts end is not what these tests are about."""
+    """Let the scripts end without waiting, because these tests do not depend on their end."""
     warm.leave = True
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gloojob import record
 
-from stepprof.analysis.report.analyse import analyse
-from stepprof.analysis.report.merge_placement import placed
+from stepprof.analysis.report.analyse import analyse, placed
 from stepprof.analysis.timeline.find import find
 
 AHEAD_NS = 5 * 3600 * 10**9

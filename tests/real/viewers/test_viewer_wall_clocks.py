@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from gloojob import record
 
-from stepprof.analysis.report.analyse import analyse
-from stepprof.analysis.report.merge_placement import placed
+from stepprof.analysis.report.analyse import analyse, placed
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
 

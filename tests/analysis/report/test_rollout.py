@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepprof.analysis.report.distribution import (
+from stepprof.analysis.report.rollout import (
     MOST_VALUES,
     Distribution,
     distribution_of,

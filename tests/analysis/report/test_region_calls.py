@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from digested import trace
 
-from stepprof.analysis.report.region_lookup import NONE, regions_around
+from stepprof.analysis.report.region_calls import NONE, regions_around
 from stepprof.analysis.report.slice_kinds import Chosen
 
 WORKER = ("thread", "worker")

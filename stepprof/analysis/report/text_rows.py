@@ -1,14 +1,16 @@
-"""Lay out what engines did as rows of text, for the terminal and for Markdown."""
+"""Lay out figures as rows of text, for the terminal and for Markdown: what engines did, and slack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stepprof.analysis.report.engine_work import STAGES
-from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
+from stepprof.analysis.report.schema import EngineWork, Report, Rollout, Stage
 from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import number
 
+SPARE = 0.01
+"""Share of the step below which slack is not shown."""
 Rows = tuple[list[str], list[list[str]]]
 
 
@@ -72,6 +74,13 @@ def sample_rows(rollouts: Sequence[Rollout]) -> Rows:
         if reported is not None
     ]
     return headers, rows
+
+
+def slack_rows(report: Report, top: int) -> Rows:
+    """Return the headings, and the first `top` rows of how much longer processes could have worked."""
+    spare = [each for each in report.slack if each.seconds >= SPARE * report.seconds][:top]
+    rows = [[each.role or "step", each.process, seconds(each.seconds)] for each in spare]
+    return ["role", "process", "could take longer"], rows
 
 
 def _stage(stage: Stage) -> str:
