@@ -37,26 +37,10 @@ class Event(Struct, gc=False):
     scope: str = ""
 
 
-class _ExactEvent(Struct, gc=False):
+class _ExactEvent(Event, gc=False):
     """An event whose start is kept as the text of the file."""
 
-    ph: str
-    cat: str = ""
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: Raw = NOTHING
-    dur: float | str = 0.0
-    id: int | str | None = None
-    args: Raw = NOTHING
-    id2: Raw = NOTHING
-    scope: str = ""
-
-    def event(self) -> Event:
-        text = bytes(self.ts).decode("utf-8", "replace").strip('"')
-        return Event(
-            self.ph, self.cat, self.name, self.pid, self.tid, text, self.dur, self.id, self.args, self.id2, self.scope
-        )  # fmt: skip
+    ts: Raw = NOTHING  # type: ignore[assignment]
 
 
 _events = msgspec.json.Decoder(list[Event])
@@ -91,7 +75,10 @@ class EventDecoder:
                 )
             if not self._exact:
                 return events
-        return [event.event() for event in _exact_events.decode(text)]
+        exact: list[Any] = _exact_events.decode(text)
+        for event in exact:
+            event.ts = bytes(event.ts).decode("utf-8", "replace").strip('"')
+        return exact
 
 
 def loosely(text: bytes) -> Event | None:
