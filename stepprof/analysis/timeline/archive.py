@@ -19,8 +19,7 @@ from stepprof.analysis.timeline.archive_manifest import MANIFEST, Entry, entry, 
 from stepprof.analysis.timeline.clocks import describe, never_compared, worst_error
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.inflate import blocks
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits, blocks
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.merge import Merged, merge, nothing, places, refuse_nothing
 from stepprof.analysis.timeline.model import Source

@@ -23,7 +23,7 @@ from stepprof.analysis.timeline import chrome, descriptors, own_timeline
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.ordering import source_order

@@ -211,7 +211,7 @@ class Counters(_Rows):
 
 
 @dataclass(slots=True)
-class Flows:
+class Flows(_Rows):
     """Arrows: each from the slice around (``start``, ``start_track``) to the slice around (``end``,
     ``end_track``).
     """
