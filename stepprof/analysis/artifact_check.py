@@ -103,8 +103,8 @@ def _content(file: io.BufferedReader, name: str, *, is_trace: bool) -> Checked:
 
 def _trace(file: Path) -> Checked:
     from stepprof.analysis.timeline.kineto import read
+    from stepprof.analysis.timeline.load import without_strays
     from stepprof.analysis.timeline.model import Alignment, Origin
-    from stepprof.analysis.timeline.outliers import without_strays
     from stepprof.analysis.timeline.raw import TraceStream
 
     stream = TraceStream(file)

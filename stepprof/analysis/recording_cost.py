@@ -7,7 +7,7 @@ The difference has other causes too: whatever else only this step did.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ def recording_cost(
             median=median(others),
             shortest=min(others),
             longest=max(others),
-            held=max(map(_held, _by_process(windows)), default=0.0),
+            held=_most_held(windows),
             engines_start=_most(engines, "start_seconds"),
             engines_stop=_most(engines, "stop_seconds"),
             export=_most(windows, "export_seconds"),
@@ -138,17 +138,13 @@ def _begins(files: Iterable[Path]) -> list[tuple[int, int]]:
     return begins
 
 
-def _by_process(windows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    found: dict[object, list[Mapping[str, Any]]] = {}
+def _most_held(windows: Iterable[Mapping[str, Any]]) -> float:
+    """Return the most seconds for which recording delayed the training thread of one process."""
+    held: dict[object, float] = defaultdict(float)
     for window in windows:
-        found.setdefault(window["rank"], []).append(window)
-    return list(found.values())
-
-
-def _held(windows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds for which recording delayed the training thread of one process."""
-    keys = ("arm_seconds", "start_seconds", "wait_seconds", "stall_seconds")
-    return sum(window.get(key) or 0.0 for window in windows for key in keys)
+        for key in ("arm_seconds", "start_seconds", "wait_seconds", "stall_seconds"):
+            held[window["rank"]] += window.get(key) or 0.0
+    return max(held.values(), default=0.0)
 
 
 def _most(entries: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -22,14 +22,12 @@ NOT_TESTED = {
 """Modules without code to test, with the reason."""
 
 TESTED_THROUGH = {
-    "analysis/findings/test_threads.py": "analysis/findings/busy",
-    "analysis/findings/test_catalogue.py": "analysis/findings/blocked analysis/findings/device_time analysis/findings/facts analysis/findings/ledger analysis/findings/neighbours analysis/findings/poll analysis/findings/serial analysis/findings/signs analysis/findings/straggler analysis/findings/tail analysis/findings/wording analysis/report/meetings analysis/report/nesting",
+    "analysis/findings/test_catalogue.py": "analysis/findings/blocked analysis/findings/device_time analysis/findings/facts analysis/findings/ledger analysis/findings/poll analysis/findings/serial analysis/findings/signs analysis/findings/straggler analysis/findings/tail analysis/findings/wording analysis/report/meetings analysis/report/nesting",
     "analysis/report/test_combine.py": "analysis/report/idle analysis/report/skew",
     "analysis/data/test_export.py": "cli/commands/export",
     "analysis/data/test_run.py": "analysis/data/spans analysis/data/table",
     "analysis/report/test_step_noise.py": "analysis/report/visits",
     "analysis/report/test_terminal.py": "analysis/report/terminal_tables",
-    "analysis/test_artifact_check.py": "analysis/timeline/outliers",
     "analysis/test_recording_cost.py": "analysis/run_windows",
     "analysis/test_verify.py": "analysis/post_step_notes",
     "analysis/timeline/test_chrome.py": "analysis/timeline/lanes analysis/timeline/ordering analysis/timeline/own_metadata",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Alignment, Origin
 
@@ -29,7 +29,7 @@ from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.placement import Place
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -132,15 +132,11 @@ class RecordedStep:
     @property
     def slices(self) -> Table:
         """The table of slices: every interval in its traces and spans, on the common clock."""
-        from stepprof.analysis.data.run import slice_rows
-
         return Table(SLICES, lambda wanted: slice_rows(self._placed, wanted, self._warn))
 
     @property
     def iterations(self) -> Table:
         """The table of its engines' forward steps."""
-        from stepprof.analysis.data.run import iteration_rows
-
         return Table(ITERATIONS, lambda _: iteration_rows(self._placed, self._warn))
 
     @cached_property
@@ -198,7 +194,7 @@ def slice_rows(found: Found, wanted: frozenset[str], warn: Warn) -> Iterator[tup
         source = _read(each, arguments="arguments" in wanted, warn=warn)
         common = _common(source, found)
         for at in range(0, len(source.slices), BATCH_ROWS):
-            part = _part(source.slices, at)
+            part = source.slices.between(at, at + BATCH_ROWS)
             yield len(part), {**common, **_columns(source, part)}
 
 
@@ -227,18 +223,6 @@ def _read(wanted: Input, *, arguments: bool, warn: Warn) -> Source:
     for problem in source.findings:
         warn(wanted.origin.path, problem)
     return source
-
-
-def _part(slices: Slices, at: int) -> Slices:
-    where = slice(at, at + BATCH_ROWS)
-    return Slices(
-        slices.start[where],
-        slices.duration[where],
-        slices.name[where],
-        slices.category[where],
-        slices.track[where],
-        None if slices.args is None else slices.args[where],
-    )
 
 
 def _common(source: Source, found: Found) -> dict[str, Any]:

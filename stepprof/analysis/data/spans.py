@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -99,41 +99,37 @@ class _Visit:
     recorded: bool | None = False
 
 
-@dataclass(slots=True)
-class _Process:
-    """The windows of one process."""
+def _visits(windows: Iterable[tuple[int, int, int]]) -> list[_Visit]:
+    """Return the visits of a process in order, from the start, end and step of its windows.
 
-    windows: list[tuple[int, int, int]] = field(default_factory=list)
-    """Start, end and step."""
-
-    def visits(self) -> list[_Visit]:
-        """Return its visits in order: consecutive windows of one step are one visit."""
-        found: list[_Visit] = []
-        times: dict[int, int] = {}
-        for start, end, step in sorted(self.windows):
-            if found and found[-1].step == step:
-                found[-1].end = max(found[-1].end, end)
-                continue
-            times[step] = times.get(step, 0) + 1
-            found.append(_Visit(step, start, end, times[step]))
-        return found
+    Consecutive windows of one step are one visit.
+    """
+    found: list[_Visit] = []
+    times: dict[int, int] = {}
+    for start, end, step in sorted(windows):
+        if found and found[-1].step == step:
+            found[-1].end = max(found[-1].end, end)
+            continue
+        times[step] = times.get(step, 0) + 1
+        found.append(_Visit(step, start, end, times[step]))
+    return found
 
 
 def step_rows(runs: Sequence[Path], warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the steps of a run in one batch, as `span_rows` yields spans."""
-    processes: dict[tuple[int | str, str | None, int | None], _Process] = {}
+    processes: dict[tuple[int | str, str | None, int | None], list[tuple[int, int, int]]] = {}
     for span in _spans(runs, warn):
         step, start = span.get("step"), span.get("start")
         if span["kind"] == "window" and step is not None and start is not None:
             who = (span["rank"], span["host"], span["pid"])
             end = start + span.get("dur", 0)
-            processes.setdefault(who, _Process()).windows.append((start, end, step))
+            processes.setdefault(who, []).append((start, end, step))
     recorded = _recorded(runs)
     rank = min((who[0] for who in processes), key=_order, default=None)
     visits = []
     # a job that was restarted has several processes of one rank
     for who in (who for who in processes if who[0] == rank):
-        known = processes[who].visits()
+        known = _visits(processes[who])
         several = {visit.step for visit in known if visit.visit > 1}
         for visit in known:
             own = [start for writer, start, _ in recorded.get(visit.step, ()) if writer == who]

@@ -62,14 +62,13 @@ def held_coroutines(ledger: Ledger) -> None:
         held = [
             one for one in ledger.facts.signs[process].held if one.passed <= 1 and one.waiting >= one.others
         ]
-        limited = Intervals.of((one.start, one.end) for one in held)
+        limited = Intervals.of((one.start_unix_ns, one.end_unix_ns) for one in held)
         part = _part(ledger, process, each, Intervals.unpack(each.when) & limited)
         if each.peak < FEWEST or not _waits(ledger, part):
             continue
-        most = max(held, key=lambda one: part.when.clip(one.start, one.end).total)
-        waiting = (
-            sum(one.waiting * part.when.clip(one.start, one.end).total for one in held) / part.when.total
-        )
+        shown = [(part.when.clip(one.start_unix_ns, one.end_unix_ns).total, one) for one in held]
+        _, most = max(shown, key=lambda each: each[0])
+        waiting = sum(one.waiting * total for total, one in shown) / part.when.total
         ledger.claim(
             part,
             part.when,

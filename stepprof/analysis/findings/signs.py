@@ -6,12 +6,12 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
-from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, StackStretch
+from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, HeldTasks, StackStretch
 
 COMPILE = "torch.compile"
 """The label of a thread in torch's compiler."""
@@ -92,19 +92,6 @@ def _is_semaphore(frames: Sequence[Frame]) -> bool:
     return names == [("threading.py", "wait"), ("threading.py", "acquire")]
 
 
-class Held(NamedTuple):
-    """Coroutines in a function that awaits a lock or semaphore of asyncio, on the common clock [ns]."""
-
-    start: int
-    end: int
-    function: str
-    waiting: int
-    passed: int
-    """How many were in the function and did not wait there."""
-    others: int
-    """How many were not in the function."""
-
-
 class Task(NamedTuple):
     """What another thread than that of the windows did, on the common clock [ns]."""
 
@@ -125,8 +112,8 @@ class Signs:
     """Regions as (start, end, seconds of CPU time)."""
     tasks: Sequence[Task] = ()
     """What other threads did that did not wait for work."""
-    held: Sequence[Held] = ()
-    """Coroutines of the thread that waited for a lock or semaphore."""
+    held: Sequence[HeldTasks] = ()
+    """Coroutines of the thread that waited for a lock or semaphore, on the common clock."""
     _ends: Sequence[int] = field(init=False)
     """For each stack, the latest end of it and of all stacks before it."""
 
@@ -165,13 +152,10 @@ class Signs:
             if each.thread == main
         ]
         held = [
-            Held(
-                each.start_unix_ns - offset_ns,
-                each.end_unix_ns - offset_ns,
-                each.function,
-                each.waiting,
-                each.passed,
-                each.others,
+            replace(
+                each,
+                start_unix_ns=each.start_unix_ns - offset_ns,
+                end_unix_ns=each.end_unix_ns - offset_ns,
             )
             for each in evidence.held
             if each.thread == main

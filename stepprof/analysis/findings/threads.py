@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepprof.analysis.findings.blocked import is_lock
-from stepprof.analysis.findings.busy import ONE, Busy
+from stepprof.analysis.findings.blocked import ONE, Busy, is_lock
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack, Task

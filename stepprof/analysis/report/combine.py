@@ -12,8 +12,7 @@ import msgspec
 
 from stepprof.analysis.findings.catalogue import findings_of
 from stepprof.analysis.findings.facts import Facts
-from stepprof.analysis.findings.neighbours import Neighbours
-from stepprof.analysis.findings.no_rollout import no_rollout
+from stepprof.analysis.findings.neighbours import Neighbours, no_rollout
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest

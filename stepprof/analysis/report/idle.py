@@ -19,7 +19,7 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Idle
 from stepprof.analysis.report.waiting import Waiting
-from stepprof.analysis.timeline.profiler_stalls import LONGEST_SECONDS
+from stepprof.analysis.timeline.capture_window import LONGEST_SECONDS
 
 _DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000

@@ -19,13 +19,12 @@ from stepprof.analysis.timeline.archive_manifest import MANIFEST, Entry, entry, 
 from stepprof.analysis.timeline.clocks import describe, never_compared, worst_error
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.inflate import blocks
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits, blocks
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.merge import Merged, merge, nothing, places, refuse_nothing
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.parts import Part
-from stepprof.analysis.timeline.placement import Place, process_name
+from stepprof.analysis.timeline.placement import Place
 from stepprof.analysis.timeline.raw import read_header
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
@@ -47,7 +46,6 @@ class _Read:
     """One source."""
 
     wanted: Input
-    place: Place
     part: Part
     offset_ns: int | None
     """What is added to the times in its file to get the common clock; None: its file cannot be in the
@@ -84,7 +82,9 @@ def write_archive(
         progress=progress,
     )
     sources = [
-        _unread(wanted, place, result) if isinstance(result, Failed) else result
+        _Read(wanted, Part.failed(wanted, place, f"not in the archive: {result.reason}"), None)
+        if isinstance(result, Failed)
+        else result
         for (wanted, place), result in zip(ordered, results, strict=True)
     ]
     refuse_nothing([each.part for each in sources])
@@ -129,19 +129,7 @@ def _read(wanted: Input, place: Place, assume: Mapping[str, int]) -> _Read:
         source.findings.append(f"is in {CONVERTED}, converted, and not as it was recorded")
     if offset is not None and (wanted.within is not None or _is_cut(wanted, source)):
         source.findings.append("the archive has its whole file, including events outside of the step")
-    first, last = source.extent or (None, None)
-    part = Part(
-        process_name(source, place),
-        wanted.origin.path,
-        source.alignment,
-        len(source.slices),
-        len(source.instants),
-        len(source.counters),
-        first_ns=first,
-        last_ns=last,
-        findings=tuple(source.findings),
-    )
-    return _Read(wanted, place, part, offset)
+    return _Read(wanted, Part.of(source, place), offset)
 
 
 def _is_cut(wanted: Input, source: Source) -> bool:
@@ -158,12 +146,6 @@ def _offset(wanted: Input, source: Source) -> int | None:
     if not _CHROME.match(b"".join(blocks(Path(wanted.paths[0]), _LOOKED_AT, [], _LOOKED_AT))):
         return None
     return source.anchor_ns - source.alignment.offset_ns
-
-
-def _unread(wanted: Input, place: Place, failure: Failed) -> _Read:
-    findings = (f"not in the archive: {failure.reason}",)
-    part = Part(wanted.origin.label + place.suffix, wanted.origin.path, wanted.alignment, findings=findings)
-    return _Read(wanted, place, part, None)
 
 
 def _write_originals(archive: zipfile.ZipFile, sources: Sequence[_Read]) -> list[Entry]:

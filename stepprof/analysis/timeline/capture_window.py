@@ -42,8 +42,8 @@ class CaptureWindow:
         return cls(
             int(start),
             max(int(end), int(start)),
-            int(start) - (_nanoseconds(before) or 0),
-            None if _nanoseconds(after) is None else int(end) + (_nanoseconds(after) or 0),
+            int(start) - (duration_ns(before) or 0),
+            None if (lasted := duration_ns(after)) is None else int(end) + lasted,
         )
 
     def placed(self, driver: Alignment, engine: Alignment) -> CaptureWindow:
@@ -79,5 +79,6 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < FAR_NS
 
 
-def _nanoseconds(seconds: float | None) -> int | None:
+def duration_ns(seconds: float | None) -> int | None:
+    """Return the nanoseconds of a call of the profiler; None if they are not known, or impossible."""
     return int(seconds * 1e9) if seconds is not None and 0 <= seconds < LONGEST_SECONDS else None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from sys import getsizeof
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.timeline.model import Args, Counters, Flows, Indices, Instants, Slices, Times
+from stepprof.analysis.timeline.model import Args, Counters, Flags, Flows, Indices, Instants, Slices, Times
 
 Key = TypeVar("Key", bound=Hashable)
-Number = TypeVar("Number", bound=np.generic)
+Column = Sequence[float] | npt.NDArray[Any]
 _ENTRY = 110
 """Bytes of an entry of a dictionary, with its number."""
-Flags = npt.NDArray[np.bool_]
 
 
 class Interned(dict[Key, int], Generic[Key]):
@@ -45,19 +44,20 @@ class Interned(dict[Key, int], Generic[Key]):
 
 
 class _Columns:
-    """Parts of columns of equal length, joined at the end.
+    """Parts of columns of equal length, joined at the end. Times are on the reader's clock until then.
 
     Args:
-        columns: how many.
         args: whether to keep a column of arguments as well.
         shared: equal arguments are one object, and a writer encodes them once.
     """
 
+    _TYPES: tuple[type[np.generic], ...] = ()
+    """The type of each column; the first is a time."""
     _ROW = 0
     """The most bytes of memory that a row takes until it is drawn or summed up."""
 
-    def __init__(self, columns: int, args: bool = False, shared: bool = False) -> None:
-        self._parts: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(columns)]
+    def __init__(self, args: bool = False, shared: bool = False) -> None:
+        self._parts: list[list[npt.NDArray[Any]]] = [[] for _ in self._TYPES]
         self._args: list[Args] | None = [] if args else None
         self._rows = self._kept = 0
         self._each, self._byte = (640, 4) if shared else (56, 1)
@@ -67,131 +67,73 @@ class _Columns:
         """The most bytes of memory that the rows take."""
         return self._ROW * self._rows + self._kept
 
-    def _add(self, *columns: Sequence[int] | npt.NDArray[np.generic]) -> None:
-        self._rows += len(columns[0])
-        for parts, column in zip(self._parts, columns, strict=True):
-            parts.append(column if isinstance(column, np.ndarray) else np.array(column, dtype=np.int32))
+    def add(self, *columns: Column, args: Sequence[Args] | None = None) -> None:
+        """Add some rows by their columns; without `args` they have none."""
+        count = len(columns[0])
+        self._rows += count
+        for parts, column, type_ in zip(self._parts, columns, self._TYPES, strict=True):
+            parts.append(np.asarray(column, type_))
+        if self._args is not None:
+            self._args.extend([None] * count if args is None else args)
+            distinct = {each for each in set(args or ()) if each is not None}
+            self._kept += self._each * len(distinct) + self._byte * sum(map(len, distinct))
 
-    def _keep(self, count: int, args: Sequence[Args] | None) -> None:
-        if self._args is None:
-            return
-        self._args.extend([None] * count if args is None else args)
-        distinct = {each for each in set(args or ()) if each is not None}
-        self._kept += self._each * len(distinct) + self._byte * sum(map(len, distinct))
-
-    def _joined(self, column: int, dtype: type[Number]) -> npt.NDArray[Number]:
-        parts = self._parts[column]
-        joined = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
-        parts.clear()
-        return joined
-
-    def _times(self, column: int) -> Times:
-        return self._joined(column, np.int64)
-
-    def _indices(self, column: int) -> Indices:
-        return self._joined(column, np.int32)
+    def _joined(self, shift_ns: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield each whole column, the times `shift_ns` later."""
+        for number, (parts, type_) in enumerate(zip(self._parts, self._TYPES, strict=True)):
+            joined = np.concatenate(parts) if parts else np.zeros(0, type_)
+            parts.clear()
+            yield joined if number else joined + shift_ns
 
 
 class SliceColumns(_Columns):
-    """Slices while they are read. Times are on the reader's clock until `built`."""
+    """Slices while they are read: start, duration, name, category and track."""
 
+    _TYPES = (np.int64, np.int64, np.int32, np.int32, np.int32)
     _ROW = 240
-
-    def __init__(self, args: bool, shared: bool = False) -> None:
-        super().__init__(5, args, shared)
-
-    def add(
-        self,
-        start: Times,
-        duration: Times,
-        name: Sequence[int] | Indices,
-        category: Sequence[int] | Indices,
-        track: Sequence[int] | Indices,
-        *,
-        args: Sequence[Args] | None = None,
-    ) -> None:
-        """Add some slices; without `args` they have none."""
-        self._add(start, duration, name, category, track)
-        self._keep(len(start), args)
 
     def built(self, shift_ns: int) -> Slices:
         """Return all slices, `shift_ns` later."""
-        start, duration = self._times(0) + shift_ns, self._times(1)
-        return Slices(start, duration, self._indices(2), self._indices(3), self._indices(4), self._args)
+        start, duration, name, category, track = self._joined(shift_ns)
+        return Slices(start, duration, name, category, track, self._args)
 
 
 class InstantColumns(_Columns):
-    """Instants while they are read."""
+    """Instants while they are read: time, name, category and track."""
 
+    _TYPES = (np.int64, np.int32, np.int32, np.int32)
     _ROW = 100
-
-    def __init__(self, args: bool, shared: bool = False) -> None:
-        super().__init__(4, args, shared)
-
-    def add(
-        self,
-        time: Times,
-        name: Sequence[int] | Indices,
-        category: Sequence[int],
-        track: Sequence[int],
-        *,
-        args: Sequence[Args] | None = None,
-    ) -> None:
-        """Add some instants; without `args` they have none."""
-        self._add(time, name, category, track)
-        self._keep(len(time), args)
 
     def built(self, shift_ns: int) -> Instants:
         """Return all instants, `shift_ns` later."""
-        time = self._times(0) + shift_ns
-        return Instants(time, self._indices(1), self._indices(2), self._indices(3), self._args)
+        time, name, category, track = self._joined(shift_ns)
+        return Instants(time, name, category, track, self._args)
 
 
 class CounterColumns(_Columns):
-    """Values of counters while they are read."""
+    """Values of counters while they are read: time, value and track."""
 
+    _TYPES = (np.int64, np.float64, np.int32)
     _ROW = 100
-
-    def __init__(self) -> None:
-        super().__init__(3)
-
-    def add(self, time: Times, value: npt.NDArray[np.float64], track: Sequence[int] | Indices) -> None:
-        """Take some values."""
-        self._add(time, value, track)
 
     def built(self, shift_ns: int) -> Counters:
         """Return all values, `shift_ns` later."""
-        time = self._times(0) + shift_ns
-        return Counters(time, self._joined(1, np.float64), self._indices(2))
+        return Counters(*self._joined(shift_ns))
 
 
 class FlowColumns(_Columns):
-    """Ends of arrows while they are read: arrow, time, place, and whether the arrow starts,
-    continues or ends there.
-
-    `built` connects the ends.
+    """Ends of arrows while they are read: time, place, arrow, category, and whether the arrow starts,
+    continues or ends there. Ends with one `arrow` belong together: `built` connects them.
     """
 
     BEGIN, STEP, END = range(3)
+    _TYPES = (np.int64, np.int32, np.int64, np.int32, np.int32)
     _ROW = 160
 
-    def __init__(self) -> None:
-        super().__init__(5)
-        self.unpaired = 0
-        """Ends without a start and starts without an end. A capture that starts or ends in between
-        leaves them.
-        """
-
-    def add(
-        self,
-        time: Times,
-        place: Indices,
-        arrow: npt.NDArray[np.int64],
-        category: Indices,
-        phase: Indices,
-    ) -> None:
-        """Add some ends; those with one `arrow` belong together."""
-        self._add(time, place, arrow, category, phase)
+    unpaired = 0
+    """Ends without a start and starts without an end. A capture that starts or ends in between
+    leaves them.
+    """
 
     def built(self, shift_ns: int, tracks: Callable[[Indices, Times, Flags], Indices]) -> Flows:
         """Return all arrows, `shift_ns` later. Each step and end comes from the latest start or
@@ -201,8 +143,7 @@ class FlowColumns(_Columns):
             shift_ns: added to the times.
             tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
         """
-        time, place, arrow = self._times(0) + shift_ns, self._indices(1), self._times(2)
-        category, phase = self._indices(3), self._indices(4)
+        time, place, arrow, category, phase = self._joined(shift_ns)
         track = tracks(place, time, phase == self.END)
         pairs = self._pairs(time, arrow, phase)
         if pairs is not None:
@@ -210,13 +151,8 @@ class FlowColumns(_Columns):
             self.unpaired = len(time) - len(np.unique(begin)) - len(end)
             return Flows(time[begin], track[begin], time[end], track[end], category[end])
         order = np.lexsort((phase, time, arrow))
-        time, track, arrow, category, phase = (
-            time[order],
-            track[order],
-            arrow[order],
-            category[order],
-            phase[order],
-        )
+        time, track, arrow = time[order], track[order], arrow[order]
+        category, phase = category[order], phase[order]
         # the latest start or step at or before each place; it is of the same arrow, or there is none
         every = np.arange(len(time))
         leaving = np.maximum.accumulate(np.where(phase != self.END, every, -1)) if len(time) else every

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from stepprof.analysis.timeline.columns import CounterColumns
 from stepprof.analysis.timeline.event import Event
@@ -63,8 +62,7 @@ class Counted:
             pid: Place = event.pid
             rows += [(at, value, self._rows.keys["counter", pid, name]) for name, value in values]
         if rows:
-            at_, value_, track = zip(*rows, strict=True)
-            self._counters.add(np.array(at_, dtype=np.int64), np.array(value_, dtype=np.float64), track)
+            self._counters.add(*zip(*rows, strict=True))
 
 
 def _series(event: Event) -> Iterator[tuple[str, float]]:

@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stepprof.analysis.timeline.capture_window import FAR_NS, CaptureWindow
 from stepprof.analysis.timeline.iterations import BATCH_SIZE, batch_size, lasting
-from stepprof.analysis.timeline.model import Slices, Source, Times
+from stepprof.analysis.timeline.model import Flags, Slices, Source, Times
 from stepprof.analysis.timeline.tracks import DEVICE_ANNOTATIONS
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

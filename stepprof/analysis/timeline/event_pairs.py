@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from stepprof.analysis.timeline.columns import InstantColumns, Interned, SliceColumns
@@ -126,22 +125,11 @@ class Pairs:
             self._rows_done.append((start, end - start, name, category, track, args or None))
 
     def _flush(self) -> None:
-        if self._moments:
-            time, name, category, track, args = zip(*self._moments, strict=True)
-            self._instants.add(np.array(time, dtype=np.int64), name, category, track, args=args)
-            self._moments.clear()
-        if not self._rows_done:
-            return
-        start, duration, name, category, track, args = zip(*self._rows_done, strict=True)
-        self._slices.add(
-            np.array(start, dtype=np.int64),
-            np.array(duration, dtype=np.int64),
-            name,
-            category,
-            track,
-            args=args,
-        )
-        self._rows_done.clear()
+        for columns, rows in ((self._instants, self._moments), (self._slices, self._rows_done)):
+            if rows:
+                *values, args = zip(*rows, strict=True)
+                columns.add(*values, args=args)
+                rows.clear()
 
     def _tracks(self, event: Event, args: bytes) -> Iterator[int]:
         """Yield the tracks of an event. An event of stepprof's that is bound to a sample is also on

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stepprof.analysis.timeline.model import Source, Times
+from stepprof.analysis.timeline.model import Flags, Source, Times
 
 CPU_OPS = frozenset({"cpu_op", "python_function"})
 """Categories of the host's operators and, if stacks were recorded, of its calls."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Filters:
         values = self._within(counters.time, counters.time)
         return source.parts(kept, moments, values)
 
-    def _within(self, start: Times, end: Times) -> Mask:
+    def _within(self, start: Times, end: Times) -> Flags:
         kept = np.ones(len(start), np.bool_)
         if self.from_ns is not None:
             kept &= end >= self.from_ns

@@ -272,20 +272,16 @@ def _from_runs(found: Found, step: int, parts: Sequence[Gathered], wanted: int |
         for entry in part.clocks
     ]
     clocks = Clocks.of(written, [each.origin for each in inputs])
-    found.findings += [(None, problem) for problem in clocks.findings]
     of = Occurrence(
         {mark: part.manifest for mark, part in zip(marks, parts, strict=True)}, clocks, wanted, step
     )
     found.occurrence, found.occurrences = of.number, of.count
-    found.findings += [(None, sentence) for sentence in occurrence_note(of.count, of.number, step)]
-    found.findings += [(None, sentence) for sentence in sentences(windows)]
-    found.findings += [
-        (
-            None,
-            f"captures of {host} may be of another occurrence of step {step}: there are fewer than of other hosts, and its clock was never compared",
-        )
+    unsure = (
+        f"captures of {host} may be of another occurrence of step {step}: there are fewer than of other hosts, and its clock was never compared"
         for host in of.unsure
-    ]
+    )
+    notes = (*clocks.findings, *occurrence_note(of.count, of.number, step), *sentences(windows), *unsure)
+    found.findings += [(None, note) for note in notes]
     for mark, part in zip(marks, parts, strict=True):
         found.manifests.append(of_fragments(part.manifest, partial(of.has, mark=mark)))
         found.findings += [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,22 @@ byte by byte.
 _GZIP = b"\x1f\x8b"
 _WHOLE_MEMBER = 31  # window bits: gzip, with its checksum
 _DAMAGED: Any = isal_zlib.error
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits for reading a file, so that no file can use up the machine. Data beyond them is left
+    out with a finding.
+    """
+
+    inflated_bytes: int = 32 << 30
+    """Of text, uncompressed."""
+    event_bytes: int = 64 << 20
+    """Bytes of one event. A larger one is skipped."""
+    memory_bytes: int = 4 << 30
+    """Bytes of memory of a source, from its first event until it is drawn or summed up. Later
+    events are left out.
+    """
 
 
 def blocks(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.timeline.columns import CounterColumns, Interned, SliceColumns
-from stepprof.analysis.timeline.model import Indices, Times
+from stepprof.analysis.timeline.model import Flags, Indices, Times
 from stepprof.analysis.timeline.tracks import Rows
 
 BATCH_SIZE = "batch size"
@@ -111,7 +111,7 @@ def occupied(start: Times, end: Times) -> Times:
     return np.maximum(until - start, 0)
 
 
-def _pauses(start: Times, end: Times) -> npt.NDArray[np.bool_]:
+def _pauses(start: Times, end: Times) -> Flags:
     """Return whether a pause follows each forward step but the last one."""
     gap = start[1:] - np.maximum.accumulate(end)[:-1]
     return gap > max(PAUSE_NS, PAUSE_STEPS * float(np.median(end - start)))

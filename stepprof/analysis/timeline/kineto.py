@@ -20,19 +20,18 @@ from stepprof.analysis.timeline.columns import (
     SliceColumns,
 )
 from stepprof.analysis.timeline.counters import MEMORY, Counted
-from stepprof.analysis.timeline.event import Event
+from stepprof.analysis.timeline.event import Event, nanoseconds
 from stepprof.analysis.timeline.event_kinds import COMPLETE, OTHER, Kinds
 from stepprof.analysis.timeline.event_lines import EventLines
 from stepprof.analysis.timeline.event_pairs import PAIRED, Pairs
 from stepprof.analysis.timeline.header import anchor_of
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.iterations import Iterations
-from stepprof.analysis.timeline.limits import Limits
 from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.analysis.timeline.npu import adapt, is_npu
 from stepprof.analysis.timeline.npu_database import DatabaseStream
 from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource, stated_source
 from stepprof.analysis.timeline.raw import TraceStream
-from stepprof.analysis.timeline.times import nanoseconds
 from stepprof.analysis.timeline.tracks import Rows
 from stepprof.formatting import number, size
 

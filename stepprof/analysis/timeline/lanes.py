@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.timeline.model import Flows, Indices, Source, Times, Track
+from stepprof.analysis.timeline.model import Flags, Flows, Indices, Source, Times, Track
 
 Positions = npt.NDArray[np.int64]
 _LARGEST = 2**62
@@ -231,12 +231,12 @@ def _keys(row: Indices, time: Times, other_row: Indices, other: Times) -> tuple[
     return row.astype(np.int64) * span + (time - low), other_row.astype(np.int64) * span + (other - low)
 
 
-def _crossing(nesting: Nesting) -> npt.NDArray[np.bool_]:
+def _crossing(nesting: Nesting) -> Flags:
     """Return which slices outlast their parent."""
     return (nesting.parent >= 0) & (nesting.end > nesting.end[nesting.parent])
 
 
-def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _in_knots(start: Times, end: Times, crossing: Flags) -> Flags:
     """Return which slices of a row touch a crossing slice, directly or through others. All others
     nest already.
     """
@@ -245,7 +245,7 @@ def _in_knots(start: Times, end: Times, crossing: npt.NDArray[np.bool_]) -> npt.
     knot = np.cumsum(begins_anew) - 1
     tied = np.zeros(knot[-1] + 1, np.bool_)
     tied[knot[crossing]] = True
-    knotted: npt.NDArray[np.bool_] = tied[knot]
+    knotted: Flags = tied[knot]
     return knotted
 
 
@@ -263,7 +263,7 @@ def _lanes(track: Track, start: Times, end: Times) -> Indices:
     return lane
 
 
-def _stacks(start: Times, end: Times) -> npt.NDArray[np.bool_]:
+def _stacks(start: Times, end: Times) -> Flags:
     """Return which intervals, in order, nest in those that were taken before."""
     taken = np.ones(len(start), np.bool_)
     stack: list[int] = []

@@ -6,19 +6,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for
 from stepprof.analysis.timeline.find import Input
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.kineto import Keep, read
-from stepprof.analysis.timeline.limits import Limits
-from stepprof.analysis.timeline.model import Alignment, Source
+from stepprof.analysis.timeline.model import Alignment, Flags, Source, Times
 from stepprof.analysis.timeline.npu_database import DatabaseStream
-from stepprof.analysis.timeline.outliers import without_strays
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
 
 LAUNCHES = frozenset({"ac2g", "async_npu"})
 """The categories of arrows from launches to kernels."""
+FARTHEST_NS = 86_400 * 10**9
+"""A day. No capture is longer."""
 
 
 def load(
@@ -77,3 +80,32 @@ def load(
         if source.anchor_ns is not None:
             source.anchor_ns -= wanted.wall_ahead_ns
     return without_strays(source)
+
+
+def without_strays(source: Source) -> Source:
+    """Return the source without events more than `FARTHEST_NS` from its middle, and without longer
+    slices.
+
+    A finding states how many events are omitted.
+    """
+    slices, instants, counters, flows = source.slices, source.instants, source.counters, source.flows
+    times = [each for each in (slices.start, instants.time, counters.time) if len(each)]
+    if not times:
+        return source
+    extent = max(int(each.max()) for each in times) - min(int(each.min()) for each in times)
+    if extent <= FARTHEST_NS and slices.duration.max(initial=0) <= FARTHEST_NS:
+        return source
+    middle = int(np.median(np.concatenate(times).astype(np.float64)))
+
+    def near(column: Times) -> Flags:
+        return (column >= middle - FARTHEST_NS) & (column <= middle + FARTHEST_NS)
+
+    long = slices.duration > FARTHEST_NS
+    kept = near(slices.start) & ~long, near(instants.time), near(counters.time)
+    left = sum(int(np.count_nonzero(~each)) for each in kept)
+    finding = f"{left} events lie more than a day from the others or last longer than a day: they are omitted"
+    return replace(
+        source.parts(*kept),
+        flows=flows.where(near(flows.start) & near(flows.end)),
+        findings=[*source.findings, finding],
+    )

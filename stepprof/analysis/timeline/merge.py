@@ -23,7 +23,7 @@ from stepprof.analysis.timeline import chrome, descriptors, own_timeline
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.ordering import source_order
@@ -222,7 +222,9 @@ def _write_parts(
                 taken=partial(_take, scratch),
             )
         parts = [
-            _failed(wanted, place, result) if isinstance(result, Failed) else result
+            Part.failed(wanted, place, f"not in the timeline: {result.reason}")
+            if isinstance(result, Failed)
+            else result
             for (wanted, place), result in zip(ordered, results, strict=True)
         ]
         for (_, place), result in zip(ordered, results, strict=True):
@@ -249,16 +251,6 @@ def _take(scratch: Path, number: int, result: tuple[Part, bytes]) -> Part:
     part, data = result
     _part_file(scratch, number).write_bytes(data)
     return part
-
-
-def _failed(wanted: Input, place: Place, failure: Failed) -> Part:
-    origin = wanted.origin
-    return Part(
-        origin.label + place.suffix,
-        origin.path,
-        wanted.alignment,
-        findings=(f"not in the timeline: {failure.reason}",),
-    )
 
 
 def _part_file(scratch: Path, index: int) -> Path:

@@ -7,9 +7,10 @@ common clock of the timeline: that of the process that compared the others with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -147,14 +148,18 @@ class _Rows:
         """Return the selected ones. If these are all, no column is copied."""
         if kept.all():
             return replace(self)
+        return self._of_each(
+            lambda column: [*compress(column, kept.tolist())] if isinstance(column, list) else column[kept]
+        )
+
+    def between(self: R, first: int, end: int) -> R:
+        """Return those from index `first` to before `end`."""
+        return self._of_each(lambda column: column[first:end])
+
+    def _of_each(self: R, select: Callable[[Any], Any]) -> R:
         columns = {item.name: getattr(self, item.name) for item in fields(self)}
         return replace(
-            self,
-            **{
-                name: [*compress(column, kept.tolist())] if isinstance(column, list) else column[kept]
-                for name, column in columns.items()
-                if column is not None
-            },
+            self, **{name: select(column) for name, column in columns.items() if column is not None}
         )
 
 
@@ -211,7 +216,7 @@ class Counters(_Rows):
 
 
 @dataclass(slots=True)
-class Flows:
+class Flows(_Rows):
     """Arrows: each from the slice around (``start``, ``start_track``) to the slice around (``end``,
     ``end_track``).
     """

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from stepprof.analysis.timeline.event import Event
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.npu import COMMUNICATION, HARDWARE
 from stepprof.analysis.timeline.utf8 import Utf8
 from stepprof.host.plain_files import open_plain

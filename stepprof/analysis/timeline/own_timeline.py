@@ -8,7 +8,6 @@ process of its own. Metadata events in it state the track of each row and facts 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +63,11 @@ def described(
     end = behind + sum(sizes)
     for number, (each, alignment, size) in enumerate(zip(inputs, alignments, sizes, strict=True)):
         piece = Piece(number + 1, end, size, alignment.offset_ns)
-        members.append(
-            {
-                "piece": asdict(piece),
-                "origin": asdict(each.origin),
-                "alignment": asdict(alignment),
-                "status": each.status,
-                "window": None if each.window is None else asdict(each.window),
-            }
-        )
+        members.append(_Member(piece, each.origin, alignment, each.status, each.window))
         end -= size
     if len(msgspec.json.encode(about.get("manifests"))) > _LARGEST_MANIFESTS:
         about = {**about, "manifests": [], "findings": [*about["findings"], (None, _WITHOUT_MANIFESTS)]}
-    return {"timeline": members, **about}
+    return {"timeline": msgspec.to_builtins(members), **about}
 
 
 def read_timeline(path: Path) -> tuple[Timeline, list[Input]] | None:

@@ -61,6 +61,30 @@ class Part:
         """Slices, instants and values of counters."""
         return self.slices + self.instants + self.counters
 
+    @classmethod
+    def of(cls, source: Source, place: Place, bytes_: int = 0) -> Part:
+        """Return the result for a source that was read, with the bytes that were written."""
+        first, last = source.extent or (None, None)
+        return cls(
+            process_name(source, place),
+            source.origin.path,
+            source.alignment,
+            len(source.slices),
+            len(source.instants),
+            len(source.counters),
+            len(source.flows),
+            first,
+            last,
+            bytes_,
+            tuple(source.findings),
+        )
+
+    @classmethod
+    def failed(cls, wanted: Input, place: Place, finding: str) -> Part:
+        """Return the result for a source that could not be read."""
+        origin = wanted.origin
+        return cls(origin.label + place.suffix, origin.path, wanted.alignment, findings=(finding,))
+
 
 def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     """Read one source and write its part of a timeline.
@@ -102,26 +126,14 @@ def write_source(
         file: receives the part.
         stated: facts about the source, for programs that read a timeline in JSON again.
     """
-    first, last = source.extent or (None, None)
+    first = source.extent[0] if source.extent else None
     written = 0
     if job.format == "perfetto":
         for piece in perfetto.encode(source, place):
             written += file.write(piece)
     elif first is None or first >= place.base_ns:
         written = _compress(chrome.encode(source, place, stated or StatedSource()), file)
-    return Part(
-        process_name(source, place),
-        source.origin.path,
-        source.alignment,
-        len(source.slices),
-        len(source.instants),
-        len(source.counters),
-        len(source.flows),
-        first,
-        last,
-        written,
-        tuple(source.findings),
-    )
+    return Part.of(source, place, written)
 
 
 def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:

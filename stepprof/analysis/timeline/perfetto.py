@@ -20,14 +20,15 @@ import numpy.typing as npt
 from stepprof.analysis.timeline.arguments import Arguments
 from stepprof.analysis.timeline.descriptors import ABOUT, FIRST_OWN, ROOT, own_clock, packet, track_descriptor
 from stepprof.analysis.timeline.lanes import Layout, bind_flows, lay_out
-from stepprof.analysis.timeline.model import Args, Source
+from stepprof.analysis.timeline.model import Args, Flags, Source, Times
 from stepprof.analysis.timeline.ordering import order_of_tracks
-from stepprof.analysis.timeline.packets import Extras, scatter
 from stepprof.analysis.timeline.placement import Place, clock_text, process_name
 from stepprof.analysis.timeline.protobuf import (
     Bytes,
+    Extras,
     bytes_field,
     columns,
+    scatter,
     varint,
     varint_field,
     varints,
@@ -71,7 +72,7 @@ class _Writer:
         self.time_width = width_of(max((int(column.max()) for column in ends), default=0) - self.base)
         self.row_uuid = self._uuid(np.arange(len(self.layout.rows) + 1, dtype=np.int64) + 1)
 
-    def _uuid(self, number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _uuid(self, number: Times) -> Times:
         # interleaved with those of the other sources: small numbers without knowing how many the others have
         return FIRST_OWN + number * self.place.count + self.place.index
 
@@ -189,7 +190,7 @@ class _Writer:
     def _names(self, name: npt.NDArray[np.int32], category: npt.NDArray[np.int32]) -> list[bytes | Bytes]:
         return [b"\x50", varints(name + 1), b"\x18", varints(category + 1)]
 
-    def _codes(self, args: list[Args] | None, count: int) -> npt.NDArray[np.int64]:
+    def _codes(self, args: list[Args] | None, count: int) -> Times:
         """Return the index of each event's arguments in the table of `arguments`."""
         return np.zeros(count, np.int64) if args is None else self.arguments.codes(args)
 
@@ -197,9 +198,7 @@ class _Writer:
         interned = self.arguments.interned()
         return self._packet(bytes_field(12, interned)) if interned else b""
 
-    def _events(
-        self, time: npt.NDArray[np.int64], event: list[bytes | Bytes], extras: Extras | None = None
-    ) -> bytes:
+    def _events(self, time: Times, event: list[bytes | Bytes], extras: Extras | None = None) -> bytes:
         """Return packets of one track event each; `extras` are further fields of the events."""
         count = len(time)
         lengths = np.zeros(count, np.int64) if extras is None else extras.lengths
@@ -220,7 +219,7 @@ class _Writer:
         extras.write(buffer, ends - lengths)
         return buffer.tobytes()
 
-    def _flows(self) -> tuple[npt.NDArray[np.int64], Bytes]:
+    def _flows(self) -> tuple[Times, Bytes]:
         """Return the fields by which flows connect the starts of slices: the index of each in the
         nesting, in order, and the field.
         """
@@ -238,7 +237,7 @@ class _Writer:
         order = np.argsort(where, kind="stable")
         return where[order], fields[order]
 
-    def _used_rows(self) -> npt.NDArray[np.bool_]:
+    def _used_rows(self) -> Flags:
         used = np.zeros(len(self.layout.rows), np.bool_)
         for rows in (self.layout.nesting.row, self.source.instants.track, self.source.counters.track):
             used[rows] = True

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stepprof.analysis.timeline.capture_window import duration_ns
 from stepprof.analysis.timeline.manifest_sources import Input, process_of
 from stepprof.analysis.timeline.model import Slices, Source, Track, TrackKind
 
@@ -18,8 +19,6 @@ Held = tuple[str, int, int]
 """The action of the profiler, its start and its end, by the process's own clock [ns]."""
 
 CATEGORY = "profiler"
-LONGEST_SECONDS = 1e6
-"""11 days. A manifest in which the profiler took longer is damaged."""
 _ORDER = 2_000_000
 _TRACK: tuple[TrackKind, str] = ("async", "profiler")
 
@@ -33,7 +32,7 @@ def profiler_times(window: Mapping[str, Any]) -> list[Held]:
     """
     times: list[Held] = []
     began, ended, armed = window["start_unix_ns"], window["end_unix_ns"], window.get("arm_unix_ns")
-    start, arm, stall = (_nanoseconds(window.get(f"{key}_seconds")) for key in ("start", "arm", "stall"))
+    start, arm, stall = (duration_ns(window.get(f"{key}_seconds")) or 0 for key in ("start", "arm", "stall"))
     if began is not None:
         times.append(("start", int(began) - start, int(began)))
     if armed is not None:
@@ -43,10 +42,6 @@ def profiler_times(window: Mapping[str, Any]) -> list[Held]:
     if ended is not None:
         times.append(("stop", int(ended), int(ended) + stall))
     return [each for each in times if each[2] > each[1]]
-
-
-def _nanoseconds(seconds: float | None) -> int:
-    return int(seconds * 1e9) if seconds is not None and 0 < seconds < LONGEST_SECONDS else 0
 
 
 def with_held(inputs: Sequence[Input], windows: Iterable[Mapping[str, Any]]) -> list[Input]:

@@ -20,8 +20,7 @@ from pathlib import Path
 from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
 from stepprof.analysis.timeline.event_lines import AFTER, LineReader
 from stepprof.analysis.timeline.header import ending, is_nested, table
-from stepprof.analysis.timeline.inflate import BLOCK, blocks, is_compressed, member
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, member
 from stepprof.analysis.timeline.model import Piece
 from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
 from stepprof.analysis.timeline.utf8 import Utf8

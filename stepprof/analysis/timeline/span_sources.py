@@ -278,15 +278,14 @@ class _Reader:
         slices, instants, counters = SliceColumns(self.args), InstantColumns(self.args), CounterColumns()
         tasks = np.zeros(0, np.int32)
         if self.slices:
-            start, duration, name, category, track, args, task = zip(*self.slices, strict=True)
-            slices.add(_int64(start), _int64(duration), name, category, track, args=args)
+            *columns, args, task = zip(*self.slices, strict=True)
+            slices.add(*columns, args=args)
             tasks = np.array(task, np.int32)
         if self.instants:
-            time, name, category, track, args = zip(*self.instants, strict=True)
-            instants.add(_int64(time), name, category, track, args=args)
+            *columns, args = zip(*self.instants, strict=True)
+            instants.add(*columns, args=args)
         if self.counters:
-            time, value, track = zip(*self.counters, strict=True)
-            counters.add(_int64(time), np.array(value, dtype=np.float64), track)
+            counters.add(*zip(*self.counters, strict=True))
         return Source(
             origin,
             alignment,
@@ -327,7 +326,3 @@ def _decoded(line: bytes) -> _Span | None:
             return _span.decode(msgspec.json.encode(parse_json(line)))
         except (ValueError, RecursionError):
             return None
-
-
-def _int64(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(values, dtype=np.int64)

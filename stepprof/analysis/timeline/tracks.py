@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.timeline.columns import Interned
 from stepprof.analysis.timeline.event import Event
-from stepprof.analysis.timeline.model import Indices, Slices, Times, Track, TrackKind
+from stepprof.analysis.timeline.model import Flags, Indices, Slices, Times, Track, TrackKind
 from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 
@@ -36,7 +36,6 @@ without others.
 OUR_ATTRIBUTES = "stepprof.attributes"
 """The category of the attributes of a region that the trace also has on its thread."""
 
-Flags = npt.NDArray[np.bool_]
 Place = int | str
 Kind = TrackKind | Literal["annotations", "waits", "stated"]
 _KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations", "waits")

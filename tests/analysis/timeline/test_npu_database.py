@@ -14,7 +14,7 @@ from runs import make_run, record
 
 from stepprof.analysis.report.analyse import analyse
 from stepprof.analysis.timeline.find import find
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.load import load
 
 NAME = "ascend_pytorch_profiler_3.db"

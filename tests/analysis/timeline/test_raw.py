@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepprof.analysis.timeline import inflate
-from stepprof.analysis.timeline.limits import Limits
+from stepprof.analysis.timeline.event import nanoseconds, nanoseconds_of_text
+from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.raw import TraceStream, read_header
-from stepprof.analysis.timeline.times import nanoseconds, nanoseconds_of_text
 
 BASE = 1_790_857_026_000_000_000
 

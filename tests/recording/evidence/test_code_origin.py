@@ -51,7 +51,7 @@ class TestIsCompiling:
 
 
 def current() -> Task | None:
-    """The task of this thread."""
+    """Return the task of this thread."""
     stack, _ = stack_of(threading.get_ident())
     return task_of([code for code, _ in stack])
 
@@ -94,7 +94,7 @@ class TestTaskOf:
         assert worker.found.name.endswith("run")
 
     def test_a_pool_without_a_task(self) -> None:
-        """Its threads have none, neither when they wait nor in a function of C."""
+        """A thread of a pool has no task while it waits, or while it runs a function that is written in C."""
         with ThreadPoolExecutor(1) as pool:
             [ident] = pool.map(lambda _: threading.get_ident(), range(1))
             for call in (None, time.sleep):
@@ -105,7 +105,7 @@ class TestTaskOf:
                 assert task_of([code for code, _ in stack]) is None
 
     def test_the_threads_that_manage_a_pool(self) -> None:
-        """They pass on tasks and results, and have no task of their own."""
+        """The threads that manage a pool pass on tasks and results, and have no task of their own."""
         before = {each.ident for each in threading.enumerate()}
         with ThreadPool(1) as pool:
             pool.apply_async(time.sleep, (0.5,))
@@ -116,7 +116,7 @@ class TestTaskOf:
         assert [task_of([code for code, _ in stack]) for stack in stacks] == [None] * len(stacks)
 
     def test_the_main_thread(self) -> None:
-        """It has none, nor has a stack that is cut off."""
+        """The main thread has no task, and neither has a thread whose stack is too deep."""
         assert current() is None
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(deep, 100).result() == ("deep", True)
@@ -124,7 +124,7 @@ class TestTaskOf:
 
     @pytest.mark.parametrize("pool", [True, False])
     def test_an_installed_package(self, pool, tmp_path) -> None:
-        """It runs threads of its own, which are no task of the job; what it runs in a pool is one."""
+        """A thread that an installed package starts has no task. A function of a package in a pool is one."""
         file = tmp_path / "site-packages" / "library.py"
         found = []
         space = {"current": current, "found": found}

@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import fields
 
-from stepprof.analysis.timeline.packets import Extras, scatter
-from stepprof.analysis.timeline.protobuf import bytes_field, double_field, varint, varint_field, varints
+from stepprof.analysis.timeline.protobuf import (
+    Extras,
+    bytes_field,
+    double_field,
+    scatter,
+    varint,
+    varint_field,
+    varints,
+)
 
 
 @given(st.integers(0, 2**64 - 1))

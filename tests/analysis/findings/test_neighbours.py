@@ -9,7 +9,7 @@ import json
 import pytest
 from digested import manifest, spans, window
 
-from stepprof.analysis.findings.no_rollout import no_rollout
+from stepprof.analysis.findings.neighbours import no_rollout
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 
