@@ -28,7 +28,7 @@ def test_every_patch_is_among_the_needs(adapter, monkeypatch) -> None:
     """Every function that the adapter patches is among the names that it checks before."""
     tracer = ModuleType(areal.TRACER)
     tracer.trace_scope = tracer.atrace_scope = print
-    monkeypatch.setitem(sys.modules, areal.TRACER, tracer)  # the adapter looks up the modules that have imported them
+    monkeypatch.setitem(sys.modules, areal.TRACER, tracer)  # the adapter searches its importers
     monkeypatch.setenv("STEPPROF_FROM", "framework")
     recorder = Recorder()
     adapter.attach(recorder)

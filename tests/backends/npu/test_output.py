@@ -39,7 +39,7 @@ class TestOverhear:
             assert out.getvalue() == ""
 
     def test_lines_of_the_job(self):
-        """Lines of the job are passed on, also unfinished ones, those of other threads, and those that look
+        """Lines of the job, unfinished lines, and lines of other threads are passed on, even if they look
         like torch_npu's.
         """
         with redirect_stdout(io.StringIO()) as out:
