@@ -23,7 +23,7 @@ raising: dict[str, BaseException] = {}
 
 
 class Part(Backend):
-    """Records its calls, and raises as configured."""
+    """A backend that records its calls, and raises as configured."""
 
     size: int | None = 1
     mode = "fork"

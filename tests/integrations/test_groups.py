@@ -18,6 +18,6 @@ class TestMerged:
 
 class TestWorker:
     def test_a_process_without_ray(self, monkeypatch) -> None:
-        """The process is not a Ray worker, and Ray is not imported to find out."""
+        """A process that has not imported Ray is not a Ray worker."""
         monkeypatch.delitem(sys.modules, "ray", raising=False)
         assert not is_ray_worker()

@@ -16,7 +16,7 @@ CALLS: list[object] = []
 
 
 class Worker:
-    """Code of a framework."""
+    """A class of a framework."""
 
     def update(self, batch):
         CALLS.append(("update", batch))
@@ -55,7 +55,7 @@ def block(name):
 
 
 class Lock:
-    """A context manager of both kinds."""
+    """A synchronous and asynchronous context manager; its synchronous enter raises."""
 
     def __enter__(self):
         raise RuntimeError("it is held")
@@ -204,7 +204,7 @@ class TestBlock:
         assert [("before", (), {}), ("token", raised.value)] == CALLS
 
     def test_an_async_block_is_measured_until_its_exit_is_awaited(self, patches) -> None:
-        """The patch of an asynchronous block ends after the block's exit was awaited."""
+        """The patch of an asynchronous block ends after the block's exit."""
         blocks(patches, "lock")
 
         async def body():

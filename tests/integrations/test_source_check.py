@@ -33,7 +33,7 @@ raise RuntimeError("it must not be imported")
 
 @pytest.fixture
 def adapter(tmp_path, monkeypatch):
-    """Return an adapter of a package that is on the path and cannot be imported."""
+    """Return an adapter of a package that is on the path and raises if it is imported."""
     package = tmp_path / "unimportable"
     package.mkdir()
     (package / "__init__.py").write_text(SOURCE)

@@ -24,7 +24,7 @@ EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "
 
 @pytest.fixture
 def window(tmp_path):
-    """The engine's part of step 2, with its own folder."""
+    """Return the engine's part of step 2, with its own folder."""
     folder = tmp_path / "run" / "step-000002"
     (folder / "rollout" / "replica-0").mkdir(parents=True)
     return EngineWindow(
@@ -200,7 +200,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("cut", [0, 10, 40, -9, -1])
     def test_a_file_that_is_still_written(self, tmp_path, cut):
-        """A file is not whole before its last byte is written."""
+        """A file is not complete before its last byte is written."""
         source = written(tmp_path, kineto(*[EVENT] * 500))
         assert is_whole(source)
         source.write_bytes(source.read_bytes()[:cut])
@@ -269,7 +269,7 @@ class TestHostile:
         ids=["deep", "base", "begin", "end", "lists", "names"],
     )
     def test_hostile_traces_are_read_in_linear_time(self, tmp_path, window, data, reason):
-        """Each byte is read a few times at most, whatever the content."""
+        """A hostile trace is refused within 4 s of CPU time."""
         source = written(tmp_path, data, "a.json.gz")
         began = time.thread_time()
         with pytest.raises(EngineFailure, match=reason):

@@ -258,7 +258,9 @@ class TestOneWindow:
         assert cuda.switched[-1] == asked
 
     def test_the_latest_entries_are_kept(self, cuda: Allocator, place: Capture) -> None:
-        """The number of entries is bounded. The memory in use does not depend on this bound."""
+        """The history keeps only its latest entries, up to the limit. The peak does not depend on the
+        limit.
+        """
 
         def body() -> None:
             for _ in range(10):

@@ -49,7 +49,7 @@ BOTH = ["cudaProfilerStart", "cudaProfilerStop"]
 
 class TestWhereItIsFound:
     def test_a_loaded_library_comes_first(self, called, tools):
-        """The library that the process already uses comes first, whatever its name and place."""
+        """A libcudart that the process has already loaded is called first, whatever its name and place."""
         assert called(LD_PRELOAD=tools.cudart) == (["None", "[]"], BOTH)
 
     def test_the_library_in_a_wheel_is_found(self, called, tools, tmp_path):

@@ -117,7 +117,7 @@ class TestCommand:
         }
 
     def test_an_older_nsys(self, tools, monkeypatch):
-        """An older nsys gets no option that it does not have."""
+        """The command for an older nsys has no option that this nsys does not know."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         assert given["capture-range-end"] == "repeat:4"

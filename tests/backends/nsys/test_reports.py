@@ -1,4 +1,4 @@
-"""The report of a window is found by its name, awaited, and moved into the step's folder. If there is
+"""The report of a window is found by its name, waited for, and moved into the step's folder. If there is
 none, the reason is reported.
 """
 
@@ -220,7 +220,7 @@ class TestWholeJob:
         assert "hf_secret" not in job.output
 
     def test_an_nsys_that_pauses(self, job):
-        """A report that stops growing is not whole while nsys still has it open."""
+        """A report that stops growing is not complete while nsys still has it open."""
         windows = job.record(NSYS_STAND_IN="pausing")
         assert job.statuses(windows) == {"complete": 4}, windows
         assert min(window["artifacts"][0]["bytes"] for window in windows) > 100
@@ -300,8 +300,8 @@ class TestWholeJob:
         assert main(["check", str(job.run)]) == 1
 
     def test_without_nsys_the_loss_is_reported_at_once(self, job):
-        """Without nsys no report is awaited. One log line explains the correction, and the manifest says
-        `lost` while the job still runs.
+        """Without nsys the process does not wait for a report. One log line explains the correction, and
+        the manifest says `lost` while the job still runs.
         """
         windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
         assert "meanwhile {'lost'}" in job.output

@@ -193,7 +193,7 @@ class TestOneCapture:
         assert {named(trace, name)[0]["cat"] for name in names} == {"user_annotation"}
 
     def test_a_hostile_range_name_does_not_break_the_file(self, place: Capture) -> None:
-        """torch does not escape a quotation mark in a range's name; the artifact is valid nevertheless."""
+        """torch does not escape a quotation mark in a range's name, but the artifact is valid."""
 
         def body() -> None:
             with torch.profiler.record_function('say "hi"'):
@@ -281,8 +281,8 @@ class TestOptions:
         assert any(argument in event.get("args", {}) for event in events if event.get("cat") == category)
 
     def test_all_threads_or_one(self, place: Capture) -> None:
-        """By default every thread is in the trace, including earlier threads and those of a pool. A bound
-        capture contains only the thread that began it.
+        """By default every thread is in the trace, also one that started earlier. A bound capture contains
+        only the thread that began it.
         """
         go, done = threading.Event(), threading.Event()
 

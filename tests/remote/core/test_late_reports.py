@@ -149,7 +149,7 @@ class TestAwaiting:
         assert next(iter(read_entries(session))).status == "lost"
 
     def test_a_detached_engine(self, recording, engine):
-        """After a detach the pending report is still awaited, and the entry becomes complete."""
+        """After a detach the pending report is still taken, and the entry becomes complete."""
         promise = Promise()
         session = recording()
         attached = stepprof.attach(engine(later=promise), role="rollout")

@@ -53,7 +53,7 @@ class TestWatch:
         monkeypatch.setattr(lease, "LOOK_SECONDS", 0.02)
 
     def test_the_watch_ends_with_its_process(self, child):
-        """The callback is called once. The thread ends when no process is left to watch."""
+        """When the process ends, its callback is called. The thread ends when no process is left to watch."""
         watch, ended = Watch(), threading.Event()
         watch.add("a", Lease(writer_identity(child.pid)), lambda: False, ended.set)
         assert not ended.wait(0.2)

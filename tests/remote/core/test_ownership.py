@@ -64,7 +64,7 @@ class Finishing:
         self.finished: list[EngineWindow] = []
 
     async def finish(self, window: EngineWindow) -> Stopped:
-        """Return what was given, or raise it."""
+        """Return the configured result, or raise it."""
         self.finished.append(window)
         if self.hold is not None:
             await self.hold.give()
@@ -256,7 +256,7 @@ class TestHold:
         self, slot: FileSlot | MemorySlot, window: EngineWindow, still_open: bool
     ) -> None:
         """If the capture may still run, the engine stays taken and the failure is raised. If the capture
-        is over, its window is lost.
+        has ended, its window is lost.
         """
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window))
@@ -275,8 +275,8 @@ class TestHold:
     def test_a_holder_considered_dead_by_another_driver(
         self, slot: FileSlot | MemorySlot, window: EngineWindow
     ) -> None:
-        """A driver finds its engine taken over by another driver. Its stop returns the files that were
-        kept, as partial.
+        """A driver that was considered dead finds that another driver has the engine. It gets the files
+        that were kept for it, as partial.
         """
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window))
@@ -497,8 +497,8 @@ class TestKeeping:
         assert line["files"] == ["a"]
 
     def test_existing_files_are_listed(self, window: EngineWindow) -> None:
-        """Only files with the names of artifacts are listed. After a failed stop all files of the engine
-        are listed.
+        """Only files with the names of artifacts are listed. After a failed stop all files that are not
+        hidden are listed.
         """
         for name in (
             "rank-0.trace.json.gz",

@@ -154,8 +154,8 @@ class TestWindow:
         assert [entry.status for entry in settled(session, count=8)] == ["complete"] * 8
 
     def test_the_exception_of_the_body_goes_on_and_stops_every_engine(self, recording, engine):
-        """If the body raises, each engine is stopped, each entry has the error, and the exception is
-        raised on.
+        """If the body raises, the exception reaches the caller, each engine is stopped, and each entry has
+        the error.
         """
         engines, session = [engine(), engine()], recording()
         stepprof.attach(engines)
@@ -279,9 +279,7 @@ class TestTrouble:
         assert (late.status, slow.asked("stop"), len(late.artifacts)) == ("partial", 1, 1)
 
     def test_a_late_start_covers_the_window_from_its_begin(self, recording, engine):
-        """If only the answer to the start was late, the entry keeps the times of the window's begin and
-        end.
-        """
+        """If only the answer to the start was late, the entry covers the window from its begin to its end."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"start": gate}))
@@ -826,7 +824,7 @@ class TestAttach:
     """Which engines take part in which windows."""
 
     def test_an_unknown_target_is_refused(self, recording):
-        """The message lists the possible targets."""
+        """`attach` refuses an object that is not a known kind of engine."""
         recording()
         with pytest.raises(ConfigError, match="not a known kind of engine"):
             stepprof.attach(object())

@@ -173,8 +173,8 @@ class TestKeys:
         assert "schl" not in str(refused.value)
 
     async def test_a_redirect_is_not_followed(self):
-        """No key is sent to another server. The message contains the target of the redirect, without its
-        secrets.
+        """A redirect is a failure, and no request reaches the other server. The message has the target of
+        the redirect without its secrets.
         """
         with (
             serving({"/a": {}}) as other,
@@ -225,7 +225,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("host", ["a" * 70, "no.such.host.invalid"])
     async def test_an_unknown_name(self, host):
-        """The error names the unknown host."""
+        """If the host's name is unknown, the failure names the host and no stop is pending."""
         error = await self.failed(Client(f"http://{host}:8000"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
         assert host in str(error)
@@ -276,7 +276,7 @@ class TestFailures:
         assert "did not answer" in str(error)
 
     async def test_an_answer_without_a_length(self):
-        """An answer without a length ends with the connection, and is whole."""
+        """An answer without a length ends with the connection, and is complete."""
 
         def answer(handler):
             handler.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}')
@@ -293,7 +293,7 @@ class TestFailures:
         assert "more than 100000 bytes" in str(error)
 
     async def test_requests_at_once_have_their_own_connections(self):
-        """Each request has its own connection and thread."""
+        """Fifty concurrent requests of one client are all answered."""
         with serving({"/a": lambda _: time.sleep(0.05) or {}}) as server:
             client = Client(server.url)
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
@@ -443,8 +443,8 @@ class TestDeadline:
 
     @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
     async def test_an_invalid_content_length(self, length):
-        """An invalid length does not raise another error. If the body is too long, it is reported as
-        missing; otherwise it ends with the connection.
+        """An invalid Content-Length raises at most EngineFailure, for a body that is too short. Otherwise
+        the body ends with the connection.
         """
 
         def answer(handler):
@@ -464,9 +464,7 @@ KEY = "sk-canary/7f3a+"
 
 
 class TestKeysInAnswers:
-    """A key that a server repeats in its answer is never shown, at any place of the answer and in any
-    encoding.
-    """
+    """A key that a server repeats anywhere in its answer, in any encoding, is never shown."""
 
     def raw(self, data):
         def answer(handler):

@@ -603,7 +603,9 @@ class TestSession:
 
 
 async def test_calls_run_at_once():
-    """Identifying thirty servers takes about as long as one."""
+    """Thirty servers that each answer after 0.3 s are identified in less than 6 s, because the requests
+    are concurrent.
+    """
     with serving({"/version": lambda _: time.sleep(0.3) or {"version": "0.32.0"}}) as server:
         began = time.perf_counter()
         await asyncio.gather(*(identify(Client(server.url)) for _ in range(30)))

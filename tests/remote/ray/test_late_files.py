@@ -41,7 +41,7 @@ class Soon:
 
 
 def collected(owed, seconds=None):
-    """Return the answers of an actor until it has a final answer."""
+    """Ask the actor until it has a final answer; return the answer."""
     deadline = time.monotonic() + 10
     while (answer := owed.collect(WINDOW, seconds)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -73,7 +73,7 @@ class TestInTheActor:
 
 
 def waited(answers, until=None, bring=None):
-    """Wait for an actor that gives these answers; return the arguments of its calls."""
+    """Return the list of calls that an actor with these answers gets, and a function that waits for it."""
     asked: list[float | None] = []
 
     async def ask(seconds):

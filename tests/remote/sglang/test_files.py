@@ -82,7 +82,7 @@ class TestNames:
     def test_names_contain_rank_and_stage(
         self, tmp_path: Path, name: str, args: dict[str, Any], expected: str, worker: int
     ) -> None:
-        """The names of SGLang since 0.4.6 give the rank and the stage of each artifact."""
+        """The rank and the stage of each artifact are read from the file names of SGLang since 0.4.6."""
         window = make_window(tmp_path)
         write(window.output / name)
         facts = Facts.of("engine", args, "", frozenset())

@@ -56,7 +56,7 @@ NEWEST = (
 
 class Manager:
     """Replace the tokenizer manager of a version that cannot be installed together with the newest one. It
-    has the same signature, and keeps its arguments.
+    has the same signature, and records its arguments.
     """
 
     def __init__(self, version: str, **args: Any) -> None:
@@ -433,7 +433,7 @@ class TestBackends:
     def test_options_that_would_kill_it_are_refused(
         self, backend: str, asked: dict[str, Any], why: str
     ) -> None:
-        """No request is sent, and the message names the setting to keep."""
+        """A backend that would end the engine is refused, and the message names the setting to keep."""
         reported = refusal(EngineOptions(backend=backend), facts(**asked))
         assert reported.startswith(f'engine: engine.backend = "{backend}": it {why}')
         assert 'leave it at engine.backend = "torch"' in reported

@@ -590,7 +590,7 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_a_capture_left_open_is_stopped_first(self, tmp_path: Path) -> None:
-        """The stop of an earlier window failed. This capture is stopped before the next one begins."""
+        """After a failed stop, the capture is stopped again before the next start."""
         calls: list[str] = []
 
         def stop_profile(self: Any) -> None:

@@ -103,7 +103,9 @@ class TestArm:
             assert not posts(server)
 
     def test_something_else_that_answers(self, window: EngineWindow) -> None:
-        """vLLM answers this request with 404 or 405 only, so another server has answered."""
+        """vLLM answers GET /start_profile only with 404 or 405. If the answer is 500, the engine is
+        unreachable.
+        """
         with vllm(GET_start_profile=(500, "a proxy")) as (_, driver):
             error = refusal(driver.arm(window))
             assert error.health == "unreachable"
@@ -141,9 +143,7 @@ class TestArm:
         ],
     )
     def test_settings_of_a_wrong_type(self, tmp_path: Path, reported: Any) -> None:
-        """A value in a server's answer is used if it has the right type. Otherwise it is ignored, and the
-        call does not fail.
-        """
+        """Settings of a wrong type in the server's answer do not make the arm fail."""
         with serving({**READY, "GET /server_info?config_format=json": reported}) as server:
             run(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
 
