@@ -41,7 +41,7 @@ EVENTS: dict[str, Event] = {
         "debug", "a session in another process does not know which step runs", "name reason"
     ),
     "window.not_recorded": Event("warning", "a selected window was not recorded"),
-    "arm.refused": Event("debug", "a target was not armed for the next step", "target reason"),
+    "arm.refused": Event("debug", "a target was not armed for the next step", "target step role reason"),
     "call.refused": Event("warning", "a call was refused in this state", "what reason"),
     "stop.refused": Event("warning", "a stop was refused in this state"),
     "capture.capped": Event("warning", "a capture ended early at a limit", "target reason"),

@@ -1,4 +1,4 @@
-"""The contract of a backend: what a plug-in inherits, and how a class that breaks the contract is refused."""
+"""The contract of a backend: its defaults, and how a class that breaks the contract is refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package with a backend that fulfils the contract, and some that do not."""
+    """Install a package with a backend that fulfils the contract, and with backends that do not."""
     folder = tmp_path / "plugin"
     info = folder / "contract_plugin-1.0.dist-info"
     info.mkdir(parents=True)
@@ -78,7 +78,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def begin(tmp_path: Path):
-    """Return a function that starts a session over one of the plug-ins."""
+    """Return a function that starts a session with one of the plug-ins."""
 
     def begin(name: str, **config: object) -> stepprof.Session:
         return stepprof.init({"backend": name, "steps": "1", "output_dir": str(tmp_path / "runs"), **config})
@@ -100,19 +100,19 @@ class TestContract:
         ],
     )
     def test_a_class_that_breaks_it_is_refused_by_init(self, begin, tmp_path: Path, name, problem) -> None:
-        """The error names the class and what it lacks; nothing is written."""
+        """`init` refuses the class; the error names the class and what is missing, and no file is written."""
         with pytest.raises(ConfigError, match=re.escape(f'backend = "{name}": {problem}')):
             begin(name)
         assert not (tmp_path / "runs").exists()
 
     def test_a_broken_plugin_is_refused_in_the_table_of_a_role(self, begin) -> None:
-        """A plug-in that only one role uses is checked as well."""
+        """`init` also refuses a broken plug-in that only one role uses."""
         with pytest.raises(ConfigError, match="must derive from"):
             begin("null", roles={"actor": {"backend": "duck"}})
 
     def test_a_function_that_returns_something_else(self, begin) -> None:
-        """The function is called only when the backend is made. Then the target is unconfigured, and the
-        log gives the reason.
+        """The function is called when the backend is made, after the checks of `init`. If its result is no
+        Backend, the reason is logged.
         """
         with structlog.testing.capture_logs() as lines:
             begin("badmaker")
@@ -120,13 +120,13 @@ class TestContract:
         assert "must return a stepprof.backends.base.Backend" in line["reason"]
 
     def test_a_plugin_that_cannot_be_imported_is_unavailable(self, begin) -> None:
-        """`init` does not raise for what this process lacks."""
+        """If a plug-in cannot be imported, `init` does not raise, and the state has the error."""
         begin("absent")
         assert "no_such_name" in str(stepprof.state().last_error)
 
     @pytest.mark.parametrize("name", ["whole", "maker"])
     def test_a_class_or_a_function_may_be_named(self, begin, name) -> None:
-        """Both make a backend that records."""
+        """An entry point may name a class or a function; both make a backend that records."""
         assert made(name).name == "whole"
         session = begin(name)
         with stepprof.profile_step(1):
@@ -137,26 +137,28 @@ class TestContract:
         ]
 
     def test_an_incomplete_class_cannot_be_instantiated(self) -> None:
-        """A request of a running job may name a backend that `init` has not checked."""
+        """An incomplete class cannot be made, because a request may name a backend that `init` has not
+        checked.
+        """
         with pytest.raises(BackendError, match="must define abort, stop"):
             made("partly")
 
 
 class TestDefaults:
     def test_attributes(self) -> None:
-        """It may be stopped by any thread, waits for no other process, and marks regions."""
+        """By default any thread may stop the backend, it waits for no other process, and it marks regions."""
         backend = made("whole")
         assert (backend.thread_bound, backend.waits, backend.marks) == (False, False, True)
 
     def test_no_ranges_and_no_size(self) -> None:
-        """The default backend marks no ranges, knows no size, and exports in place."""
+        """By default the backend has no ranges, knows no size, and exports in place."""
         backend = made("whole")
         assert backend.mark("r") is backend.mark_lane("r") is backend.mark_window(Window(1, None)) is None
         assert backend.bytes_so_far() is None
         assert backend.export_mode() == "inline"
 
     def test_open_ranges_are_exited_in_order(self) -> None:
-        """Any thread may exit any range."""
+        """By default every open range may be exited, and all are exited in the given order."""
         exited: list[str] = []
 
         @contextmanager
@@ -172,7 +174,7 @@ class TestDefaults:
         assert exited == ["inner", "outer"]
 
     def test_the_null_backend_has_no_artifacts(self, tmp_path: Path) -> None:
-        """It can always record, and its export is empty."""
+        """The null backend can always record, and its export is empty."""
         backend = made("null")
         place = Capture(Window(1, None), tmp_path, "rank-0", {})
         assert backend.probe() is None

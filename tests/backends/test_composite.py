@@ -1,4 +1,6 @@
-"""Several backends at once, as two other packages would bring them: their order, and that what one of them cannot do costs the other nothing."""
+"""Several backends in one capture, as plug-ins of two packages: their order, and failures of one that do
+not affect the other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ raising: dict[str, BaseException] = {}
 
 
 class Part(Backend):
-    """Records its calls, and raises as configured."""
+    """A backend that records its calls, and raises as configured."""
 
     size: int | None = 1
     mode = "fork"
@@ -113,7 +115,9 @@ def both() -> Together:
 
 class TestOrder:
     def test_starts_in_order_and_stops_the_other_way_round(self, place: Capture) -> None:
-        """Each writes its own file below the same stem, named in the order of the configuration."""
+        """Backends start in the order of the configuration and stop in the reverse order. Each writes its
+        own file with the same stem.
+        """
         together = both()
         together.arm()
         together.start(place)
@@ -128,7 +132,9 @@ class TestOrder:
         ]
 
     def test_the_most_careful_backend_decides(self) -> None:
-        """Bound to a thread, exported in place, as large as what is known: where one of them is."""
+        """The composite is bound to a thread, or exports in place, if one backend is or does. An unknown
+        size is left out of its size.
+        """
         together = both()
         assert together.name == "first+second"
         assert together.thread_bound
@@ -139,7 +145,7 @@ class TestOrder:
         assert Together([Second()]).bytes_so_far() is None
 
     def test_the_first_that_cannot_record_here_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The reason says whose it is."""
+        """If a backend cannot record here, the reason names that backend."""
         assert both().probe() is None
         monkeypatch.setattr(Second, "probe", lambda self: "no such device")
         assert both().probe() == "second: no such device"
@@ -158,7 +164,7 @@ class TestFailures:
         assert account == [f"first {call}", f"second {call}", "second abort", "first abort"]
 
     def test_an_interrupt_stops_all_and_continues(self, place: Capture) -> None:
-        """Ctrl-C in the middle of the second's start leaves nothing running, and goes on."""
+        """Ctrl-C during the start of the second backend aborts both, and KeyboardInterrupt is raised on."""
         raising["second start"] = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
             both().start(place)
@@ -178,7 +184,7 @@ class TestFailures:
         assert [artifact.kind for artifact in caught.value.artifacts] == [other]
 
     def test_where_none_can_be_stopped(self, place: Capture) -> None:
-        """Both reasons are reported."""
+        """If both backends fail to stop, the error has both reasons."""
         raising["first stop"], raising["second stop"] = BackendError("one"), BackendError("two")
         with pytest.raises(BackendError, match=r"^first: one; second: two$"):
             both().stop(place, ())
@@ -201,7 +207,7 @@ class TestFailures:
         assert not isinstance(caught.value, Incomplete)
 
     def test_a_failed_abort_still_aborts_the_other(self) -> None:
-        """Every range is exited, whatever the others do."""
+        """If one abort raises, the other backend is aborted all the same."""
         raising["second abort"] = RuntimeError("against the contract")
         both().abort()
         assert account == ["second abort", "first abort"]
@@ -209,7 +215,7 @@ class TestFailures:
 
 class TestMarks:
     def test_entered_in_order_and_left_the_other_way_round(self) -> None:
-        """This also holds when the body raises."""
+        """Ranges are entered in order and exited in the reverse order, also if the body raises."""
         mark = both().mark("update")
         assert mark is not None
         with pytest.raises(ValueError, match="theirs"), mark:
@@ -219,7 +225,7 @@ class TestMarks:
         ]  # fmt: skip
 
     def test_a_failed_enter_leaves_no_range_open(self) -> None:
-        """The first's range is left again."""
+        """If the second backend fails to enter its range, the first one exits its own."""
         raising["second enters update"] = RuntimeError("no")
         mark = both().mark("update")
         assert mark is not None
@@ -228,7 +234,9 @@ class TestMarks:
         assert account[-1] == "first leaves update"
 
     def test_a_failed_exit_still_closes_the_other_range(self) -> None:
-        """Both are left, and the error is reported."""
+        """If the second backend fails to exit its range, the first one exits its own, and the error is
+        raised.
+        """
         raising["second leaves update"] = RuntimeError("no")
         mark = both().mark("update")
         assert mark is not None
@@ -238,13 +246,13 @@ class TestMarks:
         assert account[-1] == "first leaves update"
 
     def test_a_single_marking_backend_is_called_directly(self) -> None:
-        """A region costs what it takes with that backend alone."""
+        """If only one backend marks regions, its range is used directly, without additional cost."""
         first = First()
         together = Together([first, Silent()])
         assert type(together.mark("update")) is type(first.mark("update"))
 
     def test_open_ranges_are_left_before_the_stop(self) -> None:
-        """Each backend leaves its own, by its own way where it has one."""
+        """Each backend exits its own open ranges, with its own `leave` if it has one."""
         first, second = First(), Second()
         left: list[object] = []
         second.leave = left.extend  # type: ignore[attr-defined]
@@ -261,7 +269,9 @@ class TestMarks:
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Start a session over both, as plug-ins that say that they record beside others."""
+    """Return a function that starts a session over both plug-ins, which declare that they can record
+    together.
+    """
     info = tmp_path / "plugin" / "stepprof_two-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepprof-two\nVersion: 1.0\n")
@@ -281,7 +291,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 class TestInASession:
     def test_the_manifest_and_the_state_name_both(self, session) -> None:
-        """One capture, one entry, two artifacts; a region is a range of both."""
+        """One capture has one entry with two artifacts, and a region is a range of both backends."""
         run = session()
         with stepprof.profile_step(2, role="actor"):
             assert str(stepprof.state()).startswith("recording step=2 role=actor rank=0 backend=first+second")
@@ -294,7 +304,9 @@ class TestInASession:
 
     @pytest.mark.parametrize("export", ["inline", "fork", "thread"])
     def test_a_partial_loss_keeps_the_other_artifact(self, session, export: str) -> None:
-        """The window is partial, the other's artifact is there, and the next step records whole."""
+        """If one stop fails, the window is partial and has the other backend's artifact. The next step is
+        complete.
+        """
         run = session(export=export)
         raising["first stop"] = RuntimeError("the device is gone")
         for step in (2, 3):
@@ -307,7 +319,7 @@ class TestInASession:
         assert (run.path / "step-000002" / broken["artifacts"][0]["path"]).is_file()
 
     def test_a_failed_start_is_reported_and_the_body_runs(self, session) -> None:
-        """The capture failed as a whole, its reason names the backend, and the body ran."""
+        """If one backend fails to start, the window is failed with that backend's name, and the body runs."""
         run = session()
         raising["second start"] = BackendError("no device")
         ran = []

@@ -1,4 +1,4 @@
-"""Adapters attach completely or not at all, in whatever order things are imported, and say what became of them."""
+"""Adapters attach completely or not at all, in any order of imports, and their state is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def windows(folder):
 
 
 def test_the_model_is_recorded(run_script, tmp_path) -> None:
-    """In run.json, next to what became of the adapter; anything but a name is not."""
+    """`run.json` contains the name of the model; values that are not names are ignored."""
     note = "for model in (None, '', 7, 'Qwen/Qwen3-8B', object()): note_model('fake', model)\n"
     run_script(ATTACH + "import framework\n" + TRAIN + note + "note_model('other', 'a')\n", env=ENV).check()
     (run,) = list_runs(tmp_path / "runs")
@@ -49,13 +49,13 @@ class TestOrder:
         ids=["before", "after", "class bound before", "twice", "undone and again"],
     )
     def test_every_order_attaches_once(self, run_script, tmp_path, script) -> None:
-        """One capture with the role inside it, and each function of the framework runs once."""
+        """The step has one capture that the role joins, and each function of the framework runs once."""
         done = run_script(script + TRAIN, env=ENV).check()
         assert done.stdout.split() == ["8"]
         assert windows(tmp_path) == [("rollout", "joined"), ("step", "complete")]
 
     def test_undone_patches_leave_nothing(self, run_script) -> None:
-        """After the patches are removed, the functions are the original objects."""
+        """After `deactivate_all`, the classes have their original functions again."""
         run_script(
             "import framework\n"
             "before = {c: dict(vars(c)) for c in (framework.Trainer, framework.Timer)}\n"
@@ -69,7 +69,9 @@ class TestOrder:
 
 class TestAllOrNothing:
     def test_a_missing_name_keeps_it_out(self, run_script, tmp_path) -> None:
-        """Nothing is patched, nothing recorded, and the state and one line name what is missing."""
+        """If a name is missing, nothing is patched and nothing is recorded. The state and one log line
+        state the missing name.
+        """
         (tmp_path / "framework.py").write_text(
             (tmp_path / "framework.py").read_text().replace("fail_at", "broken_at")
         )
@@ -83,7 +85,9 @@ class TestAllOrNothing:
         assert not (tmp_path / "runs").exists()
 
     def test_an_attach_that_raises_is_undone(self, run_script) -> None:
-        """The patches before the failure are taken back."""
+        """If an adapter raises while it attaches, its earlier patches are undone, and its status is
+        failed.
+        """
         done = run_script(
             "import framework, dataclasses\nbefore = framework.Trainer.fit\n"
             "from adapted import *\nfrom stepprof.integrations.activation import register\n"
@@ -97,7 +101,7 @@ class TestAllOrNothing:
         assert json.loads(done.stdout)["fake"]["status"] == "failed"
 
     def test_an_untested_version_is_attached_and_reported(self, run_script, tmp_path) -> None:
-        """Outside of the tested range the adapter attaches; the state and `run.json` say so."""
+        """An adapter attaches to an untested version; the state and `run.json` say `untested`."""
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
             "register(dataclasses.replace(FAKE, tested='<1'))\n" + TRAIN + SHOW,
@@ -108,7 +112,9 @@ class TestAllOrNothing:
         assert read_run(run)["adapters"]["fake"]["status"] == "untested"
 
     def test_two_adapters_patch_one_function(self, run_script, tmp_path) -> None:
-        """Two adapters patch the same functions: both see each call, the framework's code runs once."""
+        """Two adapters patch the same functions. Both are called at each call, and the framework's code
+        runs once.
+        """
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
             "seen = []\n"
@@ -125,7 +131,7 @@ class TestAllOrNothing:
 
 class TestFailures:
     def test_an_error_of_stepprof_is_logged_once(self, run_script) -> None:
-        """A patch that raises is logged once; the original runs exactly once at each call."""
+        """An error in a patch is logged once, and the framework's function runs exactly once at each call."""
         done = run_script(
             "import framework, dataclasses\nfrom adapted import *\nfrom stepprof.integrations.activation import register\n"
             "def broken(*_):\n    raise ValueError('ours')\n"
@@ -138,7 +144,7 @@ class TestFailures:
         assert done.stderr.count("ValueError: ours") == 1
 
     def test_an_error_of_the_job_passes_through(self, run_script, tmp_path) -> None:
-        """The caller gets the exception itself; the manifest of the step has it."""
+        """The caller gets the job's own exception without a context, and the window of the step has it."""
         done = run_script(
             ATTACH + "import framework\n"
             "try:\n    framework.Trainer().fit(fail_at=2)\n"

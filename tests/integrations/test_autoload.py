@@ -21,23 +21,25 @@ assert seconds < 0.05, seconds
 
 
 def path(*folders: str) -> dict[str, str]:
-    """Return a PYTHONPATH with our folder first, then others, then that of the tests."""
+    """Return a PYTHONPATH with stepprof's bootstrap folder first, then the given folders, then that of the
+    tests.
+    """
     return {"PYTHONPATH": os.pathsep.join([BOOTSTRAP, *folders, os.environ.get("PYTHONPATH", "")])}
 
 
 class TestEntryPoints:
     def test_a_job_without_stepprof_imports_nothing(self, run_script) -> None:
-        """The functions import nothing but `os`, which every Python has loaded."""
+        """Without a variable, `activate` imports no further module and takes less than 50 ms."""
         done = run_script(COST).check()
         assert done.stdout.split() == ["stepprof_autoload"]
 
     def test_stepprof_0_switches_the_adapters_off(self, run_script) -> None:
-        """STEPPROF=0 counts more than the other variables."""
+        """With STEPPROF=0, `activate` imports nothing, whatever the other variables are."""
         done = run_script(COST, env={"STEPPROF": "0", "STEPPROF_STEPS": "2"}).check()
         assert done.stdout.split() == ["stepprof_autoload"]
 
     def test_a_variable_registers_the_adapters(self, run_script) -> None:
-        """With one of the variables; no framework is imported."""
+        """With a variable, all adapters are registered, and no framework is imported."""
         done = run_script(
             "import sys, stepprof_autoload\nstepprof_autoload.activate()\n"
             "from stepprof.integrations import activation\n"
@@ -51,13 +53,17 @@ class TestEntryPoints:
 
 class TestVerl:
     def test_verls_entry_point_is_a_module(self, run_script) -> None:
-        """verl loads what an entry point of its group names, and calls nothing."""
+        """verl only imports the module that the entry point names. The import loads stepprof if a variable
+        is set.
+        """
         script = "import sys, stepprof_verl\nprint('stepprof' in sys.modules)\n"
         assert run_script(script).check().stdout.split() == ["False"]
         assert run_script(script, env={"STEPPROF_STEPS": "2"}).check().stdout.split() == ["True"]
 
     def test_a_key_of_hydra_asks_for_it(self, run_script) -> None:
-        """`+stepprof.steps=[2]` is seen before Hydra reads the command line."""
+        """The key `+stepprof.steps=[2]` on the command line loads stepprof before Hydra reads it, unless
+        STEPPROF=0.
+        """
         script = "import sys, stepprof_verl\nprint('stepprof' in sys.modules)\n"
         assert run_script(script, "+stepprof.steps=[2]").check().stdout.split() == ["True"]
         assert run_script(script, "+stepprof.steps=[2]", env={"STEPPROF": "0"}).check().stdout.split() == [
@@ -67,7 +73,9 @@ class TestVerl:
 
 class TestSitecustomize:
     def test_the_hidden_sitecustomize_runs_first(self, run_script, tmp_path) -> None:
-        """The one that ours hides runs, and has the module's name afterwards."""
+        """The `sitecustomize` that stepprof's own one hides is executed and keeps the module's name. Then
+        stepprof is loaded.
+        """
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.hidden = 1\n")
         done = run_script(
@@ -78,7 +86,7 @@ class TestSitecustomize:
         assert done.stdout.split() == ["1", str(tmp_path / "other" / "sitecustomize.py"), "True"]
 
     def test_an_error_of_the_hidden_sitecustomize_is_reported(self, run_script, tmp_path) -> None:
-        """Python reports it as without ours, and the adapters are registered."""
+        """Python prints the error of the hidden `sitecustomize`, and stepprof is loaded all the same."""
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
         done = run_script(
@@ -89,7 +97,7 @@ class TestSitecustomize:
         assert "RuntimeError: theirs" in done.stderr
 
     def test_the_first_framework_loads_the_adapters(self, run_script) -> None:
-        """Before it is imported; until then the package itself is not loaded."""
+        """The package stepprof is loaded only when the job imports its first framework."""
         done = run_script(
             "import contextlib, sys\nprint('stepprof' in sys.modules)\n"
             "with contextlib.suppress(ImportError):\n    import vllm\n"
@@ -100,6 +108,8 @@ class TestSitecustomize:
         assert done.stdout.split() == ["False", "True"], done.stderr
 
     def test_without_another_sitecustomize_nothing_happens(self, run_script) -> None:
-        """Without another one, and without a variable, nothing happens."""
+        """Without another `sitecustomize` and without a variable, stepprof is not loaded and nothing is
+        printed.
+        """
         done = run_script("import sys\nprint('stepprof' in sys.modules)", env=path()).check()
         assert (done.stdout.split(), done.stderr) == (["False"], "")

@@ -1,4 +1,4 @@
-"""Groups of ranks that are made of the same actors."""
+"""Groups of ranks that consist of the same actors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepprof.integrations.groups import is_ray_worker, merged
 
 class TestMerged:
     def test_groups_of_the_same_actors_are_merged(self) -> None:
-        """They are one group with the roles of all."""
+        """Groups of the same actors become one group with the roles of all; empty groups are left out."""
         first, second = SimpleNamespace(_actor_id="a"), SimpleNamespace(_actor_id="b")
         groups = [([first], ["actor"]), ([second], ["critic"]), ([], ["reward"]), ([first], ["ref"])]
         assert merged(groups) == [([first], ["actor", "ref"]), ([second], ["critic"])]
@@ -18,6 +18,6 @@ class TestMerged:
 
 class TestWorker:
     def test_a_process_without_ray(self, monkeypatch) -> None:
-        """The process is not a Ray worker, and Ray is not imported to find out."""
+        """A process that has not imported Ray is not a Ray worker."""
         monkeypatch.delitem(sys.modules, "ray", raising=False)
         assert not is_ray_worker()

@@ -1,4 +1,6 @@
-"""What MindSpeed-RL's trainers have that the skeleton of `tests/real/contracts` has not: workers, and an iteration that fails."""
+"""Cases of MindSpeed-RL's trainers that the skeleton of `tests/real/contracts` does not have: workers, and
+an iteration that fails.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from stepprof.integrations.groups import merged
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Configure a job, and end its session."""
+    """Configure a job; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     yield tmp_path
@@ -23,7 +25,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def trainer(rewards=(), **groups):
-    """Return a trainer of two iterations with the groups that are given."""
+    """Return a trainer of two iterations with the given groups."""
     return SimpleNamespace(
         train_iters=2, reward_list=rewards, **{**dict.fromkeys(mindspeed_rl.GROUPS), **groups}
     )
@@ -31,7 +33,7 @@ def trainer(rewards=(), **groups):
 
 class TestGroups:
     def test_integrated_workers(self) -> None:
-        """The actor's processes hold the reference model too; a rule is no rank."""
+        """The actor's processes also hold the reference model. A reward that is a rule has no ranks."""
         first, second = SimpleNamespace(_actor_id="a"), SimpleNamespace(_actor_id="b")
         shared = SimpleNamespace(actor_handlers=[first])
         rewards = [SimpleNamespace(actor_handlers=[second]), SimpleNamespace()]
@@ -41,7 +43,7 @@ class TestGroups:
 
 class TestTrainer:
     def test_a_failed_iteration_is_closed(self, environment) -> None:
-        """The window is closed with the error, and the session ends with the training."""
+        """If an iteration fails, it is finished. The end of the training ends the session."""
         begun = mindspeed_rl._fit_begins(trainer(), (), {})
         mindspeed_rl._iteration_is_known(1)
         close = mindspeed_rl._jobs[0].begin("iteration")
@@ -53,7 +55,7 @@ class TestTrainer:
         assert cell.session is None
 
     def test_the_last_iteration_ends_the_session(self, environment) -> None:
-        """Ray is shut down before `fit` returns."""
+        """The session ends after the last iteration, because Ray is shut down before `fit` returns."""
         begun = mindspeed_rl._fit_begins(trainer(), (), {})
         mindspeed_rl._iteration_is_known(1)
         mindspeed_rl._jobs[0].begin("iteration")(None)

@@ -1,4 +1,4 @@
-"""The configuration of MindSpeed-RL's own profiler, as the configuration of stepprof."""
+"""The configuration of MindSpeed-RL's own profiler becomes the configuration of stepprof."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def options(**given):
 
 
 def made(own, *, by_position=False):
-    """Return what is known after a job has made two groups of workers with the same options."""
+    """Return the profiler's state after a job has made two groups of workers with the same options."""
     found = OwnProfiler()
     for _ in range(2):
         found.group_begins(
@@ -43,7 +43,9 @@ def _asked(monkeypatch):
 class TestTakeOver:
     @pytest.mark.parametrize("by_position", [False, True])
     def test_configuration(self, by_position) -> None:
-        """It is a valid one, and the workers get a profiler that is off."""
+        """The configuration is valid and has the steps and options of MindSpeed-RL's profiler, which is
+        switched off.
+        """
         own = options()
         config = load(made(own, by_position=by_position).as_configuration())
         assert [step for step in range(9) if step in config.policy(None).steps] == [3, 4]
@@ -51,20 +53,20 @@ class TestTakeOver:
         assert not own.profile
 
     def test_some_ranks_and_stages_can_be_selected(self) -> None:
-        """With a stage, each iteration is a capture of its own."""
+        """Ranks can be selected. If a stage is selected, each iteration is its own capture."""
         found = made(options(profile_ranks=[0, 3], stage="actor_update")).as_configuration()
         assert (found["ranks"], found["join_steps"]) == ([0, 3], False)
 
     @pytest.mark.parametrize("own", [None, options(profile=False), options(profile_step_end=3)])
     def test_no_steps(self, own) -> None:
-        """The error names the option: nothing would be recorded."""
+        """If the profiler would record no step, the error names its option."""
         with pytest.raises(ConfigError, match=r"profiler_config\.integrated"):
             made(own).as_configuration()
 
 
 class TestBoth:
     def test_steps_of_both_profilers_are_reported(self, tmp_path) -> None:
-        """They are reported, and the workers get their profiler."""
+        """The steps that both profilers record are logged, and MindSpeed-RL's profiler stays on."""
         cell.adapters["mindspeed_rl.timers"] = {"status": "attached"}
         stepprof.init({"steps": [4], "backend": "null", "output_dir": str(tmp_path)})
         own = options()

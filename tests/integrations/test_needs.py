@@ -1,4 +1,4 @@
-"""Every adapter looks up what it patches before it patches anything."""
+"""Every adapter checks all names that it patches before it patches any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepprof.integrations.patches import Patches
 
 
 class Recorder(Patches):
-    """Patches that are noted and not made."""
+    """Patches that are recorded, not made."""
 
     def __init__(self):
         super().__init__("test")
@@ -25,10 +25,10 @@ class Recorder(Patches):
 
 @pytest.mark.parametrize("adapter", [*adapters()], ids=lambda each: each.name)
 def test_every_patch_is_among_the_needs(adapter, monkeypatch) -> None:
-    """What is patched without having been looked up could fail half way."""
+    """Every function that the adapter patches is among the names that it checks before."""
     tracer = ModuleType(areal.TRACER)
     tracer.trace_scope = tracer.atrace_scope = print
-    monkeypatch.setitem(sys.modules, areal.TRACER, tracer)  # its adapter asks which modules have bound them
+    monkeypatch.setitem(sys.modules, areal.TRACER, tracer)  # the adapter searches its importers
     monkeypatch.setenv("STEPPROF_FROM", "framework")
     recorder = Recorder()
     adapter.attach(recorder)

@@ -1,4 +1,6 @@
-"""What a loop of NeMo-RL does that the job of `tests/real/contracts` does not: hold several teachers, run below an `except`, use vLLM."""
+"""Cases of NeMo-RL's loops that the job of `tests/real/contracts` does not have: several teachers, a loop
+inside an `except` block, and vLLM.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from stepprof.run.spans import read_spans
     [(None, []), ("a", ["a"]), (["a", "b"], ["a", "b"]), ({"one": "a", "two": "b"}, ["a", "b"])],
 )
 def test_parameters_may_hold_one_several_or_no_workers(given, found) -> None:
-    """It is one policy, a list or a dict of teachers, or nothing."""
+    """`_each` accepts one group of workers, a list or a mapping of groups, or None."""
     assert list(nemo_rl._each(given)) == found
 
 
 def test_the_first_actor_of_a_shared_model_owns_the_engine() -> None:
-    """Of the actors that share a model the first one has vLLM's engine."""
+    """Of the actors that share a model, only the first one has vLLM's engine."""
     leaders = [0, 2]
     group = SimpleNamespace(
         workers=["a", "b", "c", "d"], dp_size=2, get_dp_leader_worker_idx=leaders.__getitem__
@@ -32,7 +34,7 @@ def test_the_first_actor_of_a_shared_model_owns_the_engine() -> None:
 
 
 def test_megatron_generation_is_not_an_engine() -> None:
-    """Its options may have a part for vLLM, and it has no workers of its own."""
+    """Generation with Megatron attaches no engine, although its options may contain a part for vLLM."""
     nemo_rl._attach_engines(SimpleNamespace(cfg={"backend": "megatron", "vllm_cfg": {}}))
     nemo_rl._attach_engines(SimpleNamespace())
     assert not waiting
@@ -41,7 +43,7 @@ def test_megatron_generation_is_not_an_engine() -> None:
 class TestTimers:
     @pytest.fixture
     def spans(self, tmp_path, monkeypatch):
-        """Return what ends the job and reads its first step."""
+        """Return a function that ends the job and reads the spans of step 1."""
         for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
             monkeypatch.setenv(f"STEPPROF_{name}", value)
         job = nemo_rl.Job()
@@ -57,7 +59,7 @@ class TestTimers:
         stepprof.shutdown()
 
     def test_a_handled_error_is_not_the_steps(self, spans) -> None:
-        """An error that the job is already handling is not recorded as the error of the step."""
+        """An exception that the job is already handling is not recorded as the error of the step."""
         timer = SimpleNamespace()
         try:
             raise ValueError
@@ -68,7 +70,9 @@ class TestTimers:
         assert (kind, bool(error)) == ("window", False)
 
     def test_a_timer_that_is_started_twice_leaves_the_step_open(self, spans) -> None:
-        """A timer that runs already, which NeMo-RL refuses, leaves the step open; one that does not run is no step."""
+        """A second start of the timer has no effect, and neither has a stop without a start: the step has
+        one window.
+        """
         timer = SimpleNamespace()
         nemo_rl._timer_ends(timer, (nemo_rl.STEP,), {})
         nemo_rl._timer_begins(timer, (nemo_rl.STEP,), {})

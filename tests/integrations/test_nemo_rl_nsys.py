@@ -1,4 +1,4 @@
-"""The variables of NeMo-RL's own profiling, as the configuration of stepprof."""
+"""The variables of NeMo-RL's own profiling become the configuration of stepprof."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READ = {nemo_rl_nsys.RANGE: "3:5", nemo_rl_nsys.PATTERNS: "*policy*"}
 
 @pytest.fixture
 def module(monkeypatch):
-    """Return the module that has read the variables."""
+    """Return NeMo-RL's module that has read the variables."""
     found = SimpleNamespace(**READ)
     monkeypatch.setitem(sys.modules, "frame.nsys", found)
     return found
@@ -41,26 +41,26 @@ def module(monkeypatch):
 @pytest.mark.usefixtures("_asked")
 class TestTakeOver:
     def test_steps(self) -> None:
-        """The last number is not recorded; the configuration is a valid one."""
+        """The range 3:5 selects the steps 3 and 4, and the configuration is valid."""
         given = nemo_rl_nsys.as_configuration()
         assert given is not None
         assert given["steps"] == [3, 4]
         assert [each for each in range(9) if each in load(given).policy(None).steps] == [3, 4]
 
     def test_switching_off_forgets_both_variables(self, module) -> None:
-        """The module forgets both variables."""
+        """`take_over` clears both variables in NeMo-RL's module."""
         nemo_rl_nsys.take_over("frame.nsys")
         assert vars(module) == dict.fromkeys(READ, "")
 
     @pytest.mark.parametrize("value", ["", "3", "5:5", "5:3", "a:b", "-1:2"])
     def test_an_empty_range_is_refused(self, monkeypatch, value) -> None:
-        """The error names the variable."""
+        """An empty or invalid range is refused; the error names the variable."""
         monkeypatch.setenv(nemo_rl_nsys.RANGE, value)
         with pytest.raises(ConfigError, match=nemo_rl_nsys.RANGE):
             nemo_rl_nsys.as_configuration()
 
     def test_missing_patterns_are_refused(self, monkeypatch) -> None:
-        """Without them NeMo-RL would profile nothing."""
+        """Missing patterns are refused, because NeMo-RL would profile nothing without them."""
         monkeypatch.delenv(nemo_rl_nsys.PATTERNS)
         with pytest.raises(ConfigError, match=nemo_rl_nsys.PATTERNS):
             nemo_rl_nsys.as_configuration()
@@ -68,14 +68,14 @@ class TestTakeOver:
 
 class TestBeside:
     def test_an_unasked_job_keeps_its_own_profiling(self, module) -> None:
-        """Without the variable, NeMo-RL's own profiling stays."""
+        """Without STEPPROF_FROM, NeMo-RL's own profiling is unchanged."""
         nemo_rl_nsys.take_over("frame.nsys")
         assert vars(module) == READ
         assert nemo_rl_nsys.as_configuration() is None
 
     @pytest.mark.parametrize(("steps", "reported"), [([4, 9], [[4]]), ([5], [])])
     def test_steps_of_both_profilers_are_reported(self, tmp_path, steps, reported) -> None:
-        """A step that both record is reported."""
+        """The steps that both profilers record are logged."""
         stepprof.init({"steps": steps, "backend": "null", "output_dir": str(tmp_path)})
         with capture_logs() as lines:
             nemo_rl_nsys.settle("nemo_rl.nsys")

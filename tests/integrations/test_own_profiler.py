@@ -1,4 +1,6 @@
-"""Whether a job asks for the steps of its framework's own profiler, and what counts more than these."""
+"""Jobs that ask for the steps of their framework's own profiler, and the settings that have priority over
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from stepprof.run.runs import list_runs, read_run
 
 class TestAsked:
     def test_only_the_variable_replaces_the_profiler(self, monkeypatch) -> None:
-        """The configuration of the framework counts only where the job says so."""
+        """The framework's profiler is replaced only if STEPPROF_FROM is `framework`. Another value raises
+        ConfigError.
+        """
         assert not own_profiler.is_asked_for()
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         assert own_profiler.is_asked_for()
@@ -26,13 +30,17 @@ class TestAsked:
 
 class TestOverrides:
     def test_variables_are_on_top(self, monkeypatch) -> None:
-        """The folder of the runs is often a variable of the cluster, whatever the job configures."""
+        """A variable has priority over the framework's configuration, as the output folder is often set
+        for a whole cluster.
+        """
         monkeypatch.setenv("STEPPROF_OUTPUT_DIR", "/shared")
         given = OmegaConf.create({"steps": [2], "output_dir": "here"})
         assert own_profiler.with_overrides(given) == {"steps": [2], "output_dir": "/shared"}
 
     def test_without_a_framework_configuration_the_environment_counts(self) -> None:
-        """The environment's own configuration holds then, with its file."""
+        """Without a configuration of the framework, no override is made, so the environment's own
+        configuration is used.
+        """
         assert own_profiler.with_overrides(None) is None
 
 
@@ -48,7 +56,7 @@ def session(tmp_path):
 
 class TestSettle:
     def test_a_replaced_profiler_is_recorded_in_the_run(self, session) -> None:
-        """The run says where its configuration is from."""
+        """`run.json` states the option that the configuration is from."""
         own_profiler.settle("framework", "--steps", [2], take_over=True)
         stepprof.shutdown()
         (run,) = list_runs(session)
@@ -56,7 +64,7 @@ class TestSettle:
 
     @pytest.mark.parametrize(("steps", "reported"), [([1, 2], [[2]]), ([4], [])])
     def test_steps_of_both_profilers_are_reported(self, session, steps, reported) -> None:
-        """The steps that both select are reported."""
+        """The steps that both profilers record are logged."""
         with capture_logs() as lines:
             own_profiler.settle("framework", "--steps", steps, take_over=False)
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported

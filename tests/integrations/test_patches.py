@@ -1,4 +1,4 @@
-"""Patches around functions of every kind, and around what a function returns."""
+"""Patches of functions of every kind, of blocks, and of the results of functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS: list[object] = []
 
 
 class Worker:
-    """Code of a framework."""
+    """A class of a framework."""
 
     def update(self, batch):
         CALLS.append(("update", batch))
@@ -37,7 +37,7 @@ class Worker:
 
 
 def timer(name):
-    """Do work inside of a generator."""
+    """Do work inside a generator."""
     CALLS.append(f"{name} begins")
     yield name
     CALLS.append(f"{name} ends")
@@ -46,7 +46,7 @@ def timer(name):
 
 @contextlib.contextmanager
 def block(name):
-    """Do work inside of a block."""
+    """Do work inside a block."""
     CALLS.append(f"{name} begins")
     try:
         yield name
@@ -55,7 +55,7 @@ def block(name):
 
 
 class Lock:
-    """A context manager of both kinds."""
+    """A synchronous and asynchronous context manager; its synchronous enter raises."""
 
     def __enter__(self):
         raise RuntimeError("it is held")
@@ -71,12 +71,12 @@ class Lock:
 
 
 def lock():
-    """Return a context manager that is no generator."""
+    """Return a context manager that is not made from a generator."""
     return Lock()
 
 
 def environment():
-    """Return what another process gets."""
+    """Return the environment of another process."""
     return {"A": "1"}
 
 
@@ -90,7 +90,7 @@ def patches():
 
 
 def around(patches, name):
-    """Patch a name of this module so that each call is noted."""
+    """Patch a name of this module so that each call is recorded in CALLS."""
     patches.around(
         f"{__name__}:{name}",
         lambda instance, args, kwargs: CALLS.append(("before", type(instance).__name__, args, kwargs)) or "token",
@@ -100,20 +100,24 @@ def around(patches, name):
 
 class TestAround:
     def test_a_method_is_passed_its_instance_separately(self, patches) -> None:
-        """Its instance is apart from its arguments."""
+        """The patch gets the instance of a method separately from its arguments."""
         around(patches, "Worker.update")
         assert Worker().update(batch=1) == 2
         assert CALLS == [("before", "Worker", (), {"batch": 1}), ("update", 1), ("token", None)]
 
     def test_a_coroutine_function_stays_one(self, patches) -> None:
-        """Ray looks whether a method is a coroutine function."""
+        """A patched coroutine function is still one, because Ray checks that. The patch ends when the
+        coroutine ends.
+        """
         around(patches, "Worker.sync")
         assert inspect.iscoroutinefunction(Worker.sync)
         assert asyncio.run(Worker().sync(3)) == 3
         assert CALLS == [("before", "Worker", (3,), {}), "synced", ("token", None)]
 
     def test_a_generator_function_stays_one(self, patches) -> None:
-        """It is measured from its first value to its end, and returns what it returned."""
+        """A patched generator function is still one and keeps its return value. The patch covers it from
+        its first value to its end.
+        """
         around(patches, "timer")
         assert inspect.isgeneratorfunction(timer)
 
@@ -130,7 +134,7 @@ class TestAround:
         ]
 
     def test_an_error_inside_a_generator(self, patches) -> None:
-        """What a `with` block raises is thrown into its generator, and comes out of it."""
+        """An exception that is thrown into the generator is raised by it, and the patch gets it."""
         around(patches, "timer")
         running = timer("gen")
         next(running)
@@ -140,19 +144,21 @@ class TestAround:
         assert CALLS[-1] == ("token", error)
 
     def test_methods_of_a_class(self, patches) -> None:
-        """Class methods and static methods keep their kind."""
+        """Patched class methods and static methods keep their kind."""
         around(patches, "Worker.make")
         around(patches, "Worker.double")
         assert Worker.make(1) == (Worker, 1)
         assert Worker().double(2) == 4
 
     def test_pickling_finds_the_patch_by_its_name(self, patches) -> None:
-        """Ray copies an actor's methods; one that is pickled by value would bring its module's globals along."""
+        """A patched method is pickled by name. Pickled by value, it would contain the globals of its
+        module.
+        """
         around(patches, "Worker.update")
         assert pickle.loads(pickle.dumps(Worker.update)) is Worker.update
 
     def test_undoing_restores_the_original_functions(self, patches) -> None:
-        """The very functions of before are back."""
+        """After `undo` the class has its original functions."""
         before = dict(vars(Worker))
         around(patches, "Worker.make")
         around(patches, "Worker.update")
@@ -162,7 +168,7 @@ class TestAround:
 
 
 def blocks(patches, name):
-    """Patch a function of this module so that its blocks are noted."""
+    """Patch a function of this module so that its blocks are recorded in CALLS."""
     patches.block(
         f"{__name__}:{name}",
         lambda instance, args, kwargs: CALLS.append(("before", args, kwargs)) or "token",
@@ -172,7 +178,9 @@ def blocks(patches, name):
 
 class TestBlock:
     def test_a_block_is_measured_while_open(self, patches) -> None:
-        """The block is measured from its enter, not from its creation, and gets the framework's value."""
+        """The patch begins when the block is entered, not when it is made. The body gets the framework's
+        value.
+        """
         blocks(patches, "block")
         made = block("gen")
         assert CALLS == []
@@ -181,7 +189,7 @@ class TestBlock:
         assert CALLS == [("before", ("gen",), {}), "gen begins", "gen", "gen ends", ("token", None)]
 
     def test_an_error_passes_through_the_block(self, patches) -> None:
-        """It passes through the framework's context manager and comes out."""
+        """An exception of the body passes through the framework's context manager, and the patch gets it."""
         blocks(patches, "block")
         error = RuntimeError("the block failed")
         with pytest.raises(RuntimeError, match="the block failed"), block("gen"):
@@ -189,14 +197,14 @@ class TestBlock:
         assert CALLS[-2:] == ["gen ends", ("token", error)]
 
     def test_a_block_that_cannot_be_entered_is_ended(self, patches) -> None:
-        """What was begun is ended."""
+        """If the framework's block cannot be entered, the patch ends with the same exception."""
         blocks(patches, "lock")
         with pytest.raises(RuntimeError, match="it is held") as raised, lock():
             pass
         assert [("before", (), {}), ("token", raised.value)] == CALLS
 
     def test_an_async_block_is_measured_until_its_exit_is_awaited(self, patches) -> None:
-        """It is measured until its exit is awaited."""
+        """The patch of an asynchronous block ends after the block's exit."""
         blocks(patches, "lock")
 
         async def body():
@@ -207,7 +215,7 @@ class TestBlock:
         assert CALLS == [("before", (), {}), "released", ("token", None)]
 
     def test_unrecorded_steps_call_the_original_only(self, patches, monkeypatch) -> None:
-        """A block of a timer is the framework's own."""
+        """If no timer is needed, the caller gets the framework's own block, and no hook is called."""
         monkeypatch.setattr(timers, "busy", 0)
         patches.block(f"{__name__}:lock", lambda *_: 1 / 0, lambda *_: None, timer=True)
         assert type(lock()) is Lock
@@ -225,18 +233,18 @@ class Clock:
 
 
 class TestTimerBlocks:
-    """The enter and the exit of a timer's block, which only measure, are patched without a frame in between."""
+    """The enter and exit of a timer's block are patched without an additional frame."""
 
     @pytest.fixture
     def seen(self, patches):
-        """Patch both and return what they saw."""
+        """Patch the enter and the exit; return the list of what the hooks get."""
         found: list[object] = []
         patches.around(f"{__name__}:Clock.__enter__", lambda *given: found.append(given), timer=True)
         patches.around(f"{__name__}:Clock.__exit__", lambda *given: found.append(given[1]), timer=True)
         return found
 
     def test_both_are_seen(self, seen) -> None:
-        """Both hooks get the block and the exception, before the original."""
+        """The hooks get the block and the exception, and the original methods are called."""
         clock = Clock()
         with pytest.raises(KeyError), clock as entered:
             raise KeyError
@@ -246,14 +254,14 @@ class TestTimerBlocks:
         assert ["enter", ("exit", KeyError)] == CALLS
 
     def test_unrecorded_steps_call_the_original_only(self, seen, monkeypatch) -> None:
-        """The original alone runs."""
+        """If no timer is needed, only the original methods are called."""
         monkeypatch.setattr(timers, "busy", 0)
         with Clock():
             pass
         assert (len(seen), len(CALLS)) == (0, 2)
 
     def test_a_patch_that_fails(self, patches, log) -> None:
-        """It is logged once and not called again; the original runs once each time."""
+        """A hook that raises is logged once and not called again. The original methods run each time."""
         tried = []
 
         def fail(*_):
@@ -272,7 +280,7 @@ class TestTimerBlocks:
         ]
 
     def test_an_undone_patch_below_another_does_nothing(self, seen, patches) -> None:
-        """A patch below another one stays in its place and does nothing."""
+        """If another patch still holds an undone patch, the undone one calls no hook."""
         below = Clock.__enter__
         patches.undo()
         below(Clock())
@@ -281,17 +289,17 @@ class TestTimerBlocks:
 
 class TestResult:
     def test_the_caller_gets_the_changed_result(self, patches) -> None:
-        """The caller gets what the change returns."""
+        """The caller gets the result that the patch has changed."""
         patches.result(f"{__name__}:environment", lambda result, args, kwargs: {**result, "B": "2"})
         assert environment() == {"A": "1", "B": "2"}
 
     def test_a_change_that_fails(self, patches) -> None:
-        """The caller gets the result of the function, now and later."""
+        """If the patch raises, the caller gets the original result, now and later."""
         patches.result(f"{__name__}:environment", lambda *_: 1 / 0)
         assert environment() == environment() == {"A": "1"}
 
     def test_the_result_of_a_coroutine_is_changed(self, patches) -> None:
-        """The change gets what the coroutine returns."""
+        """For a coroutine function, the patch changes the result that the coroutine returns."""
         patches.result(f"{__name__}:Worker.sync", lambda result, args, kwargs: (result, args))
         assert inspect.iscoroutinefunction(Worker.sync)
         assert asyncio.run(Worker().sync(3)) == (3, (3,))

@@ -1,4 +1,6 @@
-"""What RLinf's runner does that the job of `tests/real/contracts` does not: fail, have workers, load the adapters in them."""
+"""Cases of RLinf's runner that the job of `tests/real/contracts` does not have: failures, workers, and
+adapters loaded in workers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from stepprof.recording.session import current_session
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Configure a job, and end its session."""
+    """Configure a job; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     cell.adapters["rlinf.timers"] = {"status": "attached"}
@@ -36,7 +38,9 @@ def begin(runner):
 
 class TestRunner:
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """The window is closed with the error, and the session ends with the run."""
+        """If the timer of the step ends with an error, the step is closed. The end of the run ends the
+        session.
+        """
         begun = begin(SimpleNamespace(global_step=4, actor=None))
         close = rlinf._timer_begins(None, ("step",), {})
         assert rlinf._jobs[0].loop.step == 5
@@ -46,7 +50,7 @@ class TestRunner:
         assert cell.session is None
 
     def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
-        """If a group cannot be attached, no session is left behind."""
+        """If a group of workers cannot be attached, ConfigError is raised and no session is left."""
         worker = SimpleNamespace(worker=SimpleNamespace(_actor_id="a"))
         with pytest.raises(ConfigError):
             begin(SimpleNamespace(global_step=0, actor=SimpleNamespace(worker_info_list=[worker])))
@@ -54,7 +58,7 @@ class TestRunner:
         assert not rlinf._jobs
 
     def test_timers_outside_a_job(self) -> None:
-        """Without a run a timer is a region, and without a session nothing."""
+        """Without a runner, a timer starts no job."""
         close = rlinf._timer_begins(None, ("step",), {})
         rlinf._timer_ends(close, None)
         assert not rlinf._jobs
@@ -74,7 +78,7 @@ class TestOwnProfiler:
         ids=["some", "all"],
     )
     def test_stepprof_replaces_the_profiler(self, environment, monkeypatch, runner, steps) -> None:
-        """Its steps are recorded by stepprof, and it opens no window of its own."""
+        """stepprof records the steps of RLinf's profiler, which is switched off."""
         monkeypatch.delenv("STEPPROF_STEPS")
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         assert begin(runner)
@@ -83,13 +87,13 @@ class TestOwnProfiler:
         assert cell.adapters["rlinf.timers"]["configuration"] == "cluster.profiling.steps"
 
     def test_a_runner_without_steps(self, environment, monkeypatch) -> None:
-        """The error names the option: nothing would be recorded."""
+        """If RLinf's profiler has no steps, the error names its option."""
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         with pytest.raises(ConfigError, match=r"cluster\.profiling\.steps"):
             begin(profiling(None))
 
     def test_steps_of_both_profilers_are_reported(self, environment) -> None:
-        """They are reported; its own profiler is left as it is."""
+        """The steps that both profilers record are logged, and RLinf's profiler is unchanged."""
         runner = profiling({8, 10})
         with capture_logs() as lines:
             begin(runner)
@@ -99,7 +103,9 @@ class TestOwnProfiler:
 
 class TestWorkers:
     def test_the_adapters_are_attached(self) -> None:
-        """A worker on another node has no variable of stepprof; that of RLinf asks for it."""
+        """A worker on another node has no variables of stepprof. `rlinf.register` registers the adapters
+        there.
+        """
         program = "from stepprof.integrations import activation, rlinf; rlinf.register(); print(sorted(activation._registered))"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPPROF")}
         done = subprocess.run(

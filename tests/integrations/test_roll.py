@@ -1,4 +1,6 @@
-"""What ROLL's pipelines have that the skeleton of `tests/real/contracts` has not: workers, and a step that fails."""
+"""Cases of ROLL's pipelines that the skeleton of `tests/real/contracts` does not have: workers, and a step
+that fails.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from stepprof.integrations import roll
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Configure a job, and end its session."""
+    """Configure a job; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     cell.adapters["roll.timers"] = {"status": "attached"}
@@ -41,7 +43,7 @@ def pipeline(*, profiles=False):
 
 class TestGroups:
     def test_each_reference_model_has_its_own_workers(self) -> None:
-        """Each has its own workers; the critic trains in the actor's phase."""
+        """Each reference model has its own workers. The critic's workers also follow the actor's windows."""
         pipeline = SimpleNamespace(
             actor_train=cluster("a"), critic=cluster("c"), references={"x": cluster("x"), "y": cluster("y")}
         )
@@ -53,12 +55,12 @@ class TestGroups:
         ]
 
     def test_dpo_has_one_reference_model_and_no_critic(self) -> None:
-        """DPO has one, and no critic."""
+        """A DPO job has groups for the actor and one reference model, and none for a critic."""
         pipeline = SimpleNamespace(actor_train=cluster("a"), reference=cluster("r"))
         assert [*roll._groups(pipeline)] == [(["a"], ("actor", "weight_sync")), (["r"], ("ref",))]
 
     def test_the_actor_is_the_reference(self) -> None:
-        """A LoRA job computes the reference's probabilities with the actor."""
+        """Without a reference model, as in a LoRA job, the actor's workers also have the role `ref`."""
         assert [*roll._groups(SimpleNamespace(actor_train=cluster("a")))] == [
             (["a"], ("actor", "weight_sync", "ref"))
         ]
@@ -66,7 +68,7 @@ class TestGroups:
 
 class TestPipeline:
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """And the session ends with the run; step 0 is a step."""
+        """The job begins with step 0. If the run ends with an error, the session ends."""
         begun = roll._run_begins(pipeline(), (), {})
         roll._jobs[0].begin("step_total")
         assert roll._jobs[0].loop.step == 0
@@ -75,7 +77,7 @@ class TestPipeline:
         assert not roll._jobs
 
     def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
-        """If a cluster cannot be attached, no session is left behind."""
+        """If a cluster cannot be attached, ConfigError is raised and no session is left."""
         unattached = SimpleNamespace(actor_train=cluster(SimpleNamespace(_actor_id="a")))
         with pytest.raises(ConfigError):
             roll._run_begins(unattached, (), {})
@@ -85,7 +87,9 @@ class TestPipeline:
 class TestOwnProfiler:
     @pytest.mark.parametrize(("profiles", "reported"), [(True, [[9]]), (False, [])])
     def test_a_profiler_that_cannot_be_replaced_is_reported(self, environment, profiles, reported) -> None:
-        """The framework's profiler records every call of every step, so it must be left off."""
+        """ROLL's profiler records every step and cannot be replaced, so it is logged if it is on. The line
+        does not suggest STEPPROF_FROM.
+        """
         with capture_logs() as lines:
             roll._run_begins(pipeline(profiles=profiles), (), {})
         stated = [each for each in lines if each["event"] == "adapter.other_profiler"]

@@ -1,4 +1,6 @@
-"""What SkyRL's trainer does that the job of `tests/real/contracts` does not: fail, wait for samples, have groups that cannot be attached."""
+"""Cases of SkyRL's trainer that the job of `tests/real/contracts` does not have: failures, waits for
+samples, and groups that cannot be attached.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from stepprof.run.spans import read_spans
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Configure a job, and end its session."""
+    """Configure a job; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     yield tmp_path
@@ -25,7 +27,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def trainer(**groups):
-    """Return a trainer at step 1 without processes, but for the groups that are given."""
+    """Return a trainer at step 1 that has no processes except the given groups."""
     own = SimpleNamespace(enable=False)
     config = SimpleNamespace(trainer=SimpleNamespace(policy=SimpleNamespace(torch_profiler_config=own)))
     return SimpleNamespace(
@@ -34,20 +36,22 @@ def trainer(**groups):
 
 
 def enter(name):
-    """Enter a timer as its patch does."""
+    """Enter a timer as the patch does."""
     timer = SimpleNamespace(message=name)
     skyrl._timer_begins(timer, (), {})
     return timer
 
 
 def leave(timer, error=None):
-    """Exit it."""
+    """Exit a timer as the patch does."""
     skyrl.close_kept(timer, (type(error), error, None), {})
 
 
 class TestJob:
     def test_waiting_for_samples_is_the_rollout(self, environment) -> None:
-        """The fully asynchronous trainer has no timer around its generation."""
+        """The fully asynchronous trainer has no timer around its generation, so its wait for samples is
+        the rollout.
+        """
         begun = skyrl._training_begins(trainer(), (), {})
         step = enter("step")
         for name in ("wait_for_generation_buffer", "train_critic_and_policy"):
@@ -63,14 +67,14 @@ class TestJob:
         assert cell.session is None
 
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """A failed step is closed even if it has not trained."""
+        """If the timer of the step ends with an error, the step is closed, even without a training."""
         skyrl._training_begins(trainer(), (), {})
         step = enter("step")
         leave(step, RuntimeError("no samples"))
         assert skyrl._jobs[0].loop.step is None
 
     def test_timers_outside_a_job(self) -> None:
-        """Without a trainer that trains, a timer opens nothing."""
+        """Without a job, a timer opens no window and no region."""
         timer = enter("step")
         leave(timer)
         assert vars(timer) == {"message": "step"}
@@ -78,7 +82,7 @@ class TestJob:
 
 class TestProcesses:
     def test_a_failed_attachment_leaves_no_session(self, environment) -> None:
-        """If a group cannot be attached, no session is left behind."""
+        """If a group cannot be attached, ConfigError is raised and no session is left."""
         group = SimpleNamespace(_actor_handlers=[object()])
         with pytest.raises(ConfigError):
             skyrl._training_begins(trainer(policy_model=group), (), {})

@@ -1,4 +1,4 @@
-"""The configuration of SkyRL's own profiler, as the configuration of stepprof."""
+"""The configuration of SkyRL's own profiler becomes the configuration of stepprof."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class TestConfiguration:
         ],
     )
     def test_steps(self, given, steps) -> None:
-        """They are those of torch's schedule, from 1."""
+        """The selected steps are those of torch's schedule, counted from 1."""
         assert skyrl_profiler.as_configuration(trainer(**given))["steps"] == steps
 
     def test_the_configuration_is_valid(self) -> None:
-        """The ranks of the policy, with shapes and stacks; engines are not SkyRL's profiler's."""
+        """The configuration is valid and has the ranks and options of SkyRL's profiler. Engines are off,
+        because SkyRL's profiler does not record them.
+        """
         config = load(skyrl_profiler.as_configuration(trainer()))
         assert config.torch.with_stack
         assert not config.torch.with_flops
@@ -54,7 +56,7 @@ class TestConfiguration:
 
     @pytest.mark.parametrize(("given", "total"), [({"enable": False}, 20), ({}, 5), ({}, None)])
     def test_no_steps(self, given, total) -> None:
-        """The error names the option: nothing would be recorded."""
+        """If SkyRL's profiler would record no step, the error names its option."""
         with pytest.raises(ConfigError, match="torch_profiler_config"):
             skyrl_profiler.as_configuration(trainer(total, **given))
 
@@ -71,14 +73,16 @@ def _session(tmp_path):
 @pytest.mark.usefixtures("_session")
 class TestSettle:
     def test_stepprof_replaces_the_profiler(self) -> None:
-        """The driver's switch is off, so that no rank starts it."""
+        """SkyRL's profiler is switched off in the driver, so that no rank starts it. The adapter states
+        the configuration that is used.
+        """
         found = trainer()
         skyrl_profiler.settle(found, take_over=True)
         assert not own_of(found).enable
         assert cell.adapters["skyrl"]["configuration"] == "trainer.policy.torch_profiler_config"
 
     def test_steps_of_both_profilers_are_reported(self) -> None:
-        """They are reported, and it is left on."""
+        """The steps that both profilers record are logged, and SkyRL's profiler stays on."""
         found = trainer()
         with capture_logs() as lines:
             skyrl_profiler.settle(found, take_over=False)

@@ -1,4 +1,6 @@
-"""What the loop of slime and miles does that the jobs of `tests/real/contracts` do not: fail, update weights itself, have actors that cannot be attached."""
+"""Cases of the loops of slime and miles that the jobs of `tests/real/contracts` do not have: failures,
+nested calls in weight updates, and failed attachments.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,21 @@ PACKAGE = slime.PACKAGES[0]
 
 
 class Method:
-    """A method of a handle, as Ray's: it notes its calls."""
+    """A method of an actor's handle in the form of Ray's; it records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.name = "ray's"
 
     def remote(self, *args: object) -> str:
-        """Note a call."""
+        """Record a call."""
         self.calls.append(args)
         return "ref"
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Return the job of a loop whose processes are not attached, and end its session."""
+    """Return the job of a loop whose processes are not attached; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     monkeypatch.setattr(slime_job.Job, "_attach_processes", lambda _: None)
@@ -42,7 +44,7 @@ def job(tmp_path, monkeypatch):
 
 
 def spans(folder, step):
-    """Return the names of what a step has recorded."""
+    """Return the names of the spans of a step."""
     (run,) = list_runs(folder)
     return [each["name"] for each in read_spans(run, step=step)]
 
@@ -52,7 +54,7 @@ ACTOR = SimpleNamespace(role="actor")
 
 class TestJob:
     def test_training_fails(self, job, tmp_path) -> None:
-        """Its window is closed with the error, and the step is still open."""
+        """If the training fails, its window is closed, and the step is still recorded."""
         job.calls("generate", (0,), {})
         job.train_begins(ACTOR, 0)
         job.train_ends(ValueError("lost"))
@@ -61,7 +63,7 @@ class TestJob:
         assert not job.is_training
 
     def test_calls_inside_a_method_of_a_group(self, job, tmp_path) -> None:
-        """slime reloads weights from disk in `update_weights`, by calls of its own: they are a part of it."""
+        """Calls that slime makes inside `update_weights` are part of the window `weight_sync`."""
         job.calls("generate", (0,), {})
         update = job.method_begins("update_weights")
         job.calls("onload_weights", (), {})
@@ -72,13 +74,13 @@ class TestJob:
         assert spans(tmp_path, 1) == ["rollout", "offload", "weight_sync", "step"]
 
     def test_a_resumed_job_numbers_steps_of_the_whole_training(self, job, tmp_path) -> None:
-        """Steps have the numbers of the whole training."""
+        """In a resumed job the steps have the numbers of the whole training."""
         job.calls("generate", (), {"rollout_id": 41})
         job.end()
         assert spans(tmp_path, 42) == ["rollout", "step"]
 
     def test_actors_that_cannot_be_attached(self, job, monkeypatch) -> None:
-        """The session ends: half a recording is none."""
+        """If the actors cannot be attached, ConfigError is raised and the session ends."""
 
         def fail(_: object) -> None:
             raise ConfigError("no such rank")
@@ -96,17 +98,19 @@ class TestEngines:
         ids=["tuple", "miles after 0.0.2"],
     )
     def test_engines_are_listed_by_the_rollout_manager(self, answer) -> None:
-        """The rollout manager answers with those whose weights are updated."""
+        """The engines are read from the answer of the rollout manager, which is a tuple or an object."""
         assert slime_job.engines_in(answer) == ["engine"]
 
     def test_url(self) -> None:
-        """It is that of the server that the actor has started."""
+        """The URL of an engine is that of the server that its actor has started."""
         assert slime_job.url(SimpleNamespace(server_host="[::1]", server_port=1)) == "http://[::1]:1"
 
 
 class TestHandle:
     def test_methods_are_rays(self, tmp_path) -> None:
-        """Each call reaches Ray, whatever an adapter does, and what else a method has is Ray's."""
+        """If an adapter raises, the call still reaches Ray's method. Other attributes of the method are
+        Ray's.
+        """
         manager = SimpleNamespace(**{name: Method() for name in slime_job.CALLS})
         original = manager.generate
         patches = Patches("slime")
@@ -123,7 +127,9 @@ class TestHandle:
 
 class TestRanks:
     def test_each_actor_gets_the_adapters(self, job) -> None:
-        """Also where Ray's workers do not inherit the environment of the job; a group is attached once."""
+        """Each actor of a group activates the adapters, as Ray's workers may not inherit the job's
+        environment. The group is added once.
+        """
         actor = SimpleNamespace(__ray_call__=Method())
         group = SimpleNamespace(_actor_handlers=[actor])
         slime._jobs[:] = [job]
@@ -137,7 +143,7 @@ class TestRanks:
         assert job.groups == [group]
 
     def test_the_wait_between_trainings_is_not_a_region(self, job, tmp_path) -> None:
-        """It runs from one step into the next."""
+        """The timer `train_wait` is not a region, because it lasts from one step into the next."""
         timer = SimpleNamespace()
         job.calls("generate", (0,), {})
         slime._timer_begins(timer, ("train_wait",), {})
@@ -150,7 +156,7 @@ class TestRanks:
 
 class TestNeeds:
     def test_every_patch_is_among_them(self) -> None:
-        """A name that is patched without a check beforehand could fail after other patches were made."""
+        """Every patched function is among the names that the adapters check before they patch."""
         for package in slime.PACKAGES:
             needs = {need for each in slime.ADAPTERS for need in each.needs}
             methods = {

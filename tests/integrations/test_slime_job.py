@@ -1,4 +1,4 @@
-"""The options of slime's own profiler, as the configuration of stepprof."""
+"""The options of slime's own profiler become the configuration of stepprof."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _asked(monkeypatch):
 @pytest.mark.usefixtures("_asked")
 class TestTakeOver:
     def test_steps(self) -> None:
-        """Steps count from the first rollout of the job, and end before the last number."""
+        """The steps count from the first rollout of the job and end before `profile_step_end`. slime's
+        profiler is switched off.
+        """
         args = options()
         profiler = take_over(args)
         assert profiler.as_configuration(0)["steps"] == [4, 5]
@@ -36,7 +38,9 @@ class TestTakeOver:
         assert not args.use_pytorch_profiler
 
     def test_configuration(self) -> None:
-        """It is a valid one: every rank, with shapes and stacks; SGLang is not theirs."""
+        """The configuration is valid, with shapes and stacks. Engines are off, because slime's profiler
+        does not record SGLang.
+        """
         config = load(take_over(options()).as_configuration(0))
         assert config.torch.with_stack
         assert config.torch.record_shapes
@@ -51,7 +55,7 @@ class TestTakeOver:
         ],
     )
     def test_settings_without_a_counterpart_are_refused(self, given, key) -> None:
-        """The error names the option, and the framework's profiler is unchanged."""
+        """The error names the option, and slime's profiler is unchanged."""
         args = options(**given)
         before = args.use_pytorch_profiler
         with pytest.raises(ConfigError, match=key):
@@ -62,7 +66,9 @@ class TestTakeOver:
 class TestBoth:
     @pytest.mark.parametrize(("begin", "reported"), [(3, [[3, 4]]), (0, [[3, 4]]), (4, [[4]]), (5, [])])
     def test_steps_of_both_profilers_are_reported(self, tmp_path, begin, reported) -> None:
-        """The own profiler records them, or warms up in the one before them."""
+        """The common steps are logged. slime's profiler also occupies the step before its range, in which
+        it warms up.
+        """
         stepprof.init({"steps": [3, 4], "backend": "null", "output_dir": str(tmp_path)})
         args = options(profile_step_start=begin, profile_step_end=6)
         with capture_logs() as lines:
@@ -72,5 +78,5 @@ class TestBoth:
         assert [each["steps"] for each in lines if each["event"] == "adapter.other_profiler"] == reported
 
     def test_a_profiler_that_is_off_needs_no_settling(self) -> None:
-        """There is nothing to settle."""
+        """If slime's profiler is off, there is no configuration to settle."""
         assert take_over(options(use_pytorch_profiler=False)) is None

@@ -1,4 +1,4 @@
-"""`stepprof doctor` shows what each adapter would do here, without importing the framework."""
+"""`stepprof doctor` shows whether each adapter would attach here, without importing the framework."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ raise RuntimeError("it must not be imported")
 
 @pytest.fixture
 def adapter(tmp_path, monkeypatch):
-    """Return an adapter of a package that is on the path and cannot be imported."""
+    """Return an adapter of a package that is on the path and raises if it is imported."""
     package = tmp_path / "unimportable"
     package.mkdir()
     (package / "__init__.py").write_text(SOURCE)
@@ -51,7 +51,9 @@ def adapter(tmp_path, monkeypatch):
 
 class TestCheck:
     def test_everything_is_there(self, adapter) -> None:
-        """Methods, properties, fields of a dataclass, and names that are imported from another module."""
+        """Methods, properties, fields of a dataclass, and names imported from another module are found
+        without importing the package.
+        """
         line = check(adapter)
         assert (line.status, line.reason) == ("attaches", None)
         assert "unimportable" not in sys.modules
@@ -66,23 +68,23 @@ class TestCheck:
         ],
     )
     def test_a_name_is_missing(self, adapter, need, parameters, named) -> None:
-        """The reason names it, and the parameter if only that is missing."""
+        """The reason names the missing module, function or parameter."""
         line = check(dataclasses.replace(adapter, needs={need: parameters}))
         assert (line.status, line.reason) == ("name_missing", f"not found: {named}")
 
     def test_another_version_is_tried_all_the_same(self, adapter) -> None:
-        """It would be tried all the same."""
+        """An installed version outside the tested range has the status `untested`."""
         assert check(dataclasses.replace(adapter, tested="<1")).status == "untested"
 
     @pytest.mark.parametrize("change", [{"distributions": ("no-such",)}, {"trigger": "no_such.module"}])
     def test_a_missing_distribution_or_module_is_reported(self, adapter, change) -> None:
-        """No distribution, or no such module."""
+        """If the distribution or the module is missing, the status is `not_installed`."""
         assert check(dataclasses.replace(adapter, **change)).status == "not_installed"
 
 
 class TestDoctor:
     def test_adapters_are_listed(self, adapter, tmp_path, monkeypatch, capsys) -> None:
-        """One line for each framework that is installed."""
+        """`stepprof doctor` lists each adapter whose framework is installed."""
         monkeypatch.setattr(doctor, "torch_findings", lambda environ, timeout: [Finding("torch", "ok", "2")])
         monkeypatch.setattr(
             doctor, "adapters", lambda: [adapter, dataclasses.replace(adapter, trigger="gone.x")]

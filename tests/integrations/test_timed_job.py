@@ -16,7 +16,7 @@ from stepprof.run.spans import read_spans
 
 
 class Timer:
-    """What codetiming's timer is, as far as its patch goes."""
+    """Replace the timer of codetiming."""
 
     def __init__(self, name=None):
         self.name = name
@@ -55,7 +55,7 @@ def run(tmp_path, monkeypatch):
 
 class TestTimers:
     def test_timers_of_a_job_are_step_roles_or_regions(self, run) -> None:
-        """One is the step, some are roles, one is the evaluation, the others are regions."""
+        """One timer is the step, some are roles, one is the evaluation, and the others are regions."""
         with Timer("total"):
             for name in ("generate", "log"):
                 with Timer(name):
@@ -71,14 +71,14 @@ class TestTimers:
         ]
 
     def test_timers_of_other_processes_are_regions(self, run) -> None:
-        """Without a job each is a region; one without a name is not recorded."""
+        """Without a job each timer is a region; a timer without a name is not recorded."""
         run.running.clear()
         with Timer("total"), Timer():
             pass
         assert run(None) == [("region", "total", None)]
 
     def test_a_failed_timer_closes_its_window(self, run) -> None:
-        """The step is closed, and the error passes through."""
+        """If the block of the step's timer raises, the step is closed and the exception is raised on."""
         with pytest.raises(RuntimeError), Timer("total"):
             raise RuntimeError("no samples")
         assert run.running[0].loop.step is None

@@ -1,4 +1,6 @@
-"""Timers of a framework are skipped where nothing of them is kept, and closed wherever they began."""
+"""Timers of a framework are skipped in steps that keep nothing of them, and closed in the state in which
+they began.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ print([count for step, count in busy if step == STEP], timers.busy)
 
 class TestSwitch:
     def test_the_switch_counts_open_timers(self) -> None:
-        """Turned off, it is busy until the last timer is closed."""
+        """After the switch is turned off, it stays busy until the last timer is closed."""
         switch = TimerSwitch()
         switch.busy += 1
         switch.turn(False)
@@ -60,7 +62,9 @@ class TestSteps:
     def test_without_spans_only_recorded_steps_use_the_timers(
         self, run_script, tmp_path, step, roles, busy
     ) -> None:
-        """In a step that is not recorded the patches of timers do nothing; one that is has its roles."""
+        """Without spans, timers are used only in recorded steps. If a role has its own configuration,
+        other steps use them too.
+        """
         write(tmp_path)
         (tmp_path / "stepprof.toml").write_text(CONFIG + roles)
         done = run_script(

@@ -1,4 +1,4 @@
-"""Which steps torchtitan's own profiler would record, and the error of a job that has none."""
+"""The steps that torchtitan's own profiler would record, and failures of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepprof.integrations import torchtitan
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Configure a job, and end its session."""
+    """Configure a job; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
     yield tmp_path
@@ -23,7 +23,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def trainer(steps=30, **profiler):
-    """Return a trainer of so many steps with torchtitan's defaults, and a profiler that is on."""
+    """Return a trainer with this number of steps, torchtitan's defaults and its profiler switched on."""
     own = dict.fromkeys(("profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait"))
     own |= {"enable_profiling": True, "profile_freq": 10, "profiler_active": 1, "profiler_warmup": 3}
     config = SimpleNamespace(
@@ -44,12 +44,12 @@ class TestOwnSteps:
         ],
     )
     def test_steps_are_those_of_torchs_schedule(self, profiler, steps) -> None:
-        """They are those of torch's schedule, from 1."""
+        """The steps are those of torch's schedule, counted from 1; there are none if the profiler is off."""
         assert torchtitan._own_steps(trainer(**profiler).config) == steps
 
     @pytest.mark.torch
     def test_a_profiler_without_steps_is_refused(self, environment, monkeypatch) -> None:
-        """A job that asks for the steps of torchtitan's profiler must have some."""
+        """If torchtitan's profiler would record no step, the error names its option."""
         monkeypatch.setenv("STEPPROF_FROM", "framework")
         with pytest.raises(ConfigError, match=r"profiler\.enable_profiling"):
             torchtitan._training_begins(trainer(steps=5), (), {})
@@ -59,7 +59,9 @@ class TestOwnSteps:
 class TestSpans:
     @pytest.mark.torch
     def test_a_failed_step_is_closed(self, environment) -> None:
-        """The window is closed with the error, and the session ends with the training."""
+        """If the span of the step ends with an error, the step is closed. The end of the training ends the
+        session.
+        """
         begun = torchtitan._training_begins(trainer(enable_profiling=False), (), {})
         span = SimpleNamespace(base_name="step")
         torchtitan._span_begins(span, (), {})
@@ -70,7 +72,7 @@ class TestSpans:
         assert cell.session is None
 
     def test_without_a_session_a_span_records_nothing(self) -> None:
-        """A span of a process without a session leaves nothing behind."""
+        """Without a session, a span is unchanged."""
         span = SimpleNamespace(base_name="optim")
         torchtitan._span_begins(span, (), {})
         torchtitan.close_kept(span, (None, None, None), {})

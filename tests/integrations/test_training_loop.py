@@ -1,4 +1,4 @@
-"""Windows and timers of a loop that the job's framework owns; who starts the session."""
+"""Windows and timers of a loop that belongs to the job's framework, and the start of the session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _framework(tmp_path):
 
 class TestSession:
     def test_the_job_began_its_own(self, run_script, tmp_path) -> None:
-        """The session of the job stays: its windows are recorded, the adapter's timers are regions in them."""
+        """If the job has started a session, the adapter uses it: the job's window is recorded, and the
+        adapter opens none.
+        """
         done = run_script(
             JOB + "mine = stepprof.init({'steps': '1', 'backend': 'null', 'output_dir': 'mine'})\n"
             "with stepprof.profile_step(1, role='train'):\n    framework.Trainer().fit()\n"
@@ -39,7 +41,7 @@ class TestSession:
         assert steps(run) == [1]
 
     def test_the_job_begins_its_own_later(self, run_script, tmp_path) -> None:
-        """`init` in the job ends the adapter's session, which the job never asked for, and does not raise."""
+        """`init` in the job ends the adapter's session without an error and starts the job's own session."""
         run_script(
             JOB + "framework.STEPS = 1\ntrainer = framework.Trainer()\ntrainer.fit()\n"
             "stepprof.init({'steps': '7', 'backend': 'null', 'output_dir': 'mine'})\ntrainer.fit()\n"
@@ -50,7 +52,7 @@ class TestSession:
         assert steps(run) == [7]
 
     def test_switched_off_nothing_is_patched(self, run_script, tmp_path) -> None:
-        """With STEPPROF=0 nothing is patched."""
+        """With STEPPROF=0 nothing is patched and nothing is recorded."""
         run_script(
             JOB
             + "assert type(vars(framework.Trainer)['fit']).__name__ == 'function'\nframework.Trainer().fit()\n",
@@ -59,14 +61,16 @@ class TestSession:
         assert not (tmp_path / "runs").exists()
 
     def test_a_wrong_configuration_costs_one_line(self, run_script) -> None:
-        """The job runs; the error is logged once, not at every step."""
+        """With an invalid configuration the job runs, and the error is logged once, not at every step."""
         done = run_script(
             JOB + "framework.Trainer().fit()\n", env={**ENV, "STEPPROF_STEPS": "banana"}
         ).check()
         assert done.stderr.count("could not start a session") == 1
 
     def test_a_profiler_configuration_that_is_not_read(self, run_script, tmp_path) -> None:
-        """A job that asks for its framework's own steps, which no adapter reads, gets a message; it runs."""
+        """If no adapter reads the framework's own steps, the job runs and one line suggests
+        STEPPROF_STEPS.
+        """
         env = {**ENV, "STEPPROF_FROM": "framework"}
         done = run_script(JOB + "framework.Trainer().fit()\n", env={**env, "STEPPROF_STEPS": ""}).check()
         assert done.stderr.count("set STEPPROF_STEPS instead") == 1
@@ -78,7 +82,7 @@ class TestSession:
 
 class TestWindows:
     def test_an_evaluation_has_its_role(self, run_script, tmp_path) -> None:
-        """Timers inside an evaluation are regions of it, also those that are roles in a step."""
+        """Timers inside an evaluation are regions of it, even those that are roles in a step."""
         run_script(
             JOB + "for step in (1, 2):\n"
             "    loop.begin(step)\n"
@@ -92,7 +96,9 @@ class TestWindows:
         assert sorted(str(each["role"]) for each in read_step(run, 2)["windows"]) == ["None", "eval"]
 
     def test_a_loop_below_another_one_opens_none(self, run_script) -> None:
-        """The loop of a library that the trainer is built on waits while the trainer's has claimed the steps."""
+        """While the trainer's loop has claimed the steps, the loop of an underlying library opens no
+        windows.
+        """
         run_script(
             JOB + "from stepprof.integrations.training_loop import TrainingLoop\n"
             "below = TrainingLoop('below')\n"

@@ -1,4 +1,4 @@
-"""Where each trainer of verl keeps its ranks, servers, agent loops and reward workers."""
+"""The places where each trainer of verl keeps its ranks, servers, agent loops and reward workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from stepprof.integrations import verl_actors
 
 class TestRanks:
     def test_processes_that_play_several_roles(self) -> None:
-        """The reference model is in the actor's processes, the critic in its own."""
+        """The reference model runs in the actor's processes, so these have the roles of both. The critic
+        has its own processes.
+        """
         shared = [SimpleNamespace(_actor_id=each) for each in "ab"]
         critics = [SimpleNamespace(_actor_id="c")]
         trainer = SimpleNamespace(
@@ -25,14 +27,14 @@ class TestRanks:
         ]
 
     def test_groups_that_are_missing(self) -> None:
-        """A trainer without a critic has no such attribute."""
+        """A trainer without the attributes of other groups has only the actor's processes."""
         shared = [SimpleNamespace(_actor_id="a")]
         trainer = SimpleNamespace(actor_rollout_wg=SimpleNamespace(workers=shared))
         assert verl_actors._ranks(trainer) == [(shared, ["actor", "weight_sync"])]
 
 
 def replica(*servers):
-    """Return a replica with the actors of its servers, the first of which has the engine."""
+    """Return a replica with the actors of its servers; the first server has the engine."""
     return SimpleNamespace(servers=list(servers))
 
 
@@ -63,11 +65,15 @@ class TestServers:
         ids=["v1", "v0", "fully-async", "fully-async-hybrid"],
     )
     def test_the_first_of_each_replica(self, trainer) -> None:
-        """A replica on several nodes has a server on each; the engine's head is in the first."""
+        """A replica on several nodes has a server on each node. The first one is returned, because it has
+        the engine's head.
+        """
         assert verl_actors._servers(trainer) == ["a", "c"]
 
     def test_prefill_and_decode_in_different_engines(self) -> None:
-        """Each is recorded: the actor that prefills is the first server, those that decode are all."""
+        """If prefill and decode run in different engines, the first server and all decode servers are
+        returned.
+        """
         disaggregated = replica("prefill", "decode 0", "decode 1")
         disaggregated._decode_servers = ["decode 0", "decode 1"]
         trainer = SimpleNamespace(llm_server_manager=manager(disaggregated))
@@ -76,12 +82,14 @@ class TestServers:
 
 class TestHandles:
     def test_a_manager_of_the_jobs_own(self) -> None:
-        """It may have no workers, and a reward model on the trainer's GPUs has none either."""
+        """A job's own manager may have no workers, and a reward model may have none either. Then there are
+        no handles.
+        """
         trainer = SimpleNamespace(reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=None))
         assert verl_actors._handles(trainer, object()) == ([], [])
 
     def test_a_trainer_that_owns_the_manager(self) -> None:
-        """That is one of V0, or the rollouter of a fully asynchronous one."""
+        """The agent loops and reward workers of a trainer that owns its manager are found."""
         owner = SimpleNamespace(
             async_rollout_manager=SimpleNamespace(agent_loop_workers=("a",)),
             reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=["r"]),

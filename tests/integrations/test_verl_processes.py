@@ -26,7 +26,7 @@ def spans(tmp_path):
 
 class TestSample:
     def test_has_a_number_and_a_step(self, spans) -> None:
-        """A sample is of the step that sent its prompt, whatever step runs meanwhile."""
+        """A sample has the step that sent its prompt, and the number of its sample and rollout."""
         trajectory = {"step": 2, "sample_index": 5, "rollout_n": 0, "validate": False}
         token = verl_processes._sample_begins(None, ({}, trajectory), {"session_id": 1})
         verl_processes._sample_ends(token, None)
@@ -35,7 +35,9 @@ class TestSample:
 
     @pytest.mark.parametrize("reported", [{"step": -1, "validate": False}, {"step": 7, "validate": True}])
     def test_a_sample_belongs_to_the_open_step(self, spans, reported) -> None:
-        """A fully asynchronous trainer tells no step, and an evaluation's is not that of its samples."""
+        """If verl gives no usable step, as in fully asynchronous training or an evaluation, the sample
+        belongs to the open window.
+        """
         with stepprof.profile_step(2, role="rollout"):
             token = verl_processes._sample_begins(
                 None, ({}, {"sample_index": 5, "rollout_n": 0, **reported}), {}
@@ -48,13 +50,15 @@ class TestSample:
 
 class TestEnvironment:
     def test_variables_reach_other_nodes(self, monkeypatch) -> None:
-        """Ray starts processes there without the environment of the job."""
+        """The variables of stepprof are added to the environment of Ray's processes, because other nodes
+        do not have the job's environment.
+        """
         monkeypatch.setenv("STEPPROF_STEPS", "2")
         made = verl_processes.with_variables({"env_vars": {"A": "1"}}, (), {})
         assert made == {"env_vars": {"A": "1", "STEPPROF_STEPS": "2"}}
 
     def test_keys_of_hydra_become_variables(self) -> None:
-        """`+stepprof.steps=[2,5]` switches the processes of the job on as well."""
+        """The keys of `+stepprof` in Hydra's configuration become variables of the job's processes."""
         config = {"stepprof": {"steps": [2, 5], "ranks": "all"}}
         made = verl_processes.with_variables({"env_vars": {}}, (config,), {})
         assert made["env_vars"] == {"STEPPROF_STEPS": "2,5", "STEPPROF_RANKS": "all"}

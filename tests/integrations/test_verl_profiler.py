@@ -1,4 +1,4 @@
-"""What verl's own profiler is configured for, as a configuration of stepprof."""
+"""The configuration of verl's own profiler becomes the configuration of stepprof."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepprof.integrations import verl_profiler
 
 
 def configured(rollout=(), actor=(), **own):
-    """Return a configuration of verl, as far as its profiler goes."""
+    """Return the part of verl's configuration that its profiler reads."""
     role = {"tool": "torch", "enable": True, "all_ranks": False, "ranks": [], "tool_config": {"torch": {"contents": []}}}  # fmt: skip
     return OmegaConf.create(
         {
@@ -27,13 +27,13 @@ def configured(rollout=(), actor=(), **own):
 
 
 def read(*args, **kwargs):
-    """Return the settled configuration."""
+    """Return the resulting configuration of stepprof."""
     return load(verl_profiler.as_configuration(configured(*args, **kwargs)))
 
 
 class TestConfiguration:
     def test_steps_and_ranks(self) -> None:
-        """Without ranks the first one is meant, as in verl."""
+        """The steps are verl's. Without ranks the first rank is recorded, as in verl."""
         config = read(steps=[2, 3], profile_continuous_steps=True)
         assert [step for step in range(5) if step in config.policy(None).steps] == [2, 3]
         assert config.policy(None).join_steps
@@ -41,14 +41,14 @@ class TestConfiguration:
         assert 1 not in config.policy(None).ranks
 
     def test_ranks_of_a_role(self) -> None:
-        """The rollout's ranks are those of the replicas that own them."""
+        """The actor's ranks and the rollout's ranks are selected separately."""
         config = read(rollout={"all_ranks": True}, actor={"ranks": [1]})
         assert 1 in config.policy(None).ranks
         assert 0 not in config.policy(None).ranks
         assert config.policy("rollout").ranks.all
 
     def test_contents(self) -> None:
-        """Words of `contents` are options of the torch backend and of the engine."""
+        """The words of `contents` become options of the torch backend and of the engine."""
         contents = {"tool_config": {"torch": {"contents": ["cpu", "stack", "shapes"]}}}
         config = read(rollout=contents, actor=contents)
         for options in (config.policy(None).torch, config.policy("rollout").engine):
@@ -58,7 +58,7 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("options", [{"contents": ["stack"]}, SimpleNamespace(contents=["stack"])])
     def test_a_server_has_a_dataclass_of_tools(self, options) -> None:
-        """A server's own profiler is a dataclass with a mapping of tools."""
+        """The profiler of a server has a mapping of tools, whose options may be a mapping or an object."""
         profiler = SimpleNamespace(tool="torch", tool_config={"torch": options})
         assert verl_profiler.engine_options(profiler) == {"with_stack": True, "activities": ["cpu"]}
 
@@ -70,6 +70,6 @@ class TestConfiguration:
 
     @pytest.mark.parametrize(("own", "key"), [({"tool": "nsys"}, "tool"), ({"steps": None}, "steps")])
     def test_settings_without_a_counterpart_are_refused(self, own, key) -> None:
-        """A tool that stepprof cannot stand in for, and no steps at all."""
+        """A tool that stepprof cannot replace, and missing steps, are refused; the error names the key."""
         with pytest.raises(ConfigError, match=f"global_profiler.{key}"):
             read(**own)

@@ -1,4 +1,6 @@
-"""When a request's tokens came, as the process of verl's server received vLLM's outputs. tests/real/verl has verl's own classes."""
+"""The times of a request's tokens, measured where the process of verl's server receives vLLM's outputs.
+tests/real/verl uses verl's own classes.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,20 @@ from stepprof.run.spans import read_spans
 
 
 def output(tokens, *, finished=False, sequences=1, metrics=None):
-    """Return an output in the form of vLLM's."""
+    """Return an output in the form of vLLM's outputs."""
     sequence = SimpleNamespace(token_ids=[1] * tokens)
     return SimpleNamespace(outputs=[sequence] * sequences, finished=finished, metrics=metrics)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return the clock, which goes on by a second at each look."""
+    """Replace the clock by one that advances by a second at each reading."""
     seconds = iter(range(100))
     monkeypatch.setattr(verl_requests, "perf_counter", lambda: float(next(seconds)))
 
 
 def stated(*outputs):
-    """Return what is stated of a request with these outputs."""
+    """Return the statistics of a request with these outputs."""
     times = Times()
     for each in outputs:
         times.receive(each)
@@ -37,7 +39,7 @@ def stated(*outputs):
 @pytest.mark.usefixtures("clock")
 class TestTimes:
     def test_are_measured_between_outputs(self) -> None:
-        """The first token comes with the first output, the last one with the last."""
+        """The first token arrives with the first output, and the last token with the last output."""
         assert stated(output(1), output(2), output(4, finished=True)) == {
             "generated_tokens": 4,
             "first_token_seconds": 1.0,
@@ -45,11 +47,15 @@ class TestTimes:
         }
 
     def test_an_output_without_a_new_token_is_not_the_last_token(self) -> None:
-        """An aborted request ends with one."""
+        """An output without a new token, as at the end of an aborted request, does not extend the decode
+        time.
+        """
         assert stated(output(1), output(2), output(2, finished=True))["decode_seconds"] == 1.0
 
     def test_several_tokens_at_once(self) -> None:
-        """The time of the first token is not known."""
+        """If the first output has several tokens, the time of the first token is unknown, and no times are
+        stated.
+        """
         assert stated(output(3), output(4, finished=True)) == {"generated_tokens": 4}
 
     @pytest.mark.parametrize(
@@ -62,11 +68,11 @@ class TestTimes:
         ],
     )
     def test_a_request_without_a_whole_answer(self, outputs) -> None:
-        """Nothing is stated of it."""
+        """A request without outputs, without an end, or with other than one sequence has no statistics."""
         assert stated(*outputs) == {}
 
     def test_statistics_of_the_engine_come_first(self) -> None:
-        """vLLM keeps them with `disable_log_stats=False`."""
+        """The engine's own statistics, which vLLM keeps with `disable_log_stats=False`, are preferred."""
         metrics = SimpleNamespace(
             num_generation_tokens=4, first_token_latency=0.25, first_token_ts=7.0, last_token_ts=7.5
         )
@@ -82,13 +88,15 @@ class TestMark:
     def test_the_mark_belongs_to_the_sample_and_the_reply_is_unchanged(
         self, tmp_path, sampling, marks
     ) -> None:
-        """A teacher scores the text of a sample by a request that is none of it."""
+        """A request is marked with its sample, and the reply loses the additional attribute. A request
+        that only scores a prompt gets no mark.
+        """
         stepprof.init({"steps": "9", "backend": "null", "output_dir": str(tmp_path)})
         reply = SimpleNamespace(token_ids=[1])
         vars(reply)[verl_requests.ATTRIBUTE] = {"generated_tokens": 1}
         with stepprof.profile_step(2), stepprof.bind(sample="5.1"):
             verl_requests._mark(reply, (), {"sampling_params": sampling})
-            verl_requests._mark(reply, (), {"sampling_params": sampling})  # one without times
+            verl_requests._mark(reply, (), {"sampling_params": sampling})  # the second reply has no times
         stepprof.shutdown()
         (run,) = list_runs(tmp_path)
         found = [each["attrs"] for each in read_spans(run, step=2) if each["kind"] == "mark"]

@@ -1,4 +1,4 @@
-"""A file of an engine becomes an artifact of the run, or a failure with its reason."""
+"""An engine's trace file becomes an artifact of the run, or a failure with its reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7, "
 
 @pytest.fixture
 def window(tmp_path):
-    """The engine's part of step 2, with its own folder."""
+    """Return the engine's part of step 2, with its own folder."""
     folder = tmp_path / "run" / "step-000002"
     (folder / "rollout" / "replica-0").mkdir(parents=True)
     return EngineWindow(
@@ -38,7 +38,7 @@ def window(tmp_path):
 
 
 def kineto(*events: str) -> str:
-    """A trace in the layout of Kineto, from which torch's own compression takes nothing away."""
+    """Return a trace in the layout of Kineto."""
     listed = ",\n  ".join(events)
     return (
         f'{{\n  "schemaVersion": 1,\n  "deviceProperties": [],\n  "baseTimeNanoseconds": {BASE},\n'
@@ -47,7 +47,7 @@ def kineto(*events: str) -> str:
 
 
 def written(tmp_path, data: str | bytes, name: str = "1790.pt.trace.json.gz"):
-    """A file as the engine leaves it."""
+    """Write a file as the engine leaves it."""
     file = tmp_path / name
     data = data.encode() if isinstance(data, str) else data
     file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -61,7 +61,9 @@ def content(window, artifact):
 class TestAdopt:
     @pytest.mark.parametrize("name", ["a.json.gz", "a.json"])
     def test_a_trace_is_moved_and_stamped(self, tmp_path, window, name):
-        """Compressed or not, the file moves into the engine's folder; its first key states where it belongs."""
+        """A trace, compressed or not, is moved into the engine's folder. Its first key states its run,
+        step, role, replica and rank.
+        """
         source = written(tmp_path, kineto(EVENT, EVENT), name)
         artifact = adopt(source, window, "rank-0", rank=0)
         assert (artifact.path, artifact.kind, artifact.events) == (
@@ -79,24 +81,26 @@ class TestAdopt:
         assert [file.name for file in window.output.iterdir()] == ["rank-0.trace.json.gz"]
 
     def test_an_adopted_trace_passes_check(self, tmp_path, window):
-        """The check that a user runs later finds nothing wrong."""
+        """`stepprof check` finds no problem in an adopted trace."""
         artifact = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0")
         assert check_artifact(window.folder / artifact.path, artifact.bytes, artifact.kind).problem is None
 
     def test_an_existing_file_is_never_overwritten(self, tmp_path, window):
-        """The second file of that name gets a number."""
+        """The second trace with the name of an existing file gets a number in its name."""
         first = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=1)
         second = adopt(written(tmp_path, kineto(EVENT)), window, "rank-0", number=2)
         assert second.path == "rollout/replica-0/rank-0.2.trace.json.gz"
         assert content(window, first)["stepprof"]["number"] == 1
 
     def test_a_removed_folder_is_made_again(self, tmp_path, window):
-        """A missing folder does not cost a trace."""
+        """If the engine's folder was removed, it is made again and the trace is moved into it."""
         window.output.rmdir()
         assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
 
     def test_names_that_kineto_leaves_unescaped_are_repaired(self, tmp_path, window):
-        """A prompt in a span's name makes the engine's file invalid JSON; ours is valid."""
+        """An unescaped prompt in a span's name makes the engine's file invalid JSON; the adopted trace is
+        valid.
+        """
         event = '{\n    "ph": "X", "cat": "user_annotation",\n    "name": "say "hé" \\",\n    "ts": 1, "dur": 2\n  }'
         trace = content(window, adopt(written(tmp_path, kineto(event)), window, "rank-0"))
         assert trace["traceEvents"][0]["name"].startswith('say "hé"')
@@ -117,7 +121,9 @@ class TestAdopt:
         ids=["bare", "keys behind", "nested behind", "list", "compact"],
     )
     def test_one_line_and_list_traces_become_a_table(self, tmp_path, window, text):
-        """Merged files are on one line, Ascend's are a list: all become a table with our key in front."""
+        """A trace on one line and a trace that is a list become a JSON object whose first key is
+        `stepprof`.
+        """
         artifact = adopt(written(tmp_path, text), window, "rank-0", rank=0)
         trace = content(window, artifact)
         assert next(iter(trace)) == "stepprof"
@@ -125,8 +131,8 @@ class TestAdopt:
 
     @pytest.mark.parametrize("base", ['"baseTimeNanoseconds": 1790857026000000000,', ""])
     def test_the_recording_ends_with_the_last_event_of_torch(self, tmp_path, window, base):
-        """The end is the last event of torch, on the clock of the engine. The time of writing is that of
-        the file.
+        """The end of the recording is torch's last event, by the engine's clock. The time of writing is
+        the time of the file.
         """
         end = '{"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 4515854019279.829}'
         step = '{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}'
@@ -139,7 +145,9 @@ class TestAdopt:
 
     @pytest.mark.parametrize("block", [1 << 22, 64])
     def test_forward_steps_are_counted(self, tmp_path, window, monkeypatch, block):
-        """Of vLLM and of SGLang, without the copies on a device, wherever a block of the file ends."""
+        """The forward steps of vLLM and SGLang are counted without their copies on a device, wherever a
+        block of the file ends.
+        """
         monkeypatch.setattr(artifacts, "_BLOCK", block)
         names = ["step[DECODE bs=1]", "execute_context_1(3)_generation_0(0)", "aten::add"]
         kinds = ["user_annotation", "gpu_user_annotation"]
@@ -153,7 +161,7 @@ class TestAdopt:
         assert adopt(source, window, "rank-0").forward_steps == 18
 
     def test_several_members_of_gzip(self, tmp_path, window):
-        """What was compressed in parts is one trace."""
+        """A gzip file with several members is read as one trace."""
         text = kineto(EVENT, EVENT).encode()
         source = tmp_path / "a.json.gz"
         source.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
@@ -174,7 +182,7 @@ class TestDamage:
         ],
     )
     def test_a_damaged_file_is_named_and_kept(self, tmp_path, window, name, data, reason):
-        """The failure names the file and what is wrong; the file stays, and nothing takes its place."""
+        """The failure names the file and what is wrong with it. The file stays, and no artifact is made."""
         source = written(tmp_path, data, name)
         with pytest.raises(EngineFailure, match=reason) as failure:
             adopt(source, window, "rank-0")
@@ -184,7 +192,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("cut", [-9, -1, 40])
     def test_gzip_that_was_cut_off(self, tmp_path, window, cut):
-        """A file that looks well at its beginning is read to its end."""
+        """A gzip file that was cut off is damaged, even if its beginning is valid."""
         source = written(tmp_path, kineto(*[EVENT] * 500))
         source.write_bytes(source.read_bytes()[:cut])
         with pytest.raises(EngineFailure, match="is damaged"):
@@ -192,14 +200,14 @@ class TestDamage:
 
     @pytest.mark.parametrize("cut", [0, 10, 40, -9, -1])
     def test_a_file_that_is_still_written(self, tmp_path, cut):
-        """It is not whole before its last byte is there."""
+        """A file is not complete before its last byte is written."""
         source = written(tmp_path, kineto(*[EVENT] * 500))
         assert is_whole(source)
         source.write_bytes(source.read_bytes()[:cut])
         assert not is_whole(source)
 
     def test_gzip_with_a_wrong_sum(self, tmp_path, window):
-        """One flipped bit is enough."""
+        """A gzip file whose checksum differs by one bit is damaged."""
         source = written(tmp_path, kineto(*[EVENT] * 500))
         data = bytearray(source.read_bytes())
         data[-6] ^= 1
@@ -208,7 +216,7 @@ class TestDamage:
             adopt(source, window, "rank-0")
 
     def test_without_isal_damage_is_found_as_well(self, tmp_path, window, monkeypatch):
-        """The standard library does the same."""
+        """Without isal, the standard library reads a valid trace and finds a damaged one."""
         for module in ("isal", "isal.igzip", "isal.isal_zlib"):
             monkeypatch.setitem(sys.modules, module, None)
         assert adopt(written(tmp_path, kineto(EVENT)), window, "rank-0").events == 1
@@ -218,7 +226,7 @@ class TestDamage:
             adopt(source, window, "rank-1")
 
     def test_no_file(self, tmp_path, window):
-        """A stop that brought nothing is a failure that names what was expected."""
+        """If the engine's stop left no file, the failure names the expected file."""
         with pytest.raises(EngineFailure, match=r"gone\.json does not exist"):
             adopt(tmp_path / "gone.json", window, "rank-0")
 
@@ -232,7 +240,7 @@ class TestDamage:
         assert source.exists()
 
     def test_a_large_truncated_trace(self, tmp_path, window):
-        """Too large to be parsed: its end shows it."""
+        """A trace that is too large to be parsed is checked by its end: a truncated one is a failure."""
         text = kineto(*[EVENT] * 15_000)
         assert len(text) > artifacts._PARSED
         assert adopt(written(tmp_path, text, "whole.json"), window, "rank-0").events == 15_000
@@ -244,7 +252,9 @@ HEAD = b'{"traceEvents": [\n' + EVENT.encode()
 
 
 class TestHostile:
-    """An engine of another user may write anything: this process lets training run, and nothing but EngineFailure leaves."""
+    """An engine of another user may write any content. Only EngineFailure may be raised, and training must
+    not be held up.
+    """
 
     @pytest.mark.parametrize(
         ("data", "reason"),
@@ -259,7 +269,7 @@ class TestHostile:
         ids=["deep", "base", "begin", "end", "lists", "names"],
     )
     def test_hostile_traces_are_read_in_linear_time(self, tmp_path, window, data, reason):
-        """Each byte is read a few times at most, whatever the content."""
+        """A hostile trace is refused within 4 s of CPU time."""
         source = written(tmp_path, data, "a.json.gz")
         began = time.thread_time()
         with pytest.raises(EngineFailure, match=reason):
@@ -267,14 +277,14 @@ class TestHostile:
         assert time.thread_time() - began < 4
 
     def test_impossible_times_are_ignored(self, tmp_path, window):
-        """Numbers of 400 digits are no times."""
+        """Times with 400 digits are ignored: the artifact has no begin and no end."""
         many = "9" * 400
         trace = f'{{"baseTimeNanoseconds": {many}, "traceEvents": [{EVENT}, {{"ph": "X", "cat": "Trace", "ts": {many}}}]}}'
         artifact = adopt(written(tmp_path, trace, "a.json"), window, "rank-0")
         assert (artifact.began_ns, artifact.ended_ns) == (None, None)
 
     def test_an_endless_line(self, tmp_path, window):
-        """Reading takes a few blocks of memory, not the length of the line."""
+        """A line of 250 MB is refused, and reading it takes less than 128 MiB of memory."""
         source = tmp_path / "a.json.gz"
         with gzip.open(source, "wb", compresslevel=1) as file:
             file.write(b'{"traceEvents": ["')
@@ -289,7 +299,7 @@ class TestHostile:
 
     @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
     def test_a_hole(self, tmp_path, window, name):
-        """A file of 200 GB that takes no room on its disk is not read."""
+        """A sparse file of 200 GB is refused without being read."""
         source = written(tmp_path, kineto(EVENT), name)
         os.truncate(source, 200 << 30)
         with pytest.raises(EngineFailure, match="has a hole"):
@@ -299,7 +309,7 @@ class TestHostile:
 
 class TestCost:
     def test_memory_is_bounded(self, tmp_path, window):
-        """A trace of 60 MB takes some blocks of memory, not its size."""
+        """Adopting a trace of 60 MB takes less than 48 MiB of memory."""
         source = tmp_path / "large.json.gz"
         with gzip.open(source, "wb", compresslevel=1) as file:
             file.write(kineto(EVENT).encode()[:-70] + b"\n  ")
@@ -315,7 +325,7 @@ class TestCost:
 
     @pytest.mark.torch
     def test_torch_itself(self, warm, tmp_path, window):
-        """A trace that torch wrote and compressed: every event is there, and the time base."""
+        """A trace that torch wrote and compressed keeps all its events and its time base."""
         script = f"""
 import torch
 from torch.profiler import ProfilerActivity, profile

@@ -75,26 +75,28 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 class TestContract:
     def test_a_driver_that_does_not_derive_is_refused(self, attach) -> None:
-        """The error names the kind that made it."""
+        """A driver that does not derive from EngineDriver is refused; the error names the kind that made
+        it.
+        """
         with pytest.raises(
             ConfigError, match=r"driver_plugin.Kind.connect\(\) returned Duck: must derive from"
         ):
             attach("Duck")
 
     def test_a_driver_that_lacks_a_method_cannot_be_instantiated(self, attach) -> None:
-        """Python's own error names the class and the methods."""
+        """Python's own TypeError names the class and the missing methods."""
         with pytest.raises(TypeError, match=r"Half.*abort.*stop"):
             attach("Half")
 
     def test_a_driver_without_a_name_is_refused(self, attach) -> None:
-        """The three attributes that have no default are named."""
+        """The error names the attributes without a default that the driver has not set."""
         with pytest.raises(ConfigError, match="returned Nameless: must set name, key"):
             attach("Nameless")
 
 
 class TestDefaults:
     def test_attributes(self) -> None:
-        """It lives on no loop of this process, records elsewhere, and says nothing of its ranks."""
+        """By default a driver has no host, no loop, no ranks and no folder, and no special abilities."""
         driver = Smallest()
         assert (driver.host, driver.loop, driver.workers, driver.rank, driver.waiting, driver.writes_to) == (
             None,
@@ -102,13 +104,15 @@ class TestDefaults:
         assert (driver.inside, driver.runs_loop, driver.listens) == (False,) * 3
 
     def test_an_instance_may_override_them(self) -> None:
-        """A driver often knows its ranks only when it is made."""
+        """An instance can set an attribute, because a driver often learns its ranks only when it is made."""
         driver = Smallest()
         driver.workers = 8  # type: ignore[misc]
         assert driver.workers == 8
 
     def test_methods(self) -> None:
-        """It represents itself, has no clock, and cannot report its recovery; the others do nothing."""
+        """By default a driver expands to itself, has no clock, and cannot report a recovery. The other
+        methods do nothing.
+        """
         driver, window = Smallest(), None
 
         async def call() -> tuple:

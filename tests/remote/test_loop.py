@@ -1,4 +1,4 @@
-"""Where remote calls run, and the ways off it."""
+"""The event loop of this process for remote calls, and calls to other loops and threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class TestRemoteLoop:
     """The loop of this process."""
 
     def test_there_is_one_loop_on_a_daemon_thread(self):
-        """A call that hangs must not keep the process from ending."""
+        """The process has one loop, on a daemon thread, so that a hung call does not keep the process from
+        ending.
+        """
         assert remote_loop() is remote_loop()
         thread = remote_loop().submit(where()).result(5)
         assert thread.daemon
         assert thread.name == "stepprof-remote"
 
     def test_a_coroutine_that_raises_system_exit_does_not_end_it(self):
-        """A driver may call a library that does; the other engines still need the loop."""
+        """A coroutine that raises SystemExit does not end the loop, which the other engines still need."""
 
         async def leaves():
             raise SystemExit(3)
@@ -39,7 +41,7 @@ class TestRemoteLoop:
         assert remote_loop().submit(where()).result(5).name == "stepprof-remote"
 
     def test_a_process_with_a_hung_call_ends(self, run_script):
-        """The interpreter joins the threads of executors, but none of ours."""
+        """The process ends although a call in a thread of stepprof hangs for 600 s."""
         script = """
             import time
             from stepprof.remote.loop import in_thread, remote_loop
@@ -50,7 +52,7 @@ class TestRemoteLoop:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork has no forked child")
     def test_a_forked_child_makes_its_own(self, run_script):
-        """The parent's thread does not exist in it."""
+        """A forked child makes its own loop, because the parent's thread does not exist in the child."""
         script = """
             import os, warnings
             from stepprof.remote.loop import in_thread, remote_loop
@@ -65,19 +67,19 @@ class TestRemoteLoop:
 
 
 class TestOnLoop:
-    """A hop to the loop that an engine lives on."""
+    """Calls on the loop that an engine lives on."""
 
     async def test_work_is_awaited_on_the_other_loop(self, other_loop):
-        """On that loop's thread; the result comes back."""
+        """The call runs on the other loop's thread, and its result is returned."""
         thread = await on_loop(other_loop, where)
         assert thread is not threading.current_thread()
 
     async def test_on_this_very_loop_it_is_just_awaited(self):
-        """No hop, no deadlock."""
+        """A call on the current loop is awaited directly, without a deadlock."""
         assert await on_loop(asyncio.get_running_loop(), where) is threading.current_thread()
 
     async def test_a_loop_that_is_not_running_is_an_error(self):
-        """The call would never be made."""
+        """A loop that does not run, or is closed, would never make the call, so EngineFailure is raised."""
         loop = asyncio.new_event_loop()
         with pytest.raises(EngineFailure, match="not running") as failure:
             await on_loop(loop, where)
@@ -87,7 +89,7 @@ class TestOnLoop:
             await on_loop(loop, where)
 
     async def test_an_exception_is_passed_on(self, other_loop):
-        """The exception arrives as it was raised."""
+        """An exception on the other loop is raised unchanged in the caller."""
 
         async def fails():
             raise KeyError("there")
@@ -96,7 +98,9 @@ class TestOnLoop:
             await on_loop(other_loop, fails)
 
     async def test_cancelling_the_waiter_does_not_cancel_the_call(self, other_loop):
-        """A cancelled call of an engine would leave its state wrong."""
+        """If the waiter is cancelled, the call continues, because a cancelled call would leave an engine
+        in a wrong state.
+        """
         done = threading.Event()
 
         async def slow():
@@ -112,22 +116,22 @@ class TestOnLoop:
 
 
 class TestInThread:
-    """A blocking call on a thread of its own."""
+    """Blocking calls, each on its own thread."""
 
     async def test_the_loop_goes_on_meanwhile(self):
-        """It is awaited, not waited for."""
+        """The loop is not blocked: two calls of one second run at the same time."""
         began = time.monotonic()
         both = await asyncio.gather(in_thread(time.sleep, 1), in_thread(time.sleep, 1))
         assert both == [None, None]
         assert time.monotonic() - began < 1.9
 
     async def test_an_exception_is_passed_on(self):
-        """The exception arrives as it was raised."""
+        """An exception in the thread is raised unchanged in the caller."""
         with pytest.raises(ValueError, match="invalid literal"):
             await in_thread(int, "x")
 
     async def test_cancelling_the_waiter_does_not_cancel_the_call(self):
-        """It ends on its own, and its late result has no effect."""
+        """If the waiter is cancelled, the call runs to its end, and its late result is ignored."""
         done = threading.Event()
 
         def slow():

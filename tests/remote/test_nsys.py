@@ -1,4 +1,6 @@
-"""The report of an engine under nsys: brought into the step's folder like that of a rank, whether the engine is an object of this process or a server."""
+"""The nsys report of an engine is moved into the step's folder, whether the engine is an object of this
+process or a server.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ class Jobs:
 
     @contextmanager
     def server(self, *, nsys=True, shell=False, manner="now", old=False, secret="", **options):
-        """A server that nsys has started, and its URL."""
+        """Start a server, under nsys by default, and yield its URL."""
         command = [sys.executable, str(HERE / "engines.py")]
         if shell:
             command = ["sh", "-c", f"{' '.join(command)}; true"]
@@ -91,7 +93,7 @@ class Jobs:
             process.communicate(timeout=30)
 
     def record(self, *, nsys=None, **env):
-        """Run a job; what its windows had still to wait for when they were over."""
+        """Run a job; return the exports that were pending after its windows."""
         script = self.folder / "job.py"
         script.write_text(JOB)
         command = [sys.executable, "-W", "error", str(script)]
@@ -133,8 +135,8 @@ def jobs(tools, tmp_path):
 class TestServer:
     @pytest.mark.parametrize("shell", [False, True])
     def test_reports_are_moved_to_the_step(self, jobs, shell, capsys):
-        """Each under its role and replica, listed in the manifest, complete for `stepprof check`,
-        and named by `stepprof show`; whether nsys has started the server or a shell around it.
+        """Each report is moved to its role and replica and listed in the manifest. `stepprof check` and
+        `stepprof show` find it. nsys started the server directly or through a shell.
         """
         with jobs.server(shell=shell) as url:
             jobs.record(URL=url)
@@ -160,7 +162,9 @@ class TestServer:
         assert ENGINE in capsys.readouterr().out
 
     def test_training_does_not_wait_for_a_report(self, jobs):
-        """A window ends when the engine has; what nsys is still to write is shown as pending, and waited for at the end of the run."""
+        """A window ends when the engine has stopped. Its report is shown as pending, and the end of the
+        run waits for it.
+        """
         with jobs.server(manner="late 5") as url:
             pending = jobs.record(URL=url)
         assert pending
@@ -169,7 +173,7 @@ class TestServer:
         assert all(entry["stop_seconds"] < 5 for entry in jobs.entries().values())
 
     def test_a_job_after_another_job(self, jobs):
-        """A server outlives the jobs that record it, and nsys goes on counting."""
+        """A server may outlive a job; in the next job nsys continues to count its ranges."""
         with jobs.server(windows="any") as url:
             jobs.record(URL=url)
             jobs.record(URL=url, RUN="again")
@@ -177,13 +181,15 @@ class TestServer:
         assert jobs.statuses(run="again") == {2: "complete", 4: "complete"}
 
     def test_an_nsys_that_writes_after_its_last_range(self, jobs):
-        """The first window waits for the second, and the training loop for none."""
+        """An old nsys writes the reports only after its last range. Both windows become complete."""
         with jobs.server(old=True) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
 
     def test_an_environment_that_would_be_in_the_reports(self, jobs):
-        """If nsys cannot leave it out, the names are logged once, and never the values."""
+        """If nsys cannot leave the environment out of its reports, one line names the secret variables,
+        never their values.
+        """
         with jobs.server(old=True, secret="hf_secret") as url:
             jobs.record(URL=url)
         assert jobs.output.count("nsys reports contain the environment") == 1
@@ -191,7 +197,7 @@ class TestServer:
         assert "hf_secret" not in jobs.output
 
     def test_more_windows_than_nsys_was_started_for(self, jobs):
-        """Lost, at once, with the number."""
+        """A window beyond the number that nsys was started for is lost, and the error states both numbers."""
         with jobs.server(windows=1) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "complete", 4: "lost"}
@@ -207,7 +213,9 @@ class TestServer:
         ],
     )
     def test_a_report_that_never_arrives(self, jobs, manner, reason):
-        """Lost when its time is over, with the reason and the place; so does `stepprof check`."""
+        """Without a valid report the entry is lost after the timeout, with the reason and the folder.
+        `stepprof check` fails.
+        """
         jobs.config["nsys"]["report_timeout_seconds"] = 2
         with jobs.server(manner=manner) as url:
             jobs.record(URL=url)
@@ -219,22 +227,22 @@ class TestServer:
         assert main(["check", str(jobs.folder / "runs" / "job")]) == 1
 
     def test_the_end_of_the_run(self, jobs):
-        """The wait is bounded by that of the shutdown."""
+        """The timeout of the shutdown bounds the wait for reports; missing reports make the entries lost."""
         with jobs.server(manner="never") as url:
             jobs.record(URL=url, SHUTDOWN="2")
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "when the process ended" in jobs.entries()[4]["error"]
 
     def test_an_engine_that_nsys_has_not_started(self, jobs):
-        """The entry says so, and no report is awaited."""
+        """If the engine does not run under nsys, its entry is lost and says so."""
         with jobs.server(nsys=False) as url:
             jobs.record(URL=url)
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]
 
     def test_a_participant_on_another_host(self, jobs):
-        """The process on another host cannot be inspected. Its report is taken from the folder that only
-        this engine uses; otherwise it stays in its place.
+        """The process on another host cannot be inspected. Its report is used if `trace_dir` is given;
+        otherwise the entry is partial.
         """
         far = "from stepprof.remote import nsys as engine_nsys\nengine_nsys.listener = lambda port: None\n"
         folder = jobs.folder / "shared"
@@ -247,7 +255,7 @@ class TestServer:
         assert "trace_dir" in jobs.entries(run="again")[2]["error"]
 
     def test_an_exception_out_of_the_window(self, jobs):
-        """The engine's range is ended, and its report comes."""
+        """If the body raises, the engine's range ends, and its report is complete."""
         step = """
 try:
     with stepprof.profile_step(step, role="rollout"):
@@ -263,16 +271,18 @@ except KeyError:
 
 
 class TestObject:
-    """An engine whose workers are children of this process: one session of nsys is around them all."""
+    """The engine's workers are children of this process, so one nsys session records all of them."""
 
     def test_reports_are_moved_to_the_step(self, jobs):
-        """Though this process itself records nothing."""
+        """The engine's reports are moved to the step, even if this process itself records nothing."""
         jobs.record(nsys={}, BEFORE=OBJECT)
         assert jobs.statuses() == {2: "complete", 4: "complete"}, jobs.entries()
         assert [jobs.report(step)["range"] for step in (2, 4)] == [1, 2]
 
     def test_next_to_this_processs_own_capture(self, jobs):
-        """One range, one report: the process has it, and the engine's entry says where it is."""
+        """This process and the engine share one range and one report. The process has the report; the
+        engine's entry refers to it.
+        """
         jobs.config |= {"backend": "nsys", "roles": {}}
         jobs.record(nsys={"engine": False}, BEFORE=OBJECT)
         assert jobs.statuses(key="windows") == {2: "complete", 4: "complete"}, jobs.entries("windows")
@@ -283,7 +293,9 @@ class TestObject:
         assert main(["check", str(jobs.folder / "runs" / "job")]) == 0
 
     def test_a_server_that_this_process_has_started(self, jobs):
-        """It is of the same session: one range, one report."""
+        """A server that this process started is in the same nsys session, so both share one range and one
+        report.
+        """
         jobs.config |= {"backend": "nsys", "roles": {}}
         start = f"""
 import atexit, subprocess
@@ -300,7 +312,9 @@ os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
         assert [jobs.report(step, "rollout/rank-0.nsys-rep")["range"] for step in (2, 4)] == [1, 2]
 
     def test_a_server_with_an_nsys_of_its_own(self, jobs):
-        """Though this process, under another nsys, has started it: each has its own report of the first range."""
+        """This process starts the server under a second nsys. The process and the server each have their
+        own reports.
+        """
         jobs.config |= {"backend": "nsys", "roles": {}}
         server = jobs.command([sys.executable, str(HERE / "engines.py")])
         start = f"""
@@ -323,7 +337,9 @@ os.environ["URL"] = "http://127.0.0.1:" + server.stdout.readline().strip()
             assert ours["pid"] == windows[step]["pid"] != theirs["pid"]
 
     def test_inside_a_window_of_this_process(self, jobs):
-        """The engine is not started: its stop would end the range of the window around it."""
+        """Inside a window of this process the engine is not started, because its stop would end the range
+        of that window.
+        """
         jobs.config |= {"backend": "nsys", "roles": {}}
         step = """
 with stepprof.profile_step(step):
@@ -339,7 +355,7 @@ assert engine.calls == [], engine.calls
         assert main(["check", str(jobs.folder / "runs" / "job")]) == 0
 
     def test_without_nsys_the_recording_is_lost_with_a_reason(self, jobs):
-        """The entry is lost, and its error says why."""
+        """Without nsys the entry is lost, and its error says that the engine was not started under nsys."""
         jobs.record(BEFORE=OBJECT)
         assert jobs.statuses() == {2: "lost", 4: "lost"}
         assert "the engine was not started under nsys" in jobs.entries()[2]["error"]
@@ -348,14 +364,14 @@ assert engine.calls == [], engine.calls
 class TestKeptCount:
     @pytest.mark.parametrize("content", [b"", b"\xff", "²".encode(), b"-1", b"7" * 5000, b"1e3", b"0x7"])
     def test_an_invalid_count_file_starts_anew(self, tmp_path, content):
-        """Counting begins anew, and the next number is kept."""
+        """If the file with the count is invalid, counting begins at 1 and the next count is stored."""
         (tmp_path / "kept").write_bytes(content)
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 2
 
     @pytest.mark.parametrize("trap", ["pipe", "link"])
     def test_a_count_path_that_is_not_a_file(self, tmp_path, trap):
-        """A path that is not a file is neither awaited nor followed."""
+        """A pipe in the place of the count file does not block, and a link is not followed."""
         (tmp_path / "seven").write_text("7")
         os.mkfifo(tmp_path / "kept") if trap == "pipe" else (tmp_path / "kept").symlink_to("seven")
         assert KeptCount(tmp_path / "kept").begin((2, "a")) == 1
@@ -364,7 +380,9 @@ class TestKeptCount:
 
 @needs_root
 def test_the_environment_of_another_users_server():
-    """It says nothing: it could name any folder of the driver's user."""
+    """The environment of another user's server is not read, because it could name any folder of the
+    driver's user.
+    """
     with server_of_other_user({}) as port:
         pid = listener(port)
         assert pid is not None
@@ -373,10 +391,10 @@ def test_the_environment_of_another_users_server():
 
 
 class TestRangeCount:
-    """nsys counts like this: a start inside a range has no effect, and neither has a stop outside."""
+    """The count of nsys's ranges: a start inside a range has no effect, and neither has a stop outside."""
 
     def test_engines_of_one_session(self):
-        """They share a range, which is the first one's."""
+        """Two engines that start in one range share it, and the range belongs to the first one."""
         count = RangeCount()
         first, second = (2, "rollout/replica-0"), (2, "rollout/replica-1")
         assert (count.begin(first), count.begin(second)) == (1, 1)
@@ -387,7 +405,7 @@ class TestRangeCount:
         assert count.holder(2) == second
 
     def test_this_process_claims_its_range_first(self):
-        """Its window is the range that users look for."""
+        """If this process joins the range of an engine, the range belongs to this process until it ends."""
         count = RangeCount()
         own = (2, "rollout/rank-0")
         count.begin((2, "rollout/replica-0"))
@@ -408,7 +426,7 @@ class TestRangeCount:
         assert (count.open, count.ended) == (True, 1)
 
     def test_a_range_that_never_began_is_not_counted(self):
-        """The range does not count, unless another participant has begun it."""
+        """A withdrawn range does not count, unless another participant has begun it."""
         count = RangeCount()
         count.withdraw(count.begin((2, "a")))
         assert count.begin((3, "a")) == 1

@@ -1,4 +1,4 @@
-"""The plug-in of docs/engines.md, as it stands there: installed as a package would be, attached, recorded, read."""
+"""The plug-in of docs/engines.md, exactly as on that page, is installed, attached, recorded and read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Engine:
 
 
 def block(language: str, first: str) -> str:
-    """The example on the page that begins so."""
+    """Return the example on the page that begins with `first`."""
     (found,) = [
         text
         for text in re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -46,7 +46,7 @@ def block(language: str, first: str) -> str:
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """An engine of that library, with the plug-in installed."""
+    """Return an engine of that library, with the plug-in installed."""
     (tmp_path / "toyengine.py").write_text(LIBRARY)
     (tmp_path / "stepprof_toy.py").write_text(block("python", '"""stepprof_toy.py'))
     (group, name, target) = re.search(
@@ -66,7 +66,9 @@ def engine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def recorded(start):
-    """Return a function that records one window of a role with an engine, and gives its entry."""
+    """Return a function that records one window of a role with an engine, and returns the session and the
+    entry.
+    """
 
     def recorded(engine, **options):
         session = start(steps="2", backend="null", roles={"rollout": {"ranks": "all"}})
@@ -100,14 +102,14 @@ class TestPlugin:
         assert "rollout/replica-0/rank-0.trace.json.gz" in render_step(session.path, 2)
 
     def test_an_engine_that_cannot(self, engine, recorded):
-        """Refused when it is armed, with the plug-in's own words."""
+        """If the engine cannot trace, arming it fails, and the entry has the plug-in's own message."""
         engine.can_trace = False
         _, entry = recorded(engine)
         assert (entry.status, entry.health) == ("failed", "unconfigured")
         assert "build it with Engine(trace=True)" in entry.error
 
     def test_a_stop_without_files_is_a_failure(self, engine, recorded):
-        """A call that returned is no proof."""
+        """If the stop returns but the expected file does not exist, the entry is failed."""
         engine.broken = True
         _, entry = recorded(engine)
         assert entry.status == "failed"
@@ -115,6 +117,6 @@ class TestPlugin:
         assert json.dumps(vars(entry))
 
     def test_an_unknown_option(self, engine, recorded):
-        """The nearest valid one is named."""
+        """The error for an unknown option names the nearest valid one."""
         with pytest.raises(ConfigError, match="did you mean level"):
             recorded(engine, levl=3)

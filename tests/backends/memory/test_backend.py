@@ -1,5 +1,5 @@
-"""The memory backend with the real torch: the behaviour of a CPU build, and, with a replacement for the
-allocator, the calls of torch and their order.
+"""The memory backend with the real torch on a CPU build. With a replacement for CUDA's allocator, the
+calls of torch and their order are tested.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def content(place: Capture, artifact: Artifact) -> Any:
 
 class TestWithoutCuda:
     def test_a_cpu_build_reports_the_missing_cuda(self) -> None:
-        """The reason names an alternative; nothing is raised."""
+        """The reason for a CPU build suggests the torch backend. Arming raises BackendError."""
         reason = MemoryBackend().probe()
         assert reason is not None
         assert reason.startswith(f"this torch ({torch.__version__}) has no CUDA")
@@ -78,7 +78,9 @@ class TestWithoutCuda:
             MemoryBackend().arm()
 
     def test_a_session_goes_on(self, session, log) -> None:
-        """Its windows are failed with that reason, also together with torch; on_oom watches nothing."""
+        """Without CUDA, the windows of torch and memory are failed with that reason, and the bodies run.
+        One line is logged.
+        """
         run = session(backend=["torch", "memory"], memory={"on_oom": True})
         ran = []
         for step in (1, 2):
@@ -93,7 +95,7 @@ class TestWithoutCuda:
     def test_a_build_for_cuda_without_a_device(
         self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The variable that hides devices is named."""
+        """If no device is visible, the reason names the variable CUDA_VISIBLE_DEVICES."""
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         reason = MemoryBackend().probe()
@@ -102,12 +104,12 @@ class TestWithoutCuda:
         )
 
     def test_an_allocator_without_a_history(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another allocator than torch's own keeps none."""
+        """The allocator cudaMallocAsync keeps no history, so the reason names it."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "cudaMallocAsync")
         assert "CUDA's allocator here is cudaMallocAsync" in str(MemoryBackend().probe())
 
     def test_another_allocator_is_refused(self, cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same as above, for any code that set the allocator."""
+        """An allocator that other code has set is refused, and the reason names torch's function."""
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
         assert "do not replace it with torch.cuda.memory.change_current_allocator" in str(
             MemoryBackend().probe()
@@ -126,8 +128,8 @@ class TestWithoutCuda:
         file: str | None,
         there: bool,
     ) -> None:
-        """As long as the process does not use CUDA, NVML is used, and if that fails (MIG), the existence of
-        a driver.
+        """While the process does not use CUDA, NVML counts the devices. If NVML fails, as with MIG, the
+        device files decide.
         """
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this count is CUDA's"))
@@ -139,7 +141,9 @@ class TestWithoutCuda:
 
     @pytest.mark.parametrize("backend", ["torch", "memory"])
     def test_forked_children_can_use_cuda(self, warm, backend: str) -> None:
-        """A process that does not use it itself never asks torch what CUDA would have to be started for: torch refuses CUDA to a child that is forked after that."""
+        """A process that does not use CUDA makes no call that starts CUDA, because torch then refuses CUDA
+        to forked children.
+        """
         printed = warm.run(
             f"""
 import torch, stepprof, torch._inductor.config
@@ -170,7 +174,7 @@ print(len(stepprof.state().recorded_steps), stepprof.state().last_error, asked, 
         assert ("3 None" if backend == "torch" else "has not used CUDA yet") in printed.stdout
 
     def test_without_torch_the_reason_says_how_to_install_it(self, run_script) -> None:
-        """The reason says how to install it."""
+        """Without torch, the reason has the command that installs it."""
         run_script(
             """
 import sys
@@ -181,7 +185,7 @@ assert "pip install 'stepprof[torch]'" in MemoryBackend().probe()
         ).check()
 
     def test_the_module_imports_no_torch(self) -> None:
-        """The module is imported together with the names in the configuration, long before the backend is
+        """Importing the module does not import torch, because it is imported long before the backend is
         used.
         """
         code = "import sys, stepprof.backends.memory.backend, stepprof.recording.oom_snapshots; sys.exit('torch' in sys.modules)"
@@ -190,7 +194,9 @@ assert "pip install 'stepprof[torch]'" in MemoryBackend().probe()
 
 class TestOneWindow:
     def test_leaves_a_snapshot_and_its_peaks(self, cuda: Allocator, place: Capture) -> None:
-        """The pickle is torch's, with what it is of; the small JSON says the most that was held, and when."""
+        """The pickle has torch's format and the metadata of the window. The JSON file states the peak and
+        its time.
+        """
         before = cuda.alloc(100 * MIB)
 
         def body() -> None:
@@ -219,7 +225,9 @@ class TestOneWindow:
         ]
 
     def test_the_history_runs_inside_the_window_only(self, cuda: Allocator, place: Capture) -> None:
-        """Nothing is switched on while armed; the snapshot comes before the off, which would throw it away."""
+        """Arming does not switch the history on. The snapshot is taken before the history is switched off,
+        which discards it.
+        """
         backend = MemoryBackend()
         backend.arm()
         assert cuda.calls == []
@@ -243,14 +251,16 @@ class TestOneWindow:
     def test_the_options_reach_torch(
         self, cuda: Allocator, place: Capture, options: dict[str, Any], asked: dict[str, Any]
     ) -> None:
-        """It is never switched on without a bound."""
+        """The options reach torch; the history always has a limit."""
         backend = MemoryBackend(MemoryOptions(**options))
         backend.start(place)
         backend.abort()
         assert cuda.switched[-1] == asked
 
     def test_the_latest_entries_are_kept(self, cuda: Allocator, place: Capture) -> None:
-        """The number of entries is bounded. The memory in use does not depend on this bound."""
+        """The history keeps only its latest entries, up to the limit. The peak does not depend on the
+        limit.
+        """
 
         def body() -> None:
             for _ in range(10):
@@ -263,7 +273,7 @@ class TestOneWindow:
     def test_a_torch_that_cannot_bound_it_is_refused(
         self, cuda: Allocator, place: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Old ones take another signature: nothing is called then."""
+        """An old torch whose history cannot be limited is refused, and its function is not called."""
 
         def older(enabled: bool, record_context: bool = True, trace_alloc_max_entries: int = 1) -> None:
             raise AssertionError("it was not to be called")
@@ -274,7 +284,7 @@ class TestOneWindow:
         assert not history._holder
 
     def test_a_process_that_has_not_used_cuda(self, cuda: Allocator, place: Capture, monkeypatch) -> None:
-        """No call of torch is made that would create a context, and the reason says so."""
+        """If the process has not used CUDA, the start raises BackendError with that reason."""
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         backend = MemoryBackend(MemoryOptions(stacks="all"))
         assert backend.probe() is None
@@ -285,7 +295,7 @@ class TestOneWindow:
     def test_c_plus_plus_frames_are_made_ready_once(
         self, cuda: Allocator, place: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """torch loads its unwinder at the first such history: while armed, not while recording."""
+        """torch loads its unwinder at the first history with C++ frames. The first arm does that once."""
         monkeypatch.setattr(MemoryBackend, "_is_warm", False)
         backend = MemoryBackend(MemoryOptions(stacks="all"))
         backend.arm()
@@ -296,7 +306,7 @@ class TestOneWindow:
 
 class TestOthers:
     def test_another_codes_history_is_left_alone(self, cuda: Allocator, place: Capture) -> None:
-        """It is detected before anything is switched, and continues."""
+        """A history of other code makes the backend busy and stays on."""
         torch.cuda.memory._record_memory_history(max_entries=5)
         backend = MemoryBackend()
         with pytest.raises(Busy, match="another allocation history"):
@@ -310,7 +320,9 @@ class TestOthers:
     def test_a_history_switched_off_inside_the_window_is_reported(
         self, cuda: Allocator, place: Capture
     ) -> None:
-        """The allocations so far are kept, and the window is partial."""
+        """If other code switches the history off, the allocations so far are kept, and the export is
+        incomplete.
+        """
         cuda.alloc(MIB)
         with pytest.raises(
             Incomplete, match="switched the allocation history off inside this window"
@@ -319,7 +331,9 @@ class TestOthers:
         assert len(content(place, caught.value.artifacts[0])["segments"]) == 1
 
     def test_only_one_of_two_memory_backends_records(self, cuda: Allocator, place: Capture) -> None:
-        """Policies of two roles have one each; the history is one."""
+        """While one memory backend records, a second one is busy, because torch has one history. The
+        second one's abort leaves the history on.
+        """
         first, second = MemoryBackend(), MemoryBackend(MemoryOptions(max_entries=5))
         first.start(place)
         with pytest.raises(Busy, match="another capture"):
@@ -332,7 +346,9 @@ class TestOthers:
     def test_a_snapshot_that_fails_leaves_nothing_on(
         self, cuda: Allocator, place: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The error is reported, and the next window records."""
+        """If the snapshot fails, the history is switched off, the error is raised, and the next window
+        records.
+        """
         backend = MemoryBackend()
         with monkeypatch.context() as broken:
             backend.start(place)
@@ -343,7 +359,7 @@ class TestOthers:
         assert recorded(backend, place, lambda: cuda.alloc(MIB))[0].events == 1
 
     def test_together_with_torch(self, cuda: Allocator, session) -> None:
-        """Two artifacts of one capture, each of which torch's own tools read."""
+        """One capture of torch and memory has a trace, a snapshot and a summary."""
         run = session(backend=["torch", "memory"])
         with stepprof.profile_step(2, role="actor"), stepprof.region("forward"):
             cuda.alloc(MIB)
@@ -357,7 +373,9 @@ class TestOthers:
 
 class TestOutOfMemory:
     def test_a_snapshot_outside_every_window(self, cuda: Allocator, session, log) -> None:
-        """The user's error goes on; the file lies under the step and role, in the manifest and the log."""
+        """An out-of-memory error in a step that is not selected reaches the user. Its snapshot is in the
+        manifest and the log, under its step and role.
+        """
         run = session(memory={"on_oom": True})
         cuda.alloc(1000 * MIB)
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(7, role="actor"):
@@ -378,7 +396,7 @@ class TestOutOfMemory:
         assert cuda.calls == ["snapshot"], "no history runs outside a window"
 
     def test_only_a_few_snapshots_are_taken_in_a_run(self, cuda: Allocator, session) -> None:
-        """Code that tries ever smaller batches does not fill the disk."""
+        """`on_oom_limit` limits the snapshots, so that a job with many errors does not fill the disk."""
         run = session(memory={"on_oom": True, "on_oom_limit": 2})
         for _ in range(5):
             with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1):
@@ -386,7 +404,7 @@ class TestOutOfMemory:
         assert len(ended(run)) == 2
 
     def test_only_roles_and_ranks_that_enable_it_take_snapshots(self, cuda: Allocator, session) -> None:
-        """One role enables it. In other roles, and outside of roles, no snapshot is taken."""
+        """If one role enables `on_oom`, windows of other roles and without a role take no snapshot."""
         run = session(roles={"actor": {"memory": {"on_oom": True}}, "ref": {"backend": "null"}})
         for role in ("ref", None, "actor"):
             with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role=role):
@@ -397,18 +415,20 @@ class TestOutOfMemory:
         "config", [{"ranks": "1"}, {"steps": "none"}, {"enabled": False}, {"memory": {}}]
     )
     def test_no_observer_without_on_oom(self, cuda: Allocator, session, config: dict[str, Any]) -> None:
-        """Without `on_oom` torch gets no observer."""
+        """If no role of this rank records out-of-memory errors, torch gets no observer."""
         session(**{"memory": {"on_oom": True}, **config})
         assert cuda.observers == []
 
     def test_on_oom_without_the_backend_is_reported(self, cuda: Allocator, session, log) -> None:
-        """It would have no effect, which is never intended."""
+        """`on_oom` without the memory backend has no effect, which is logged."""
         session(backend="torch", memory={"on_oom": True})
         assert cuda.observers == []
         assert "memory.on_oom_ignored" in {line["event"] for line in log}
 
     def test_the_observer_is_attached_once_and_idle_after_the_end(self, cuda: Allocator, session) -> None:
-        """torch cannot take an observer back: one for the process, which is silent between sessions."""
+        """torch cannot remove an observer, so the process attaches one, which takes no snapshot between
+        sessions.
+        """
         first = session(memory={"on_oom": True})
         stepprof.shutdown()
         with pytest.raises(torch.OutOfMemoryError):
@@ -421,7 +441,7 @@ class TestOutOfMemory:
         assert [window["step"] for window in ended(second)] == [0]
 
     def test_before_cuda_is_used(self, cuda: Allocator, session, monkeypatch) -> None:
-        """The observer and the history that stands outside windows wait for the first use."""
+        """The observer and the history outside windows begin when the process first uses CUDA."""
         monkeypatch.setattr(torch.cuda, "_initialized", False)
         run = session(memory={"on_oom": True, "on_oom_entries": 50})
         assert (cuda.observers, cuda.calls) == ([], [])
@@ -438,7 +458,9 @@ class TestOutOfMemory:
         assert not cuda.on, "the run is over"
 
     def test_the_history_outside_windows_pauses_for_a_window(self, cuda: Allocator, session) -> None:
-        """The window's own holds what the window did; afterwards the standing one goes on."""
+        """The window's snapshot has only the window's allocations. Afterwards the history outside windows
+        continues.
+        """
         run = session(memory={"on_oom": True, "on_oom_entries": 50, "max_entries": 9})
         cuda.alloc(MIB)
         with stepprof.profile_step(2):
@@ -450,7 +472,9 @@ class TestOutOfMemory:
         assert cuda.calls[-1] == "off"
 
     def test_an_error_inside_a_window_gives_both_snapshots(self, cuda: Allocator, session) -> None:
-        """The window's snapshot, and one of the moment; the window has the body's error."""
+        """An error inside a window gives a snapshot of that moment and the window's own. The window has
+        the body's error.
+        """
         run = session(memory={"on_oom": True})
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(2, role="actor"):
             cuda.alloc(2000 * MIB)
@@ -463,7 +487,9 @@ class TestOutOfMemory:
     def test_a_failed_snapshot_does_not_reach_the_user(
         self, cuda: Allocator, session, log, monkeypatch
     ) -> None:
-        """The user gets torch's error, the manifest and the log say why there is no snapshot."""
+        """If the snapshot fails, the user gets torch's error, and the manifest and the log have the
+        reason.
+        """
         run = session(memory={"on_oom": True})
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: 1 / 0)
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1):
@@ -474,7 +500,7 @@ class TestOutOfMemory:
         assert "memory.snapshot_failed" in {line["event"] for line in log}
 
     def test_a_torch_without_observers(self, cuda: Allocator, session, log, monkeypatch) -> None:
-        """It is reported once, and windows record as usual."""
+        """A torch without observers is reported, and windows record as usual."""
         monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
         run = session(memory={"on_oom": True})
         with stepprof.profile_step(2):
@@ -499,7 +525,7 @@ class TestOptions:
         ],
     )
     def test_invalid_options_are_refused(self, options: dict[str, Any], message: str) -> None:
-        """The error names the key, the value and the nearest valid one."""
+        """The error names the key and the value, and lists or suggests valid ones."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             stepprof.Config(memory=options)
 
@@ -508,7 +534,9 @@ class TestReading:
     def test_every_reader_of_a_run_accepts_it(
         self, cuda: Allocator, session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A step with a trace and a snapshot, and one with nothing but an out-of-memory: check, show, merge and report."""
+        """`check`, `show`, `merge` and `report` read a step with a trace and a snapshot. `check` and
+        `show` also read one with only an out-of-memory snapshot.
+        """
         run = session(backend=["torch", "memory"], memory={"on_oom": True})
         with pytest.raises(torch.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
             cuda.alloc(2000 * MIB)
@@ -531,7 +559,7 @@ class TestReading:
 
 class TestElsewhere:
     def test_an_error_on_another_thread_belongs_to_the_open_window(self, cuda: Allocator, session) -> None:
-        """One that inherited no context is put into the window that is open."""
+        """An out-of-memory error on a thread without a context belongs to the open window."""
         run = session(memory={"on_oom": True})
         caught: list[BaseException] = []
 
@@ -551,9 +579,7 @@ class TestElsewhere:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_forked_process(self, cuda: Allocator, session) -> None:
-        """The forked process has no session. Its out-of-memory errors are not reported in the name of its
-        parent, and it inherits no history.
-        """
+        """A forked child has no history, and its out-of-memory errors do not appear in the parent's run."""
         run = session(memory={"on_oom": True})
         pid = os.fork()
         if pid == 0:
@@ -566,7 +592,7 @@ class TestElsewhere:
         assert ended(run) == []
 
     def test_two_errors_at_once_take_one_snapshot(self, cuda: Allocator, session) -> None:
-        """One takes the snapshot; the other does not wait for it."""
+        """While one thread takes a snapshot, a second error takes none and does not wait."""
         run = session(memory={"on_oom": True})
         (observer,) = cuda.observers
         inside = threading.Event()

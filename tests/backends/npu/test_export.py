@@ -1,4 +1,6 @@
-"""The end of a recording, put right: torch_npu reads one clock and means another."""
+"""The end time of an NPU recording is corrected: torch_npu reads one clock and stores its value as that of
+another.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SLEWED = 250_000_000
 
 @pytest.fixture
 def now(monkeypatch):
-    """A machine whose clock was slewed by a quarter of a second since it was started: its three clocks at this moment."""
+    """Return the three clocks of a machine whose clock was slewed by a quarter of a second since its
+    start.
+    """
     clocks = {"raw": 10**12, "plain": 10**12 + SLEWED, "wall": 1_795_000_000 * 10**9}
     monkeypatch.setattr(export, "_RAW", 4)
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _: clocks["raw"])
@@ -32,7 +36,7 @@ def corrected(folder, **end):
 
 
 def test_a_wrong_end_time_is_corrected(tmp_path, now):
-    """Two seconds after the end."""
+    """The end time is corrected two seconds after the end; the other content of the file is unchanged."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["plain"] - 2 * 10**9}
     after = corrected(tmp_path, **end)
     assert after["end_info"] == {**end, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
@@ -40,7 +44,7 @@ def test_a_wrong_end_time_is_corrected(tmp_path, now):
 
 
 def test_a_right_end_time_stays(tmp_path, now):
-    """A torch_npu that names the clock it reads needs no correction."""
+    """An end time that is already on the right clock is unchanged."""
     end = {"collectionTimeEnd": now["wall"] - 2 * 10**9, "MonotonicTimeEnd": now["raw"] - 2 * 10**9}
     assert corrected(tmp_path, **end)["end_info"] == end
 

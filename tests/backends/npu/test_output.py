@@ -39,7 +39,7 @@ class TestOverhear:
             assert out.getvalue() == ""
 
     def test_lines_of_the_job(self):
-        """Lines of the job are passed on, also unfinished ones, those of other threads, and those that look
+        """Lines of the job, unfinished lines, and lines of other threads are passed on, even if they look
         like torch_npu's.
         """
         with redirect_stdout(io.StringIO()) as out:
@@ -54,7 +54,7 @@ class TestOverhear:
             assert out.getvalue() == f"loss 0.3\na\nb\n{ERROR}\nno end"
 
     def test_code_that_keeps_the_stream_writes_to_the_original(self):
-        """Code that keeps the stream beyond the block writes to the stream of the job."""
+        """Code that keeps the replaced stream after the block writes to the job's stream."""
         with redirect_stdout(io.StringIO()) as out:
             with capture_output() as heard:
                 kept = sys.stdout
@@ -85,7 +85,7 @@ class TestOverhear:
 
 
 class TestFolder:
-    """The parts of a recording, by file names only."""
+    """Missing parts of a recording are found by the names of its files."""
 
     @pytest.fixture
     def folder(self, tmp_path):

@@ -1,4 +1,6 @@
-"""cudaProfilerStart and -Stop, from wherever they can be had: each in a process of its own, since a wrong library ends it."""
+"""cudaProfilerStart and cudaProfilerStop of the libcudart that is found. Each test uses its own process,
+because a wrong library ends it.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,11 @@ BOTH = ["cudaProfilerStart", "cudaProfilerStop"]
 
 class TestWhereItIsFound:
     def test_a_loaded_library_comes_first(self, called, tools):
-        """The library that the process already uses comes first, whatever its name and place."""
+        """A libcudart that the process has already loaded is called first, whatever its name and place."""
         assert called(LD_PRELOAD=tools.cudart) == (["None", "[]"], BOTH)
 
     def test_the_library_in_a_wheel_is_found(self, called, tools, tmp_path):
-        """The library of the package nvidia-cuda-runtime is found."""
+        """The library in the package nvidia-cuda-runtime is found and called."""
         folder = tmp_path / "site" / "nvidia" / "cu13" / "lib"
         folder.mkdir(parents=True)
         shutil.copy(tools.cudart, folder / "libcudart.so.13")
@@ -61,14 +63,14 @@ class TestWhereItIsFound:
         assert noted == BOTH
 
     def test_cuda_home_comes_after_the_loader(self, called, tools, tmp_path):
-        """A library that the loader finds comes before that of CUDA_HOME."""
+        """If the loader finds no library, that of CUDA_HOME is called."""
         (tmp_path / "cuda" / "lib64").mkdir(parents=True)
         shutil.copy(tools.cudart, tmp_path / "cuda" / "lib64" / "libcudart.so.99")
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = (), ''"
         assert called(hidden, CUDA_HOME=str(tmp_path / "cuda")) == (["None", "[]"], BOTH)
 
     def test_no_libcudart_is_found(self, called):
-        """The message lists the searched places and the correction."""
+        """The message lists the searched names and the package to install."""
         hidden = "sys.modules['nvidia'] = None\nfrom stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda._LOADER_NAMES, nsys_cuda._USUAL_HOME = ('libcudart.so.0',), ''"
         lines, _ = called(hidden, CUDA_HOME="/nowhere")
         assert "no libcudart was found (looked for: libcudart.so.0" in lines[0]
@@ -76,7 +78,7 @@ class TestWhereItIsFound:
         assert lines[1].startswith("BackendError")
 
     def test_torch_that_uses_cuda(self, called):
-        """Its own calls; a torch that does not use CUDA is left alone, since asking it would make a context."""
+        """If torch uses CUDA, torch's own calls are made. An error code raises BackendError."""
         torch = """
 import types
 sys.modules["torch"] = torch = types.ModuleType("torch")
@@ -90,14 +92,16 @@ torch.cuda = types.SimpleNamespace(is_initialized=lambda: {0}, cudart=lambda: ty
         )
 
     def test_torch_without_cuda(self, called, tools):
-        """libcudart itself."""
+        """If torch has no CUDA, libcudart itself is called."""
         torch = "import types\nsys.modules['torch'] = types.ModuleType('torch')"
         assert called(torch, LD_PRELOAD=tools.cudart)[1] == BOTH
 
 
 class TestReal:
     def test_libcudart_without_a_driver(self, called):
-        """The real one, out of its wheel: it answers, and nothing crashes."""
+        """The real libcudart of its wheel returns an error without a driver, and the process does not
+        crash.
+        """
         assert find_spec("nvidia.cuda_runtime"), (
             "pip install -e '.[core-tests]' brings nvidia-cuda-runtime-cu12"
         )

@@ -1,4 +1,4 @@
-"""How nsys is started: the right options for the number of windows and for the nsys that is there."""
+"""The command that starts nsys, with the options for the number of windows and for the installed version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tools(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
-    """Write all files into the folder of the test."""
+    """Work in the folder of the test, so that all files are written there."""
     monkeypatch.chdir(tmp_path)
     profile_help.cache_clear()
     yield
@@ -64,7 +64,7 @@ class TestCount:
         assert count_windows(Config(**{**NSYS, **config}), roles) == windows
 
     def test_windows_of_a_rank_are_counted(self):
-        """An unselected rank has no windows."""
+        """A rank that only a role selects has the windows of that role."""
         config = Config(**NSYS, ranks="0-3", roles={"rollout": {"ranks": "all"}})
         assert [count_windows(config, ("rollout", "actor"), rank) for rank in (3, 4)] == [8, 4]
 
@@ -83,15 +83,15 @@ class TestCount:
         ],
     )
     def test_windows_of_an_engine_are_counted(self, config, roles, windows):
-        """An engine has one range for each window of its roles, for any records of a rank, by the backend
-        of the engine.
+        """An engine has one range for each window of its roles, whatever a rank captures, if the engine's
+        backend is nsys.
         """
         assert count_windows(Config(**{**NSYS, **config}), roles, engine=True) == windows
 
 
 class TestCommand:
     def test_a_recent_nsys_gets_its_options(self, tools, tmp_path):
-        """If this nsys supports it, it writes each report on its own, without the environment."""
+        """A recent nsys writes each report at the end of its range, without the environment."""
         command = nsys_command(NSYS, command=["python", "train.py"], nsys=tools.nsys)
         assert command[:2] == [tools.nsys, "profile"]
         assert command[-2:] == ["python", "train.py"]
@@ -117,7 +117,7 @@ class TestCommand:
         }
 
     def test_an_older_nsys(self, tools, monkeypatch):
-        """An older nsys gets no option that it does not have."""
+        """The command for an older nsys has no option that this nsys does not know."""
         monkeypatch.setenv("NSYS_STAND_IN_IS_OLD", "1")
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         assert given["capture-range-end"] == "repeat:4"
@@ -134,7 +134,9 @@ class TestCommand:
         ids=["hangs", "no program", "none"],
     )
     def test_no_nsys_here(self, tmp_path, broken, monkeypatch):
-        """The command may be run elsewhere: what every version knows."""
+        """If the local nsys cannot be asked for its options, the command has only options that every
+        version knows.
+        """
         path = tmp_path / "nsys"
         if broken:
             path.write_text(broken)
@@ -143,7 +145,7 @@ class TestCommand:
         assert options(nsys_command(NSYS, nsys=str(path)))["capture-range-end"] == "repeat:4"
 
     def test_an_unknown_number_of_windows_repeats_without_limit(self, tools):
-        """nsys repeats without a limit."""
+        """If the number of windows is unknown or `any`, nsys repeats its ranges without a limit."""
         for config, windows in (
             ({**NSYS, "steps": "every 5"}, None),
             (NSYS, "any"),
@@ -154,7 +156,7 @@ class TestCommand:
             assert "ranges=any" in given["env-var"]
 
     def test_options_of_the_table(self, tools, tmp_path):
-        """Each of them has its place; `extra` goes with them."""
+        """Each option of the table `nsys` becomes an option of the command, and `extra` is added."""
         table = {
             "trace": ["cuda", "nvtx", "nccl"],
             "cuda_graph_trace": "node",
@@ -176,7 +178,7 @@ class TestCommand:
         assert not {"sample", "cpuctxsw", "discard-environment"} & given.keys()
 
     def test_an_engine_s_server(self, tools):
-        """Its role's own backend counts; roles have to be named."""
+        """For an engine the backend in its role's configuration is used. The roles have to be named."""
         config = {
             **NSYS,
             "backend": "torch",
@@ -190,7 +192,7 @@ class TestCommand:
             nsys_command(config, roles=["actor"], engine=True)
 
     def test_a_name_without_the_process(self, tools, tmp_path):
-        """Without the process id, the name alone identifies the reports."""
+        """If the output name has no process id, the name and number alone identify a report."""
         given = options(nsys_command(NSYS, output=tmp_path / "engine", nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")
         launch = launch_of(NsysOptions(), {name: value})
@@ -200,11 +202,13 @@ class TestCommand:
         assert launch.find(1) is None
 
     def test_a_rank_that_records_nothing(self):
-        """The command is returned unchanged."""
+        """For a rank that records nothing, the command is returned unchanged."""
         assert nsys_command(NSYS, rank=1, command=["python", "train.py"]) == ["python", "train.py"]
 
     def test_the_process_finds_the_settings_of_the_command(self, tools, tmp_path, monkeypatch):
-        """The command and the process use the same paths."""
+        """The process reads the settings from the command's variable, and finds its report at the
+        command's path.
+        """
         given = options(nsys_command(NSYS, nsys=tools.nsys))
         name, _, value = given["env-var"].partition("=")
         launch = launch_of(NsysOptions(), {name: value})
@@ -236,7 +240,7 @@ class TestCommand:
         ],
     )
     def test_refused(self, call, message):
-        """The error names the key, the value and a suggestion."""
+        """The error names the key, the value and the reason."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             call()
 
@@ -249,7 +253,9 @@ class TestCommand:
 
 class TestRay:
     def test_the_environment_of_an_actor(self, tools):
-        """Options as Ray's plug-in takes them; the name holds rank and process id."""
+        """The options have the form of Ray's plug-in, and the output name contains the rank and the
+        process id.
+        """
         env = ray_runtime_env(NSYS, roles=["actor"], rank=0, nsys=tools.nsys)
         assert env["_nsight"]["o"] == "stepprof_rank-0_%p"
         assert env["_nsight"]["capture-range-end"] == "repeat:4:async"
@@ -279,7 +285,7 @@ class TestOptions:
         ],
     )
     def test_refused(self, table, message):
-        """The error has a suggestion."""
+        """The error for an invalid option names the option or suggests a correction."""
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config(nsys=table)
 

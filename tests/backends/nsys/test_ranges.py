@@ -1,4 +1,4 @@
-"""Windows and regions as NVTX ranges: the real nvtx, and a tool of our own that logs its calls."""
+"""Windows and regions as NVTX ranges, with the real nvtx and a test tool that logs its calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def tools(tmp_path_factory):
 
 @pytest.fixture
 def noted(tools, tmp_path, run_script):
-    """Run a script with the tool attached from the start, or not; return the tool's log."""
+    """Return a function that runs a script, with the tool attached from the start or not, and returns the
+    tool's log.
+    """
 
     def noted(script, *, attached=True, **env):
         log = tmp_path / "nvtx.jsonl"
@@ -63,7 +65,9 @@ def noted(tools, tmp_path, run_script):
 
 class TestRanges:
     def test_windows_and_regions_of_every_kind(self, noted):
-        """Each is closed in order, by its own thread; a coroutine's and a window's are ranges of the process. Roles have a category and a colour."""
+        """Regions are pushed and popped on their thread. Coroutines, generators and windows are ranges of
+        the process. A role has its category and colour.
+        """
         script = """
 session = begin()
 
@@ -123,7 +127,9 @@ stepprof.shutdown()
         assert found.first("step 4 actor")["payload"] == 4
 
     def test_ends_in_the_middle(self, noted):
-        """What is open when the capture ends: the same thread's ranges are closed then, another thread's by itself, later."""
+        """When the capture ends, open ranges of the same thread are closed. Another thread closes its own
+        ranges later.
+        """
         script = """
 session = begin()
 entered, leave = threading.Event(), threading.Event()
@@ -166,7 +172,9 @@ stepprof.shutdown()
         assert found.started["lane"] == 1
 
     def test_an_exception_out_of_the_window_and_of_the_process(self, noted):
-        """Every range is closed, and the exception is the caller's own."""
+        """If the body raises or the process exits inside a region, every range is closed. The exception is
+        the caller's own.
+        """
         script = """
 begin()
 try:
@@ -184,7 +192,9 @@ sys.exit(0)
         assert set(found.started) == {"step 2 actor", "step 4 step"}
 
     def test_a_tool_attached_late(self, noted):
-        """NVTX looks for a tool at its first call: stepprof makes none before a window is near, and asks again at each window, so that functions decorated long before are marked."""
+        """stepprof imports nvtx only before the first selected window. A tool that is attached by then
+        gets the ranges, also of earlier decorated functions.
+        """
         script = """
 @stepprof.region("decorated")
 def decorated():
@@ -205,7 +215,9 @@ stepprof.shutdown()
         assert found.started == {"step 2 step": 1}
 
     def test_nsys_next_to_another_backend(self, noted, tmp_path):
-        """Both get every mark, and both see each of them end: a coroutine's and a window's, too, which the other does not mark."""
+        """Both backends get the begin and the end of each region. Only nsys gets ranges of windows and
+        coroutines.
+        """
         info = tmp_path / "marker-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: marker\nVersion: 1.0\n")
@@ -244,7 +256,7 @@ assert sorted(marker.entered) == sorted(marker.left) == ["long", "plain"], (mark
         assert found.started == {"step 2 step": 1, "step 2 actor": 1, "coroutine": 1, "within": 1}
 
     def test_names_are_bounded(self, noted):
-        """A tool never forgets a name: past the bound regions share one."""
+        """A tool keeps every name for ever, so regions beyond the limit share one name."""
         script = f"""
 begin()
 with stepprof.profile_step(2):
@@ -258,7 +270,7 @@ stepprof.shutdown()
         assert sum(event["op"] == "string" for event in found.events) <= MAX_NAMES + 2
 
     def test_without_a_tool_no_range_is_made(self, noted):
-        """No range is marked, no name is registered, and no object is made for a region."""
+        """Without a tool no range is made, no name is registered, and no object is made for a region."""
         script = """
 session = begin()
 with stepprof.profile_step(2):
@@ -277,7 +289,7 @@ class TestColours:
         assert len({colour(role) for role in ("actor", "rollout", "ref", "critic", "reward")}) > 2
 
     def test_without_the_package_the_message_names_it(self, monkeypatch):
-        """The message names the package to install."""
+        """Without the package nvtx, the reason names the extra to install."""
         monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
         assert "stepprof[nsys]" in (Ranges().missing() or "")
         assert not Ranges().look()

@@ -135,7 +135,9 @@ def job(tools, tmp_path):
 
 class TestWholeJob:
     def test_every_window_has_its_report(self, job):
-        """Two steps of two roles: four reports under their roles and rank, the manifest complete, `stepprof check` content, the ranges in them."""
+        """Each of four windows has its own report in the folder of its role, with its ranges. `stepprof
+        check` passes.
+        """
         windows = job.record()
         assert job.statuses(windows) == {"complete": 4}, windows
         for window in windows:
@@ -159,7 +161,9 @@ class TestWholeJob:
         assert called["options"]["discard-environment"] == "true"
 
     def test_commands_say_what_opens_the_reports(self, job, capsys):
-        """A step of which there are reports of nsys's alone: each command says what there is and what opens it, and none fails."""
+        """If a step has only reports of nsys, `show`, `report` and `merge` name nsys-ui, and `show` lists
+        the report.
+        """
         job.config["spans"] = False
         job.record()
         run = str(job.run)
@@ -182,7 +186,7 @@ class TestWholeJob:
         assert sum(window["stall_seconds"] for window in windows) < 0.8
 
     def test_a_process_without_libcudart(self, job):
-        """The reason is reported, and the job continues."""
+        """Without libcudart each window is failed with the reason, and the job continues."""
         job.config["strict"] = False
         hide = "from stepprof.backends.nsys import cuda as nsys_cuda\nnsys_cuda.libraries = lambda environ: iter(())\n"
         windows = job.record(job=hide + JOB)
@@ -190,7 +194,7 @@ class TestWholeJob:
         assert "no libcudart was found" in windows[0]["error"]
 
     def test_each_rank_waits_for_its_own_reports(self, job):
-        """Each rank waits for the reports of its own process, in any order of arrival."""
+        """Each rank gets the reports of its own process, in any order of arrival."""
         first = job.start(rank=0, NSYS_STAND_IN="late 0.4", WORLD="2")
         second = job.start(rank=1, WORLD="2")
         for process in (first, second):
@@ -204,7 +208,9 @@ class TestWholeJob:
             assert json.loads(path.read_text())["pid"] == window["pid"]
 
     def test_an_nsys_that_writes_at_the_end_of_its_ranges(self, job):
-        """An older one keeps reports back until the last range; the first windows wait for it, and training does not."""
+        """An old nsys writes the reports only after its last range. Each window is complete, and secret
+        variables are logged by name only.
+        """
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", HF_TOKEN="hf_secret")
         assert job.statuses(windows) == {"complete": 4}, windows
         (called,) = map(json.loads, (job.folder / "nsys.jsonl").read_text().splitlines())
@@ -214,7 +220,7 @@ class TestWholeJob:
         assert "hf_secret" not in job.output
 
     def test_an_nsys_that_pauses(self, job):
-        """A report that grows no more for a while is not whole as long as nsys has it open."""
+        """A report that stops growing is not complete while nsys still has it open."""
         windows = job.record(NSYS_STAND_IN="pausing")
         assert job.statuses(windows) == {"complete": 4}, windows
         assert min(window["artifacts"][0]["bytes"] for window in windows) > 100
@@ -231,13 +237,15 @@ class TestWholeJob:
         ids=["exception", "exit", "SIGTERM", "SIGKILL"],
     )
     def test_an_end_in_the_middle_of_a_window(self, job, ending, code, statuses):
-        """Whatever can still be done is: every range is ended, and its report is there; else the manifest says that it is lost. Windows before it, whose reports have come, are not concerned."""
+        """If the process ends inside a window, its ranges are closed and its report is kept. After SIGKILL
+        the window is lost. Earlier windows are complete.
+        """
         before = "[time.sleep(0.05) for _ in range(600) if stepprof.state().pending_exports]"
         inside = f"if step == 4 and role == 'actor': {before}; {ending}"
         default = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own\n"
         process = job.start(job=default + JOB.replace("                pass", f"                {inside}"))
         out, err = process.communicate(timeout=60)
-        assert process.returncode == code % 256, out + err  # as nsys hands it on
+        assert process.returncode == code % 256, out + err  # nsys returns the code of the job
         found = {(window["step"], window["role"]): window for window in job.windows()}
         last = found.pop((4, "actor"))
         assert Counter(window["status"] for window in found.values()) == {"complete": 3}, found
@@ -247,7 +255,9 @@ class TestWholeJob:
             closed(read_log(job.folder / "nvtx-0.jsonl"))
 
     def test_a_window_that_is_never_closed(self, job):
-        """The next one of its role ends it: a range for each, and a report."""
+        """The next window of the role closes a window that was left open. Each has its range, and the
+        first one has its report.
+        """
         left_open = JOB.replace(
             "        with stepprof.profile_step(step, role=role):\n",
             "        stepprof.profile_step(step, role=role).start()\n        if True:\n",
@@ -260,7 +270,9 @@ class TestWholeJob:
         closed(read_log(job.folder / "nvtx-0.jsonl"))
 
     def test_nsys_started_for_too_many_windows(self, job):
-        """nsys then writes when the process has ended. The run reports that at its end, without waiting."""
+        """nsys then writes its reports only after the process has ended. The windows are lost with that
+        reason, without a wait.
+        """
         began = time.monotonic()
         windows = job.record(NSYS_STAND_IN_IS_OLD="1", windows=9)
         assert time.monotonic() - began < 10
@@ -271,7 +283,7 @@ class TestWholeJob:
         assert len(list((job.folder / "runs" / "nsys").glob("*.nsys-rep"))) == 4
 
     def test_nsys_started_for_too_few_windows(self, job):
-        """Later windows are reported at once."""
+        """A window beyond the number that nsys was started for is lost, and its error states both numbers."""
         windows = job.record(windows=3)
         assert job.statuses(windows) == {"complete": 3, "lost": 1}
         (lost,) = (window for window in windows if window["status"] == "lost")
@@ -279,15 +291,17 @@ class TestWholeJob:
         assert (lost["step"], lost["role"]) == (4, "actor")
 
     def test_a_report_that_never_appears(self, job):
-        """The wait is bounded at the end of the run, too, and the reason names the place."""
+        """The end of the run bounds the wait for a report. The windows are lost, and the reason names the
+        folder.
+        """
         windows = job.record(NSYS_STAND_IN="never", SHUTDOWN="1")
         assert job.statuses(windows) == {"lost": 4}
         assert f"nsys wrote no report to {job.folder}/runs/nsys" in windows[0]["error"]
         assert main(["check", str(job.run)]) == 1
 
     def test_without_nsys_the_loss_is_reported_at_once(self, job):
-        """No report is awaited and no libcudart is needed. One log line explains the correction, and the
-        manifest reports the loss while the job still runs.
+        """Without nsys the process does not wait for a report. One log line explains the correction, and
+        the manifest says `lost` while the job still runs.
         """
         windows = job.record(nsys=False, FINALLY=READ_MEANWHILE)
         assert "meanwhile {'lost'}" in job.output
@@ -303,14 +317,18 @@ class TestWholeJob:
         ],
     )
     def test_a_driver_that_refuses(self, job, call, status, reason):
-        """The window says so; the job goes on, and every NVTX range is closed."""
+        """If a call of libcudart fails, the window states it, the job continues, and every NVTX range is
+        closed.
+        """
         windows = job.record(CUDART_FAILS=call)
         assert job.statuses(windows) == {status: 4}, windows
         assert reason in windows[0]["error"]
         closed(read_log(job.folder / "nvtx-0.jsonl"))
 
     def test_reports_of_a_shell_around_the_job_are_found(self, job):
-        """nsys names its reports after the process that it started, which may be a script around the job."""
+        """nsys names its reports after the process that it started, which may be a shell. The reports are
+        found all the same.
+        """
         script = job.folder / "job.py"
         script.write_text(JOB)
         command = nsys_command(
@@ -329,7 +347,7 @@ class TestWholeJob:
 
 @pytest.fixture
 def place(tmp_path):
-    """A step's folder, and the folder of nsys."""
+    """Return a folder that contains the step's folder and that of nsys."""
     (tmp_path / "step" / "actor").mkdir(parents=True)
     (tmp_path / "nsys").mkdir()
     return tmp_path
@@ -337,7 +355,7 @@ def place(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_ranges():
-    """This process has made none."""
+    """Forget the ranges of this process."""
     ranges.reset()
     yield
     ranges.reset()
@@ -376,7 +394,7 @@ def written(place, name="r_{pid}.1.nsys-rep", content=b"report", after=0.0):
 class TestReport:
     @pytest.mark.parametrize("after", [0.0, 0.7])
     def test_a_report_is_moved_when_it_arrives(self, place, after):
-        """When it has come, soon or late."""
+        """A report is moved into the step's folder when it arrives, soon or late."""
         path = written(place, after=after)
         (artifact,) = report(place)()
         assert (artifact.path, artifact.kind, artifact.bytes) == ("actor/rank-0.nsys-rep", "nsys", 6)
@@ -384,12 +402,12 @@ class TestReport:
         assert [path.name for path in (place / "step" / "actor").iterdir()] == ["rank-0.nsys-rep"]
 
     def test_the_only_report_of_a_session(self, place):
-        """It has no number."""
+        """The only report of an nsys session has no number in its name; it is found."""
         written(place, "r_{pid}.nsys-rep")
         assert report(place)()
 
     def test_a_growing_report_is_waited_for(self, place):
-        """Its size must have settled."""
+        """A report that still grows is moved only when its size no longer changes."""
         path = written(place, content=b"")
         with path.open("wb", buffering=0) as file:
             making = report(place)
@@ -413,8 +431,8 @@ class TestReport:
         ],
     )
     def test_reports_of_others_are_not_taken(self, place, name, content, reason):
-        """A report of another range or process, an empty one and an unfinished one stay in their place, and
-        the window is lost.
+        """A report of another range or process, an empty report and an unfinished one stay in their place,
+        and the window is lost.
         """
         path = written(place, name, content)
         with pytest.raises(ReportLost, match=reason) as raised:
@@ -433,14 +451,16 @@ class TestReport:
         assert list((place / "step" / "actor").iterdir()) == []
 
     def test_a_report_of_an_earlier_process_is_not_taken(self, place):
-        """It was left by a process that had the same process id."""
+        """A report that is older than the window is not used, because an earlier process had the same
+        process id.
+        """
         path = written(place)
         os.utime(path, (time.time() - 60,) * 2)
         with pytest.raises(ReportLost, match="older than the window"):
             report(place, seconds=0.5)()
 
     def test_the_end_of_the_process(self, place):
-        """A wait is cut short from another thread."""
+        """The end of the process shortens the wait for a report."""
         making = report(place, seconds=60)
         threading.Timer(0.2, lambda: making.hurry(time.monotonic() + 0.2)).start()
         began = time.monotonic()
@@ -458,7 +478,7 @@ class TestReport:
         assert time.monotonic() - began < 10
 
     def test_taken_by_another_process(self, place):
-        """Of one session's processes, only one gets it."""
+        """If another process of the session has moved the report first, the window is lost."""
         path = written(place)
         making = report(place)
         path.unlink()
@@ -466,7 +486,7 @@ class TestReport:
             making._move(path)
 
     def test_the_destination_cannot_be_written(self, place):
-        """The report stays where it is, and the reason says where."""
+        """The report stays in its place, and the reason names it."""
         path = written(place)
         (place / "step" / "actor").rmdir()
         with pytest.raises(ExportError, match=f"the report stays at {path}") as raised:
@@ -479,7 +499,9 @@ class TestReport:
 
     @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no second file system to write to")
     def test_a_report_is_copied_to_another_file_system(self, place, request):
-        """Copied, and removed only then; where the copy fails, it is back under its name."""
+        """A report on another file system is copied and then removed. If the copy fails, it keeps its name
+        and place.
+        """
         other = Path("/dev/shm", f"stepprof-test-{os.getpid()}")
         other.mkdir()
         request.addfinalizer(lambda: [*map(Path.unlink, other.iterdir()), other.rmdir()])
@@ -495,7 +517,7 @@ class TestReport:
         assert list(other.iterdir()) == []
 
     def test_captures_of_one_name_overwrite_no_file(self, place):
-        """No file is overwritten."""
+        """The second report of the same name gets a number, so that no file is overwritten."""
         written(place)
         report(place)()
         written(place)
@@ -505,14 +527,16 @@ class TestReport:
 
 class TestLaunch:
     def test_nsys_is_detected_by_its_environment(self):
-        """Detected by the environment that nsys, or the command of stepprof, sets."""
+        """A process under nsys is detected by the variables that nsys, or the command of stepprof, sets."""
         assert not under_nsys({"LD_PRELOAD": "/usr/lib/libjemalloc.so"})
         assert under_nsys({"NSYS_PROFILING_SESSION_ID": "12"})
         assert under_nsys({"CUDA_INJECTION64_PATH": "/opt/nvidia/nsight-systems/libToolsInjection64.so"})
         assert under_nsys({VARIABLE: "output=/a"})
 
     def test_a_command_of_the_users_own(self, tmp_path):
-        """`report_dir` names the folder, and the process id has to be in the name."""
+        """If users start nsys themselves, `report_dir` names the folder. A report is found only if its
+        name contains the process id.
+        """
         launch = launch_of(NsysOptions(report_dir=str(tmp_path)), {})
         pid = os.getpid()
         for name in (f"worker_process_{pid}.1.nsys-rep", f"{pid}.1.nsys-rep", f"'worker_{pid}_x'.1.nsys-rep"):
@@ -531,7 +555,7 @@ class TestLaunch:
         assert launch.find(1) is None
 
     def test_secrets_are_named_without_values(self):
-        """Only names of variables that are set are listed."""
+        """Only the names of secret variables that have a value are listed."""
         environ = {
             "HF_TOKEN": "x",
             "WANDB_API_KEY": "y",

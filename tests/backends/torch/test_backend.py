@@ -1,4 +1,6 @@
-"""The torch backend with the real torch.profiler. What may end the process runs in one of its own, several scenarios after another: each has to leave a process that records."""
+"""The torch backend with the real torch.profiler. Scenarios that may end a process run in a separate one,
+which must still be able to record after each.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def _cpu_seconds(act: Any) -> float:
 
 @pytest.fixture(scope="module", autouse=True)
 def warmed_up() -> None:
-    """Pay torch's slow imports once."""
+    """Import torch's slow modules once."""
     TorchBackend().warm_up()
 
 
@@ -141,7 +143,7 @@ def work(count: int = 3) -> None:
 
 class TestOneCapture:
     def test_leaves_one_verified_artifact(self, place: Capture) -> None:
-        """The trace has the claimed name, is compressed and complete, and contains its metadata. No other
+        """The trace has the expected name, is compressed and complete, and contains its metadata. No other
         file is left.
         """
         (artifact,) = recorded(TorchBackend(), place, work)
@@ -153,7 +155,7 @@ class TestOneCapture:
         assert left(place) == ["rank-0.trace.json.gz"]
 
     def test_annotations_are_on_the_trace_s_clock(self, place: Capture) -> None:
-        """A span around an op encloses it in the trace, to the microsecond."""
+        """An annotation around an op encloses the op in the trace, within 100 µs."""
         import time
 
         backend = TorchBackend()
@@ -171,7 +173,9 @@ class TestOneCapture:
         assert begin["args"]["batch"] == 64
 
     def test_marks_are_annotations_with_any_name(self, place: Capture) -> None:
-        """A range keeps its name, and is no op, even where torch would mangle the name or break the file."""
+        """A range keeps its name and is an annotation, even if torch would change the name or write an
+        invalid file.
+        """
         names = ["update", 'q"uote', "back\\slash", "new\nline", "é漢"]
         backend = TorchBackend()
 
@@ -189,7 +193,7 @@ class TestOneCapture:
         assert {named(trace, name)[0]["cat"] for name in names} == {"user_annotation"}
 
     def test_a_hostile_range_name_does_not_break_the_file(self, place: Capture) -> None:
-        """torch does not escape a quotation mark in a range's name; the artifact is valid nevertheless."""
+        """torch does not escape a quotation mark in a range's name, but the artifact is valid."""
 
         def body() -> None:
             with torch.profiler.record_function('say "hi"'):
@@ -206,7 +210,7 @@ class TestOneCapture:
 
     @pytest.mark.parametrize("name", ['q"uote', "back\\slash", "new\nline", "é漢"])
     def test_folders_with_any_name(self, tmp_path: Path, name: str) -> None:
-        """Kineto mangles some paths; the artifact lies where it belongs."""
+        """Kineto changes some paths, but the artifact is in the given folder."""
         folder = tmp_path / name / "step-000002"
         (folder / "actor").mkdir(parents=True)
         place = at(folder)
@@ -214,7 +218,9 @@ class TestOneCapture:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_exports_of_several_captures_in_any_order(self, place: Capture) -> None:
-        """An export may wait while the next capture runs: each holds its own events."""
+        """Exports may run in any order and during the next capture; each has the events of its own
+        capture.
+        """
         backend, jobs = TorchBackend(), []
         for count in (2, 5):
             backend.start(place)
@@ -227,7 +233,7 @@ class TestOneCapture:
         assert named(trace_of(place, last), "aten::add_") == []
 
     def test_a_forked_child_writes_the_artifact(self, place: Capture) -> None:
-        """A forked child writes the same artifact, with busy torch threads in the parent."""
+        """A forked child writes a complete artifact while torch threads of the parent are busy."""
         done = threading.Event()
 
         def busy() -> None:
@@ -269,14 +275,14 @@ class TestOptions:
     def test_each_option_reaches_torch(
         self, place: Capture, options: dict[str, bool], category: str, argument: str
     ) -> None:
-        """What an option promises is in the trace, together with whatever else is chosen for it."""
+        """The trace contains the events or arguments that the option promises."""
         (artifact,) = recorded(TorchBackend(TorchOptions(**options)), place, work)
         events = trace_of(place, artifact)["traceEvents"]
         assert any(argument in event.get("args", {}) for event in events if event.get("cat") == category)
 
     def test_all_threads_or_one(self, place: Capture) -> None:
-        """By default every thread is in the trace, including earlier threads and those of a pool. A bound
-        capture contains only the thread that began it.
+        """By default every thread is in the trace, also one that started earlier. A bound capture contains
+        only the thread that began it.
         """
         go, done = threading.Event(), threading.Event()
 
@@ -303,19 +309,21 @@ class TestOptions:
         assert counts == [5, 1]
 
     def test_memory_binds_to_the_thread(self) -> None:
-        """torch records no memory event when it records all threads."""
+        """A capture with memory events is bound to a thread, because torch records none for all threads."""
         assert TorchBackend(TorchOptions(profile_memory=True)).thread_bound
         assert not TorchBackend(TorchOptions()).thread_bound
 
     def test_an_unavailable_activity_is_named(self) -> None:
-        """torch would go on without it, silently; the reason names it and what there is."""
+        """torch would silently record without an unavailable activity. The reason names it and the
+        available ones.
+        """
         backend = TorchBackend(TorchOptions(activities=["cpu", "hpu"]))
         assert "hpu cannot be recorded by torch" in str(backend.probe())
         with pytest.raises(BackendError, match="only cpu"):
             backend.arm()
 
     def test_activities_by_name(self, place: Capture) -> None:
-        """Those that are there are recorded."""
+        """An available activity can be selected by its name."""
         backend = TorchBackend(TorchOptions(activities=["cpu"]))
         assert backend.probe() is None
         (artifact,) = recorded(backend, place, work)
@@ -324,7 +332,7 @@ class TestOptions:
 
 class TestRefusals:
     def test_stop_without_start(self, place: Capture) -> None:
-        """There is nothing to stop, before and after a capture."""
+        """A stop without a capture raises BackendError, before and after a capture."""
         backend = TorchBackend()
         with pytest.raises(BackendError, match="idle"):
             backend.stop(place, ())
@@ -333,7 +341,9 @@ class TestRefusals:
             backend.stop(place, ())
 
     def test_start_twice(self, place: Capture) -> None:
-        """A running capture is not started again, by this backend or by another one of the process, and goes on."""
+        """A second start is refused, for this backend and for another one of the process. The running
+        capture continues.
+        """
         backend, other = TorchBackend(), TorchBackend()
         backend.start(place)
         with pytest.raises(BackendError, match="recording already"):
@@ -346,7 +356,9 @@ class TestRefusals:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_a_bound_capture_is_stopped_by_its_thread_alone(self, place: Capture) -> None:
-        """The refusal names both threads; the owner can still stop."""
+        """Another thread cannot stop a bound capture; the error names both threads. The owner can still
+        stop it.
+        """
         backend = TorchBackend(TorchOptions(all_threads=False))
         backend.start(place)
         work()
@@ -368,7 +380,7 @@ class TestRefusals:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_abort_is_idempotent(self, place: Capture) -> None:
-        """From idle, recording and after a failure: the next capture records."""
+        """An abort is allowed while idle, while recording and twice. The next capture records."""
         backend = TorchBackend()
         backend.abort()
         backend.start(place)
@@ -380,7 +392,9 @@ class TestRefusals:
 
 class TestExportFailures:
     def test_a_vanished_folder_is_named_in_the_error(self, place: Capture) -> None:
-        """Kineto reports nothing; the error names the folder and the cause, and the next capture records."""
+        """Kineto reports no error for a missing folder. The export error names the folder and the cause,
+        and the next capture records.
+        """
         backend = TorchBackend()
         backend.start(place)
         job = backend.stop(place, ())
@@ -392,7 +406,7 @@ class TestExportFailures:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_a_second_export_is_an_error(self, place: Capture) -> None:
-        """torch exports a session once; a second call is an error and leaves the first artifact alone."""
+        """torch exports a session once. A second export raises, and the first artifact is unchanged."""
         backend = TorchBackend()
         backend.start(place)
         job = backend.stop(place, ())
@@ -404,7 +418,7 @@ class TestExportFailures:
 
     @pytest.fixture
     def tiny_disk(self, tmp_path: Path) -> Iterator[Path]:
-        """A file system of 256 kB."""
+        """Mount a file system of 256 kB."""
         disk = tmp_path / "disk"
         disk.mkdir()
         mounted = subprocess.run(
@@ -417,7 +431,7 @@ class TestExportFailures:
 
     @pytest.mark.parametrize("mode", ["inline", "fork"])
     def test_a_full_disk_leaves_no_half_written_file(self, tiny_disk: Path, mode: str) -> None:
-        """The error has the reason of the system, no half-written file stays, and the next capture records."""
+        """The error has the system's reason, no incomplete file stays, and the next capture records."""
         folder = tiny_disk / "step-000002"
         (folder / "actor").mkdir(parents=True)
         place, backend, exporter = at(folder), TorchBackend(), Exporter()
@@ -433,7 +447,7 @@ class TestExportFailures:
         assert left(place) == sorted(Path(a.path).name for result in results for a in result.artifacts)
 
     def test_a_read_only_disk(self, tiny_disk: Path) -> None:
-        """A file system that became read-only is named with its cause."""
+        """The export error names a file system that has become read-only."""
         folder = tiny_disk / "step-000002"
         (folder / "actor").mkdir(parents=True)
         backend = TorchBackend()
@@ -446,7 +460,7 @@ class TestExportFailures:
     def test_an_incomplete_file_is_kept_and_reported(
         self, place: Capture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What torch wrote is kept as it is where it breaks off, and the error carries the artifact."""
+        """If torch's file is cut off, it is kept, and the error has its artifact."""
         backend = TorchBackend()
         backend.start(place)
         work()
@@ -471,7 +485,7 @@ class TestTorchFails:
     def test_torch_fails_at_the_start(
         self, place: Capture, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
     ) -> None:
-        """A session that does not come up, or is interrupted, is cancelled."""
+        """If the start raises or is interrupted, the session is cancelled, and the next capture records."""
         backend = TorchBackend()
 
         def fail(_: object) -> None:
@@ -485,7 +499,7 @@ class TestTorchFails:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_torch_fails_at_the_warm_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A failed warm-up is repeated the next time."""
+        """A failed warm-up raises BackendError, and the next warm-up can succeed."""
         monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
 
@@ -503,8 +517,8 @@ class TestTorchFails:
     def test_arming_without_a_device_looks_at_nothing_that_takes_long(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Arming neither makes a session nor walks over all objects, because the training thread waits for
-        it at the end of a step.
+        """Arming takes less than a quarter of the time of a walk over all objects, because the training
+        thread waits for it.
         """
         monkeypatch.setattr(TorchBackend, "_is_warm", False)
         backend = TorchBackend()
@@ -516,7 +530,9 @@ class TestTorchFails:
 
     @pytest.mark.parametrize("by", ["stop", "abort"])
     def test_torch_fails_at_the_stop(self, place: Capture, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-        """A stop that raises after its work is a failed capture; abort keeps its promise not to raise."""
+        """If torch raises at the end of its stop, `stop` raises BackendError and `abort` does not raise.
+        The next capture records.
+        """
         backend = TorchBackend()
         stop = torch.profiler._KinetoProfile.stop_trace
 
@@ -536,7 +552,7 @@ class TestTorchFails:
         assert len(named(trace_of(place, artifact), "aten::add_")) == 3
 
     def test_nothing_is_written(self, place: Capture, mocker: MockerFixture) -> None:
-        """Kineto that writes nothing and says nothing is an error that names the folder."""
+        """If Kineto writes no file and reports no error, the export error names the folder."""
         backend = TorchBackend()
         backend.start(place)
         job = backend.stop(place, ())
@@ -547,7 +563,7 @@ class TestTorchFails:
 
 
 class TestDevices:
-    """As far as testable without one: the chosen activities."""
+    """The activities for devices, tested without a device."""
 
     def test_only_devices_in_use_are_recorded(self, mocker: MockerFixture) -> None:
         """By default a device that the process does not use is not recorded. It is recorded if the
@@ -566,7 +582,7 @@ class TestDevices:
         assert api.activities(None) == ({activity.CPU, activity.CUDA}, None)
 
     def test_a_device_without_a_module(self, mocker: MockerFixture) -> None:
-        """An activity whose device has no module in torch is recorded by name only."""
+        """An activity whose device has no module in torch is recorded only if the configuration names it."""
         activity = torch.profiler.ProfilerActivity
         api = backend_module.TorchApi()
         supported = {activity.CPU, activity.PrivateUse1}
@@ -578,7 +594,9 @@ class TestDevices:
     def test_any_accelerator_counts(
         self, monkeypatch: pytest.MonkeyPatch, initialized: bool | None, mode: str
     ) -> None:
-        """An accelerator that only torch.accelerator knows of; one that does not say whether it is in use is taken to be."""
+        """An accelerator that only `torch.accelerator` knows counts. If it does not say whether it is in
+        use, it counts as used.
+        """
 
         class Module:
             if initialized is not None:
@@ -596,7 +614,7 @@ class TestDevices:
         assert TorchBackend().export_mode() == mode
 
     def test_without_proc_torchs_answer_decides(self, mocker: MockerFixture) -> None:
-        """If descriptors cannot be listed, torch's answer decides."""
+        """If the open files of the process cannot be listed, torch's own answer decides."""
         listing = mocker.patch.object(Path, "iterdir", side_effect=FileNotFoundError("/proc"))
         assert not device_in_use()
         listing.assert_called()
@@ -604,7 +622,9 @@ class TestDevices:
     def test_starting_a_device_is_reported_once(
         self, place: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Once, where torch's own preparation does what keeps children that are forked later from using it; not without a driver."""
+        """With a driver, torch's preparation starts CUDA, which forked children then cannot use. One line
+        is logged; without a driver none is.
+        """
         driver = tmp_path / "nvidiactl"
         monkeypatch.setattr("stepprof.backends.torch.api._DRIVERS", (str(driver),))
         monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -620,7 +640,7 @@ class TestDevices:
         assert "start such children with spawn" in lines[0]["reason"]
 
     def test_captures_with_a_device_use_slow_ranges(self, place: Capture) -> None:
-        """A capture with a device takes the ranges that its lanes show; their names survive as well."""
+        """In a capture with a device, a range is an annotation with its name unchanged."""
         backend = TorchBackend()
         backend.start(place)
         backend._on_device = True
@@ -635,7 +655,9 @@ class TestDevices:
 class TestForeignProfilers:
     @pytest.mark.parametrize("options", ["all", "bound"])
     def test_a_profiler_started_before_ours(self, warm: Any, options: str) -> None:
-        """A profiler that runs or is prepared, in any thread, by either of torch's classes, makes us busy and is not touched."""
+        """While another torch profiler runs or is prepared in any thread, the backend is busy. The other
+        profiler's trace is valid.
+        """
         ran = warm.run(
             PRELUDE
             + f"""
@@ -683,7 +705,9 @@ print("end")
         assert ran.stdout == "end\n"
 
     def test_a_profiler_started_inside_ours(self, warm: Any) -> None:
-        """A profiler that starts inside our capture wins: theirs is whole, ours says it failed, and the next one records."""
+        """If another profiler starts inside our capture, its trace is valid and our stop fails. The next
+        capture records.
+        """
         ran = warm.run(
             PRELUDE
             + """
@@ -728,7 +752,9 @@ print("end")
         assert ran.stdout == "end\n"
 
     def test_a_profiler_started_inside_a_bound_capture(self, warm: Any) -> None:
-        """The same on the thread of a bound capture. After one on another thread this thread cannot record again, and says so; the process lives."""
+        """The same holds for a bound capture. After a profiler on another thread, this thread is busy, and
+        the process does not crash.
+        """
         ran = warm.run(
             PRELUDE
             + """
@@ -757,7 +783,9 @@ print("again", refusal(records, backend))
 
 class TestThreadsAndEnds:
     def test_any_thread_may_start_stop_and_export(self, place: Capture) -> None:
-        """A capture of all threads belongs to no thread: five rounds over changing threads next to busy ones."""
+        """A capture of all threads can be started, stopped and exported by different threads, five times
+        in a row.
+        """
         backend = TorchBackend()
         found: list[int] = []
 
@@ -777,7 +805,7 @@ class TestThreadsAndEnds:
         assert found == [3] * 5
 
     def test_the_owner_of_a_bound_capture_is_gone(self, warm: Any) -> None:
-        """A capture whose thread has ended can be aborted from any other thread, and the process records
+        """If the thread of a capture has ended, another thread can abort it, and the process records
         again.
         """
         ran = warm.run(
@@ -796,7 +824,7 @@ print("end")
         assert ran.stdout == "end\n"
 
     def test_a_fork_of_the_program_has_no_capture(self, place: Capture) -> None:
-        """In a child that the user forks there is nothing to stop or to abort, and torch is left alone; the parent's goes on."""
+        """In a forked child, a stop is refused and an abort does nothing. The parent's capture continues."""
         backend = TorchBackend()
         backend.start(place)
         work()
@@ -829,7 +857,7 @@ class TestProbe:
     def test_torch_cannot_be_imported(
         self, run_script: Callable[..., Any], failure: str, remedy: str
     ) -> None:
-        """A torch that is missing, or that an extension breaks, is a reason with its remedy."""
+        """If torch is missing, or an extension breaks it, the reason names the remedy."""
         ran = run_script(
             f"""
             import sys
@@ -847,8 +875,8 @@ class TestProbe:
         assert remedy in ran.stdout
 
     def test_an_older_torch(self, warm: Any) -> None:
-        """Without the newer parts of torch, captures are bound to their thread, and ranges use the
-        documented functions.
+        """Without the newer parts of torch, captures are bound to their thread and ranges still work.
+        Without Kineto the backend cannot record.
         """
         ran = warm.run(
             PRELUDE
@@ -881,7 +909,7 @@ print(TorchBackend().probe())
 
 class TestExportMode:
     def test_a_child_without_a_device(self) -> None:
-        """A process that uses no accelerator exports in a child."""
+        """A process that uses no accelerator exports in a forked child."""
         assert not device_in_use()
         assert TorchBackend().export_mode() == "fork"
 
@@ -901,7 +929,7 @@ class TestExportMode:
     def test_sees_a_device_that_torch_does_not_know_of(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """An open device file is a context, whichever code opened it."""
+        """An open device file counts as a device in use, whichever code opened it."""
         from stepprof.backends.torch import api as torch_api
 
         device = tmp_path / "nvidia-uvm"
@@ -912,6 +940,6 @@ class TestExportMode:
             assert device_in_use()
 
     def test_bytes_are_unknown(self) -> None:
-        """torch does not report how much it holds."""
+        """The size is unknown, because torch does not report how much it holds."""
         assert TorchBackend().bytes_so_far() is None
         assert backend_module.TorchBackend.name == "torch"

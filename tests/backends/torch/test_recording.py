@@ -1,5 +1,5 @@
-"""Recording with the real torch.profiler under everything that can go wrong around it: the disk,
-another profiler, memory; and what an export costs the loop.
+"""Recording with the real torch.profiler under failures of the disk, another profiler and low memory, and
+the export next to the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def leave_at_once(warm):
-    """Let the scripts end without waiting, because these tests do not depend on their end."""
+    """End the scripts at once, because these tests do not examine how a process ends."""
     warm.leave = True
 
 
@@ -41,7 +41,7 @@ TWO = {"STEPPROF_STEPS": "2-3"}
 
 
 def on_disk(folder):
-    """The configuration that records there, with one manifest writer and no spans."""
+    """Return the variables of a job that records into a folder."""
     return {**TWO, "STEPPROF_OUTPUT_DIR": str(folder), "STEPPROF_RUN_ID": "r"}
 
 
@@ -52,7 +52,9 @@ def copy_runs(warm, folder):
 
 class TestDisk:
     def test_a_full_disk_costs_only_the_trace(self, warm, small_disk):
-        """The job goes on, the log has the reason, the manifest does not claim a trace; once there is room, the next step records."""
+        """If the disk is full, the job continues, the log has the reason, and the window has no trace.
+        When there is room, the next step records.
+        """
         ran = warm.run_twice(
             LOOP
             + """
@@ -76,7 +78,9 @@ loop(fill, after=lambda: os.path.exists("disk/filler") and os.unlink("disk/fille
         assert warm.is_readable(warm.window(3), 3)
 
     def test_full_before_the_window(self, warm, small_disk):
-        """Where not even the claim can be written nothing is recorded; the state keeps the reason, and the machine is idle."""
+        """If the disk is full before the window, nothing is recorded. The state has the reason and is idle
+        or armed, and the next step records.
+        """
         ran = warm.run(
             LOOP
             + """
@@ -102,7 +106,9 @@ with profile_step(3, role="actor"):
         assert warm.window(3)["status"] == "complete"
 
     def test_a_read_only_disk_costs_the_trace_or_fails_init(self, warm, small_disk):
-        """A disk that becomes read-only costs the trace; `init` on one is an error that names the key."""
+        """If a disk becomes read-only, the trace is lost. On a read-only disk `init` raises an error that
+        names the key.
+        """
         ran = warm.run_twice(
             LOOP
             + """
@@ -131,9 +137,7 @@ loop(lambda: remount("ro"), after=lambda: remount("rw"))
 
     @pytest.mark.parametrize("moment", ["recording", "exporting"])
     def test_a_run_that_vanishes(self, warm, moment):
-        """Another process removes the folder. The job continues, the manifest is written again and reports
-        this, and the next step records.
-        """
+        """Another process removes the run's folder. The job continues, and the next step records."""
         ran = warm.run_twice(
             LOOP
             + """
@@ -156,7 +160,7 @@ else:
         assert warm.is_readable(warm.window(3), 3)
 
     def test_a_path_under_a_file_fails_init(self, warm):
-        """A path that can never be a folder is an error of `init`."""
+        """If `output_dir` is below a file, `init` raises ConfigError, and the state is idle."""
         ran = warm.run(
             """
             open("file", "w").close()
@@ -248,7 +252,9 @@ has(profiler.function_events and type("P", (), {"events": lambda self: profiler.
 class TestForeignProfiler:
     @pytest.mark.parametrize("case", FOREIGN)
     def test_another_profiler_is_left_alone(self, warm, case):
-        """The other profiler keeps its events and nothing crashes. Our window says why it has none, and the next selected step records."""
+        """The other profiler keeps its events. Our window is failed or skipped and names the other
+        profiler, and the next selected step records.
+        """
         ran = warm.run_twice(
             THEIRS
             + FOREIGN[case]
@@ -265,7 +271,7 @@ class TestForeignProfiler:
 
 class TestMemory:
     def test_a_host_that_runs_low(self, warm):
-        """The capture ends and is kept; the body and the job go on."""
+        """If the host's memory runs low, the capture ends early and is kept, and the body continues."""
         warm.run(
             """
             stepprof.init({"steps": "2", "output_dir": "runs", "min_free_memory": "99%"})
@@ -281,7 +287,9 @@ class TestMemory:
         assert warm.is_readable(window)
 
     def test_an_address_space_that_runs_out(self, warm):
-        """Under `ulimit -v` what torch records of 30,000 ops would end the job in one of its own."""
+        """Under a limit of the address space, the capture ends early before its events would exceed the
+        limit.
+        """
         warm.run(
             """
             import resource
@@ -322,7 +330,7 @@ LocalCapture.exported_in_child = locked
 class TestExports:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_exports_run_in_a_child_or_in_place(self, warm, mode):
-        """An export in a child runs next to the loop; one in place counts as stall."""
+        """An export in a child or a thread runs next to the loop; an export in place counts as stall."""
         ran = warm.run(
             """
             stepprof.init({"steps": "2", "output_dir": "runs", "export": sys.argv[1]})
@@ -347,7 +355,9 @@ class TestExports:
 
     @pytest.mark.parametrize("place", IN_CHILD)
     def test_a_child_that_hangs(self, warm, place):
-        """A child that needs a lock of another thread is killed; the trace is complete, nothing else is left, and the next step records."""
+        """A child that waits for a lock is killed. The trace is complete, no other file is left, and the
+        next step records.
+        """
         ran = warm.run(
             HELD_LOCK
             + IN_CHILD[place]
@@ -373,7 +383,7 @@ for step in (2, 3):
         assert ran.stderr.count("the export process hung") == (0 if place == "after its files" else 2)
 
     def test_steps_in_a_row_and_siblings_back_to_back(self, warm):
-        """No selected window is skipped because of an earlier one's export."""
+        """The export of an earlier window causes no later window to be skipped."""
         warm.run(
             """
             stepprof.init()
@@ -393,7 +403,9 @@ for step in (2, 3):
             assert all(warm.is_readable(window, step) for window in windows)
 
     def test_threads_that_race_to_open(self, warm):
-        """A second capture is never opened: the later thread joins the first, or opens one after it."""
+        """Four threads open windows at the same time. Each window ends with an outcome, and every complete
+        one has a readable trace.
+        """
         warm.run(
             """
             stepprof.init()
@@ -421,7 +433,7 @@ for step in (2, 3):
 
 class TestWhatIsRecorded:
     def test_the_artifact_names_step_role_and_rank(self, warm):
-        """Step, role and rank are in its path and in its content."""
+        """The path and the content of the trace contain step, role and rank."""
         warm.run(
             """
             stepprof.init(rank=3, world_size=4)
@@ -449,7 +461,9 @@ class TestWhatIsRecorded:
         assert {"aten::mm", "update_actor"} <= names
 
     def test_check_finds_missing_and_damaged_artifacts(self, warm, capsys):
-        """`stepprof check` passes on the recording, and fails on an artifact that is cut off, missing, or an empty folder."""
+        """`stepprof check` passes for the recording. It fails if the artifact is cut off or missing, and
+        for an empty folder.
+        """
         warm.run(
             """
             stepprof.init()

@@ -123,7 +123,7 @@ def identity(event) -> str:
 
 
 def assert_stacks_nest(events) -> int:
-    """Complete events of one thread lie within one another or apart; how many were looked at."""
+    """Check that the complete events of each thread are nested or disjoint; return how many were checked."""
     lanes: dict = {}
     for event in events:
         if event.get("ph") == "X" and event.get("dur") is not None and isinstance(event["tid"], int):
@@ -177,7 +177,9 @@ class TestTraces:
         assert (queue["ph"], queue["args"]) == ("C", {"value": 17})
 
     def test_regions_that_outlive_their_capture(self, warm, tmp_path) -> None:
-        """Regions of another thread that end during the next capture, and one that ends after the last, leave the process and both traces whole."""
+        """Regions of another thread end in the next capture, and one region ends after the last capture.
+        Both traces are valid, and the process does not crash.
+        """
         warm.run(BEGIN + OPEN_AT_THE_END + END, timeout=110).check()
         for step, name in ((2, "held 0"), (3, "around the end")):
             events = trace(tmp_path, step)

@@ -1,6 +1,5 @@
-"""Stopping a torch session of all threads while some of them are in the middle of an op.
-
-`STOP_CAPTURES` in the environment makes it more captures: `nox -s campaigns` does so.
+"""Stop a torch session of all threads while some of them are inside an op. `STOP_CAPTURES` in the
+environment sets the number of captures; `nox -s campaigns` sets it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def processor_ns(thread: int) -> int:
 
 
 class Session:
-    """A torch session that notes how long a thread has run at the time of its switch-off, and at its stop."""
+    """A torch session that records the CPU time of a thread at its switch-off and at its stop."""
 
     def __init__(self, thread: int, *, pauses: bool = True) -> None:
         self.thread = thread
@@ -43,7 +42,7 @@ class Session:
 
 @pytest.fixture
 def computing():
-    """A thread that computes without the interpreter's lock, as one inside ops does; its number."""
+    """Start a thread that computes without the interpreter's lock, as inside an op; return its number."""
     begun, number = threading.Event(), []
 
     def compute() -> None:
@@ -63,14 +62,14 @@ def computing():
 
 class TestWaiting:
     def test_the_stop_waits_for_a_computing_thread(self, computing) -> None:
-        """Nothing is stopped before it has had a processor for longer than a callback takes, however late it gets one."""
+        """The stop waits until the thread has had more CPU time than a callback takes."""
         session = Session(computing)
         stop_all_threads(session, set())
         before, after = session.noted
         assert after - before >= CALLBACK_NS
 
     def test_the_stop_does_not_wait_for_a_sleeping_thread(self) -> None:
-        """Its op, if it is in one, waits for something: it is not in the callback."""
+        """A sleeping thread cannot be inside the callback, so the stop does not wait for it."""
         done = threading.Event()
         thread = threading.Thread(target=done.wait, daemon=True)
         thread.start()
@@ -85,8 +84,8 @@ class TestWaiting:
         thread.join()
 
     def test_the_wait_is_bounded(self, computing, monkeypatch) -> None:
-        """Training is not delayed by a thread that gets no CPU, or by a torch that cannot switch the
-        recording of ops off.
+        """The stop ends after its timeout if the thread gets no CPU, also with a torch that cannot switch
+        its recording off.
         """
         monkeypatch.setattr(stop, "CALLBACK_NS", 10**18)
         monkeypatch.setattr(stop, "LEAVE_SECONDS", 0.2)
@@ -99,7 +98,9 @@ class TestWaiting:
 @pytest.mark.slow
 class TestStarvedThreads:
     def test_the_process_lives_on(self, warm) -> None:
-        """Threads are repeatedly descheduled in the middle of an op while captures start and stop."""
+        """The process does not crash when threads are descheduled inside an op while captures start and
+        stop.
+        """
         script = """
             import os, subprocess, sys, threading, time
             from pathlib import Path

@@ -1,4 +1,6 @@
-"""Synchronous windows on a thread whose event loop runs: they block that loop and record, except for engines that live on it."""
+"""Synchronous windows on a thread whose event loop runs. They block that loop and record every engine that
+does not live on it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from stepprof.errors import StateError
 from stepprof.remote.loop import on_loop
 
 CALL_SECONDS = 0.2
-"""How long a call to an engine takes here: long enough to be missed by a window that does not wait for it."""
+"""How long a call to an engine takes. A window that does not wait for the call is shorter."""
 
 
 class Hopping(Driver):
-    """An engine that answers its calls on its own event loop."""
+    """A driver whose engine answers its calls on its own event loop."""
 
     async def start(self, window):
         await on_loop(self.loop, _answer)
@@ -35,7 +37,7 @@ async def _answer():
 
 @pytest.fixture
 def recording(start):
-    """Return a function that starts a session that records rollouts with all their replicas; nothing else."""
+    """Return a function that starts a session that records the rollouts of all replicas."""
 
     def recording(**config):
         roles = {"rollout": {"ranks": "all"}}
@@ -51,14 +53,14 @@ def slow(engine):
 
 
 def attach_hopping(one):
-    """Attach an engine whose calls are answered on its loop."""
+    """Attach an engine that answers its calls on its own loop."""
     attached = stepprof.attach(one)
     attached.targets[0].driver.__class__ = Hopping
     return attached
 
 
 async def settled(session, step=2, count=1, seconds=10.0):
-    """The entries of a step, once none of them is as it was written ahead; the loop turns meanwhile."""
+    """Return the entries of a step once none of them is lost; the loop runs meanwhile."""
     deadline = time.monotonic() + seconds
     while True:
         await asyncio.sleep(0.02)
@@ -103,7 +105,9 @@ class TestElsewhere:
 
     @pytest.mark.parametrize("form", [block, start_and_stop, decorator, generator, left_open])
     async def test_start_and_stop_are_answered_around_the_body(self, recording, slow, form):
-        """In every form of a window: the start before the body begins, the stop before the window has ended."""
+        """In every form of a window the start is answered before the body begins, and the stop before the
+        window has ended.
+        """
         one, session = slow(), recording()
         stepprof.attach(one)
         seen = []
@@ -121,7 +125,9 @@ class TestElsewhere:
         assert entry.stop_seconds >= CALL_SECONDS
 
     async def test_an_engine_that_lives_on_another_loop(self, recording, engine, other_loop):
-        """Its own loop answers, whatever the caller blocks."""
+        """An engine on another loop is recorded, because its loop answers while the caller's loop is
+        blocked.
+        """
         one, session = engine(loop=other_loop), recording()
         attach_hopping(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -129,7 +135,9 @@ class TestElsewhere:
         assert [entry.status for entry in await settled(session)] == ["complete"]
 
     async def test_a_body_that_awaits(self, recording, slow):
-        """A synchronous block in a coroutine: the loop turns in the body, and is blocked at both ends only."""
+        """A synchronous block in a coroutine blocks the loop only while it enters and exits. The body can
+        await.
+        """
         one, session = slow(), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -139,7 +147,7 @@ class TestElsewhere:
         assert [entry.status for entry in await settled(session)] == ["complete"]
 
     async def test_two_windows_in_a_row_do_not_mix(self, recording, slow):
-        """Nothing of the second is in the first one's capture."""
+        """The first capture ends before the second one begins."""
         one, session = slow(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -150,7 +158,7 @@ class TestElsewhere:
         assert first.end_unix_ns < second.start_unix_ns
 
     async def test_a_hung_engine_costs_the_bounds(self, recording, engine):
-        """Not more; the entry says what to write, should it be this loop that the engine needs."""
+        """A hung engine delays the window only for the timeouts. The entry suggests `async with`."""
         gate = threading.Event()
         one = engine(hold={"start": gate})
         session = recording(engine_start_timeout_seconds=0.3, engine_stop_timeout_seconds=0.3)
@@ -166,7 +174,7 @@ class TestElsewhere:
         assert (await settled(session))[0].status in ("failed", "partial")
 
     async def test_sessions_elsewhere_know_the_step_before_the_body(self, recording, engine):
-        """What is sent to them in the body carries its step."""
+        """A listener gets the step before the body begins."""
         one = engine(cls=Listener, kind="spans")
         recording()
         stepprof.attach(one)
@@ -178,7 +186,7 @@ class TestOnThisLoop:
     """Engines that live on the loop that the window blocks."""
 
     async def test_nothing_is_sent(self, recording, engine):
-        """The entry is `skipped` and says what to write instead."""
+        """An engine on the blocked loop gets no start. Its entry is skipped and suggests `async with`."""
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -188,7 +196,9 @@ class TestOnThisLoop:
         assert "async with" in entry.error
 
     async def test_the_others_record_and_one_warning_is_logged(self, recording, engine, slow, log):
-        """However many steps are recorded, and however many engines live there."""
+        """The engines on the blocked loop are skipped, and the other engine records. One warning is logged
+        for all steps and engines.
+        """
         loop = asyncio.get_running_loop()
         elsewhere, session = slow(), recording()
         stepprof.attach([engine(loop=loop), elsewhere, engine(loop=loop)])
@@ -203,7 +213,7 @@ class TestOnThisLoop:
         assert "async with" in warnings[0]["reason"]
 
     async def test_strict_raises_for_it(self, recording, engine):
-        """A test of the job finds it."""
+        """With `strict`, the window raises StateError, so that a test of the job finds the error."""
         one = engine(loop=asyncio.get_running_loop())
         recording(strict=True)
         stepprof.attach(one)
@@ -213,7 +223,7 @@ class TestOnThisLoop:
 
     @pytest.mark.parametrize("strict", [False, True])
     async def test_a_window_inside_an_asynchronous_one_joins(self, recording, engine, strict):
-        """No call is sent for the inner window."""
+        """A synchronous window inside an asynchronous one joins its capture, and no call is sent for it."""
         one, session = engine(loop=asyncio.get_running_loop()), recording(strict=strict)
         attach_hopping(one)
         async with stepprof.profile_step(2, role="rollout"):
@@ -224,14 +234,16 @@ class TestOnThisLoop:
         assert [entry.status for entry in await settled(session, count=2)] == ["complete", "joined"]
 
     async def test_a_synchronous_stop_after_an_asynchronous_start(self, recording, engine, log):
-        """The stop is answered once the loop is free; the window does not wait for it, and the entry is `partial`."""
+        """The window does not wait for the stop, which is answered once the loop is free. The entry is
+        partial and suggests `astop`.
+        """
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attach_hopping(one)
         for step in (2, 3):
             window = await stepprof.profile_step(step, role="rollout").astart()
             began = time.monotonic()
             window.stop()
-            assert time.monotonic() - began < 30  # the bound is 60
+            assert time.monotonic() - began < 30  # the stop timeout is 60 s
             assert one.asked("stop") == step - 2
             [entry] = await settled(session, step)
             assert entry.status == "partial"
@@ -240,7 +252,7 @@ class TestOnThisLoop:
         assert [line["event"] for line in log].count("engine.stop_not_awaited") == 1
 
     async def test_an_unanswered_stop_is_reported_at_its_bound(self, recording, engine):
-        """The stop is reported after its timeout, even if the window did not wait for it."""
+        """The entry names the unanswered stop after its timeout, even if the window did not wait for it."""
         gate = threading.Event()
         one = engine(loop=asyncio.get_running_loop(), hold={"stop": gate})
         session = recording(engine_stop_timeout_seconds=0.2)
@@ -255,20 +267,24 @@ class TestOnThisLoop:
         assert [entry.status for entry in await settled(session)] == ["partial"]
 
     async def test_a_shutdown_does_not_wait_for_itself(self, recording, engine, log):
-        """The stop is sent, answered once the loop is free, and kept as `partial`."""
+        """The shutdown does not wait for a stop that needs its own loop. The stop is answered once the
+        loop is free, and the entry is partial.
+        """
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attach_hopping(one)
         await stepprof.profile_step(2, role="rollout").astart()
         began = time.monotonic()
         stepprof.shutdown()
-        assert time.monotonic() - began < 30  # it waits for 120 s at most
+        assert time.monotonic() - began < 30  # the shutdown waits for 120 s at most
         assert one.asked("stop") == 0
         assert [line["event"] for line in log].count("engine.stop_not_awaited") == 1
         [entry] = await settled(session)
         assert (entry.status, len(entry.artifacts)) == ("partial", 1)
 
     async def test_a_shutdown_while_a_coroutine_leaves_its_window(self, recording, engine):
-        """The stop that the coroutine awaits needs this loop, and is not waited for either."""
+        """A coroutine awaits a stop that needs this loop. The shutdown does not wait for it, and the entry
+        becomes complete.
+        """
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attach_hopping(one)
         window = await stepprof.profile_step(2, role="rollout").astart()
@@ -276,13 +292,13 @@ class TestOnThisLoop:
         await asyncio.sleep(0)
         began = time.monotonic()
         stepprof.shutdown()
-        assert time.monotonic() - began < 30  # the stop has 60 s
+        assert time.monotonic() - began < 30  # the stop timeout is 60 s
         await leaving
         [entry] = await settled(session)
         assert (entry.status, len(entry.artifacts)) == ("complete", 1)
 
     async def test_a_shutdown_on_another_thread_waits(self, recording, engine):
-        """The loop is free meanwhile."""
+        """A shutdown on another thread waits for the stop, because the loop is free."""
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attach_hopping(one)
         await stepprof.profile_step(2, role="rollout").astart()
@@ -293,9 +309,7 @@ class TestOnThisLoop:
 
     @pytest.mark.parametrize("then_shutdown", [False, True])
     async def test_a_detach_does_not_wait(self, recording, engine, then_shutdown):
-        """A recording of the engine is stopped once the loop is free, even if the run ends right after the
-        detach.
-        """
+        """The engine is stopped once the loop is free, even if the run ends right after the detach."""
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attached = attach_hopping(one)
         window = await stepprof.profile_step(2, role="rollout").astart()
@@ -313,7 +327,9 @@ class TestCoroutines:
     """Asynchronous windows block no loop."""
 
     async def test_closing_a_window_that_was_left_open(self, recording, engine):
-        """The loop turns, and an engine on it answers, while the next `astart` closes it."""
+        """The next `astart` closes a window that was left open. The loop is not blocked, so the engine on
+        it answers the stop.
+        """
         one, session = engine(loop=asyncio.get_running_loop()), recording()
         attach_hopping(one)
         await stepprof.profile_step(2, role="rollout").astart()

@@ -1,4 +1,4 @@
-"""The lease of an engine on the NPUs that it shares: no other process records them meanwhile, and the other way round."""
+"""The lease of an engine on the NPUs that it shares: only one process at a time records such a device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leases(tmp_path):
 
 @pytest.fixture
 def recording(start, leases):
-    """Return a function that starts a session whose rollouts are recorded with their engines, which use devices 4 and 5."""
+    """Return a function that starts a session that records rollouts with engines on the devices 4 and 5."""
 
     def recording(wait=0.2, **options):
         rollout = {
@@ -51,7 +51,7 @@ def recording(start, leases):
 
 @pytest.fixture
 def holder(leases):
-    """Another process that records device 4, until its stdin is closed."""
+    """Start another process that holds the lease of device 4 until its stdin is closed."""
     leases.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(leases)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -63,7 +63,7 @@ def holder(leases):
 
 
 def taken_by(leases, number):
-    """Return the holder of a device, as another process sees it; None: it was free."""
+    """Return the holder of a device, as another process sees it, or None if the device is free."""
     lease = DeviceLease(f"npu-{number}", leases)
     try:
         lease.take("test")
@@ -89,7 +89,9 @@ def settled(session, step=2, count=1):
 
 class TestLeases:
     def test_a_lease_is_held_from_start_to_stop(self, recording, engine, leases):
-        """A process that finds it taken learns the holder; after the stop it is free."""
+        """While the engine records, another process finds the devices leased and learns the holder. After
+        the stop they are free.
+        """
         session = recording()
         stepprof.attach(engine(), role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -100,7 +102,7 @@ class TestLeases:
         assert [taken_by(leases, number) for number in (4, 5)] == [None, None]
 
     def test_an_engine_marks_its_devices_as_shared(self, recording, engine, leases):
-        """Once an engine has been armed, a trainer sees that the device is shared, and holds its lease no longer than its windows."""
+        """After a window of the engine, other processes see that its device is shared."""
         recording()
         stepprof.attach(engine(), role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -112,7 +114,9 @@ class TestLeases:
             lease.forget()
 
     def test_replicas_share(self, recording, engine, leases):
-        """One driver's engines record side by side: the last one gives it back."""
+        """Two engines of one driver share the lease of a device, which is released when the last one has
+        stopped.
+        """
         session = recording()
         stepprof.attach([engine(), engine(delays={"stop": 0.2})], role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -121,8 +125,8 @@ class TestLeases:
         assert taken_by(leases, 4) is None
 
     def test_a_device_leased_by_another_process_skips_the_engine(self, recording, engine, leases, holder):
-        """No start is sent to the engine, and the entry names the holder of the lease. The next window
-        records.
+        """No start is sent to the engine, and its entry is skipped and names the holder. The next window
+        is recorded.
         """
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
@@ -147,7 +151,7 @@ class TestLeases:
         assert [entry.status for entry in settled(session)] == ["complete"]
 
     def test_a_start_that_fails(self, recording, engine, leases):
-        """The lease is released."""
+        """After a failed start the lease is released."""
         session = recording()
         stepprof.attach(engine(failing={"start": ValueError("no")}), role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -166,7 +170,7 @@ class TestLeases:
         assert "lease_dir" in entry.error
 
     def test_without_devices_no_lease_is_taken(self, recording, engine, leases, holder):
-        """Without devices, for any backend."""
+        """An engine without devices records without a lease."""
         session = recording(devices=[])
         stepprof.attach(engine(), role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -189,7 +193,7 @@ def test_invalid_devices_are_refused(engine, meant):
 
 
 def test_devices_for_nothing():
-    """Of an engine that does not record NPUs they are warned about."""
+    """`devices` of an engine that does not record NPUs cause a warning."""
     by = {backend: Config(steps="2", roles={"rollout": {"backend": "null", "engine": {"backend": backend, "devices": 3}}}) for backend in ("npu", "torch")}  # fmt: skip
     assert by["npu"].warnings() == ()
     (warning,) = by["torch"].warnings()

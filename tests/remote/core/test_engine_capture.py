@@ -1,4 +1,4 @@
-"""The capture of one engine as a state machine, without any engine."""
+"""The capture of one engine as a state machine, tested without an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIGGERS = [each["trigger"] for each in CAPTURE_TRANSITIONS]
 
 
 def in_state(state: str) -> Recording:
-    """A capture in this state. Nothing here reads its entry."""
+    """Return a capture in this state. It has no entry, because no trigger reads it."""
     recording = Recording(None, lambda: None, 2)  # type: ignore[arg-type]
     for trigger in WAYS[state]:
         getattr(recording, trigger)()
@@ -32,7 +32,7 @@ def in_state(state: str) -> Recording:
 
 
 def destinations(trigger: str, state: str) -> list[str]:
-    """Where the table says that a trigger leads to."""
+    """Return the states that a trigger leads to, according to the table."""
     return [
         each["dest"]
         for each in CAPTURE_TRANSITIONS
@@ -63,7 +63,9 @@ class TestRecording:
 
     @pytest.mark.parametrize("state", CAPTURE_STATES)
     def test_each_state_has_its_pending_stop_joins_and_gates(self, state) -> None:
-        """When a stop is pending, when windows may join, and which gates are open."""
+        """Each state defines whether a stop is pending, whether windows may join, and which gates are
+        open.
+        """
 
         async def check() -> tuple[bool, ...]:
             recording = in_state(state)
@@ -90,7 +92,7 @@ class TestRecording:
         [("starting", "its start"), ("aborting", "the stop that must follow"), ("stopping", "its stop")],
     )
     def test_the_pending_call_is_named(self, state, what) -> None:
-        """The manifest of a window that finds the engine busy names the pending call."""
+        """Each state in which a call is unanswered has a name for that call, for the manifest."""
 
         async def check() -> str:
             return in_state(state).unanswered
@@ -98,7 +100,9 @@ class TestRecording:
         assert what in asyncio.run(check())
 
     def test_the_last_window_ends_it(self) -> None:
-        """Windows of the same step keep the capture open; windows of other steps do not."""
+        """The capture ends when its last window of the same step leaves. Windows of other steps do not
+        keep it open.
+        """
 
         async def check() -> list[bool]:
             recording = in_state("recording")

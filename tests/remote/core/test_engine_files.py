@@ -1,4 +1,6 @@
-"""Files and folders that an engine of another user names, or leaves: nothing of the driver's user is read, made, moved or shown for it."""
+"""Files and folders of an engine that runs as another user. stepprof reads, makes, moves and shows no file
+of the driver's user for such an engine.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def failure(work: Any, *arguments: Any, **options: Any) -> str:
 class TestAdopt:
     @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
     def test_a_link_is_not_followed(self, tmp_path, window, name) -> None:
-        """The target of a link is not copied, not removed, and not named."""
+        """If a trace is a link, its target is neither copied nor removed."""
         private = tmp_path / "private.json"
         private.write_text(kineto(EVENT))
         (tmp_path / name).symlink_to(private)
@@ -63,21 +65,19 @@ class TestAdopt:
 
     @pytest.mark.parametrize("content", [KEY, '{"token": "hunter2 hunter2"', '{"traceEvents": [' + KEY])
     def test_no_message_shows_the_content_of_a_file(self, tmp_path, window, content) -> None:
-        """The reason says what is wrong, without a byte of it: it goes into the manifest."""
+        """The failure contains no content of the file, because it is written into the manifest."""
         said = failure(adopt, written(tmp_path, content, "a.json"), window, "rank-0")
         assert not any(part in said for part in ("BEGIN", "OPENSSH", "b3Bl", "hunter2"))
 
     def test_a_large_file_shows_nothing_either(self, tmp_path, window) -> None:
-        """A file that is too large to be parsed is checked in another way, and no content of it is shown
-        either.
-        """
+        """The failure of a file that is too large to be parsed contains no content of the file either."""
         content = '{"traceEvents": [' + ",\n".join([EVENT] * 20_000) + KEY
         said = failure(adopt, written(tmp_path, content, "a.json"), window, "rank-0")
         assert "breaks off after" in said
         assert "KEY" not in said
 
     def test_a_pipe_is_not_waited_for(self, tmp_path, window) -> None:
-        """Nor is a folder read, or a device."""
+        """A pipe or a folder in the place of a trace is refused without waiting."""
         os.mkfifo(tmp_path / "a.json")
         (tmp_path / "b.json").mkdir()
         began = time.monotonic()
@@ -86,7 +86,7 @@ class TestAdopt:
         assert time.monotonic() - began < 20
 
     def test_more_than_any_engine_writes(self, tmp_path, window, monkeypatch) -> None:
-        """A small file that unpacks to any size is read so far and no further."""
+        """A compressed file is refused if it unpacks to more than the limit."""
         monkeypatch.setattr(artifacts, "MOST_BYTES", 1 << 24)
         source = tmp_path / "a.json.gz"
         source.write_bytes(gzip.compress(b'{"traceEvents": [' + b"\n" * (1 << 26)))
@@ -95,7 +95,7 @@ class TestAdopt:
 
     @needs_root
     def test_a_file_of_a_third_user(self, tmp_path, window) -> None:
-        """Only the engine's user counts, where that is known."""
+        """If the engine's user is known, only files of that user are accepted."""
         source = written(tmp_path, kineto(EVENT), "a.json")
         os.chown(source, 1234, 1234)
         assert "not a file of the engine's user" in failure(
@@ -107,11 +107,13 @@ class TestAdopt:
 
 class TestWriters:
     def test_files_of_the_own_user(self) -> None:
-        """An engine of the driver's user, or of root, may have files of both."""
+        """If the engine runs as the driver's user, files of that user and of root are accepted."""
         assert writers(os.geteuid()) == {os.geteuid(), 0}
 
     def test_files_of_another_user(self) -> None:
-        """Only that user's: a hard link to a file of the driver's user is none of the engine's."""
+        """If the engine runs as another user, only that user's files are accepted. A hard link to a file
+        of the driver's user is not.
+        """
         assert writers(os.geteuid() + 4321) == {os.geteuid() + 4321}
 
     def test_with_an_unknown_user_files_of_all_are_accepted(self) -> None:
@@ -129,7 +131,9 @@ class TestUserOfServer:
                 assert user_of_server(listening.getsockname()[1]) == os.geteuid()
 
     def test_without_a_listener_the_user_is_unknown(self, tmp_path) -> None:
-        """The user is unknown if no process listens, and if the kernel's table is missing or cut off."""
+        """The user is unknown if no process listens on the port, or if the kernel's table is missing or
+        cut off.
+        """
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             port = closed.getsockname()[1]
@@ -139,7 +143,7 @@ class TestUserOfServer:
 
     @needs_root
     def test_a_server_of_another_user(self) -> None:
-        """Who listens, not who asks."""
+        """The user of the listening process is returned, not the user of this process."""
         with server_of_other_user({}) as port:
             assert user_of_server(port) == OTHER_UID
 
@@ -147,7 +151,7 @@ class TestUserOfServer:
 @needs_root
 class TestServerOfAnotherUser:
     def arm(self, folder: Path, window: EngineWindow) -> str | None:
-        """Arm a server that says that it writes there; return why that failed."""
+        """Arm a server that names this folder as the place of its traces; return the failure, or None."""
         config = {
             "vllm_config": {"profiler_config": {"profiler": "torch", "torch_profiler_dir": str(folder)}}
         }
@@ -167,7 +171,9 @@ class TestServerOfAnotherUser:
 
     @pytest.mark.parametrize("name", ["new", "new/deeper", "there", "there/current", "link"])
     def test_names_a_folder_of_the_drivers_user(self, tmp_path, window, name) -> None:
-        """No folder is made there, and the message explains the correction."""
+        """The server names a folder of the driver's user. Nothing is made there, and the failure suggests
+        `trace_dir`.
+        """
         home = tmp_path / "home"
         (home / "there").mkdir(parents=True)
         (home / "link").symlink_to("there")
@@ -179,17 +185,19 @@ class TestServerOfAnotherUser:
         assert sorted(home.rglob("*")) == before
 
     def test_names_a_folder_of_its_own(self, shared, window) -> None:
-        """The engine's own folder is used."""
+        """A folder of the server's own user is accepted."""
         as_other_user('mkdir "$1/traces"', shared)
         assert self.arm(shared / "traces", window) is None
 
     def test_names_a_folder_that_was_prepared_for_it(self, shared, window) -> None:
-        """`serve_args` made it: the driver's user chose it."""
+        """A folder that `serve_args` made is accepted, because the driver's user chose it."""
         link = lay_out(shared / "traces")
         assert self.arm(link, window) is None
 
     def test_a_prepared_folder_that_it_made_itself(self, tmp_path, shared, window) -> None:
-        """A link of its own makes no folder of the driver's user fit."""
+        """A link that the server's user made to a folder of the driver's user is refused, and nothing is
+        made there.
+        """
         (tmp_path / "home").mkdir()
         as_other_user('ln -s "$2" "$1/current"', shared, tmp_path / "home")
         assert check_refuses(shared / "current")
@@ -206,12 +214,12 @@ def check_refuses(folder: Path, user: int | None = OTHER_UID) -> bool:
 
 class TestNamedFolder:
     def test_a_folder_of_an_unknown_user(self, tmp_path) -> None:
-        """Only what was prepared for an engine is taken."""
+        """If the server's user is unknown, only a folder that was prepared for an engine is accepted."""
         assert check_refuses(tmp_path, None)
         assert not check_refuses(lay_out(tmp_path / "traces"), None)
 
     def test_a_folder_of_the_own_user(self, tmp_path) -> None:
-        """The folder is accepted, even if it does not exist yet."""
+        """A folder is accepted for a server of this user, even if it does not exist yet."""
         assert not check_refuses(tmp_path / "new", os.geteuid())
 
 
@@ -221,14 +229,14 @@ class TestTraceFolder:
         return TraceFolder(link.parent, "server", lambda: True, shared=True, **options)
 
     def test_a_link_for_the_lock(self, tmp_path) -> None:
-        """No file is made where a link leads that lies in the place of the lock."""
+        """If the lock file is a link, the folder is refused and no file is made at the link's target."""
         folder = self.folder(tmp_path)
         (folder.path.parent / ".owner").symlink_to(tmp_path / "made")
         assert "cannot be used" in failure(folder.prepare)
         assert not (tmp_path / "made").exists()
 
     def test_only_plain_files_are_traces(self, tmp_path, window) -> None:
-        """Links, pipes and folders with the name of a trace are left alone."""
+        """Links, pipes and folders with the name of a trace are neither listed as traces nor removed."""
         folder = self.folder(tmp_path)
         folder.prepare()
         session = folder.begin(window)
@@ -243,7 +251,7 @@ class TestTraceFolder:
 
     @needs_root
     def test_files_of_another_user_are_left_alone(self, tmp_path, window) -> None:
-        """What another user leaves in a folder that both can write is no trace of the engine."""
+        """A file of another user in a shared folder is not listed as a trace of the engine."""
         folder = self.folder(tmp_path, users=writers(os.geteuid()))
         folder.prepare()
         session = folder.begin(window)
@@ -252,7 +260,7 @@ class TestTraceFolder:
         assert folder.traces(session, "") == []
 
     def test_a_folder_that_was_exchanged_for_a_link(self, tmp_path, window) -> None:
-        """Nothing is removed where the link leads."""
+        """If the folder is replaced by a link, no file is removed at the link's target."""
         folder = self.folder(tmp_path)
         folder.prepare()
         session = folder.begin(window)
@@ -265,7 +273,7 @@ class TestTraceFolder:
 
 
 def no_links(path: Path, target: Path) -> None:
-    """Replace a file system that has no hard links."""
+    """Raise the error of a file system without hard links."""
     raise PermissionError(1, "no links here")
 
 
@@ -278,7 +286,7 @@ FIELDS = {
 
 class TestSglang:
     def test_only_plain_files_are_traces(self, tmp_path) -> None:
-        """As of vLLM; also in the folders of torch_npu, and through no linked folder."""
+        """Links and pipes are no traces, and neither are files in a linked folder of torch_npu."""
         (tmp_path / "private.json").write_text(KEY)
         folder = tmp_path / "traces"
         folder.mkdir()
@@ -297,7 +305,9 @@ class TestSglang:
 
     @needs_root
     def test_files_of_another_user_are_left_alone(self, window) -> None:
-        """Traces, snapshots and folders of torch_npu that another user left are neither brought nor removed."""
+        """Traces, snapshots and folders of torch_npu that belong to another user are neither brought into
+        the run nor removed.
+        """
         folder = window.output
         facts = Facts("engine", users=writers(os.geteuid()))
         both = Request({}, backends=("torch", "memory"))
@@ -317,7 +327,9 @@ class TestSglang:
     @pytest.mark.parametrize("name", [TRACE, ASCEND])
     @pytest.mark.parametrize("links", [True, False])
     def test_files_of_an_engine_of_another_user(self, window, monkeypatch, name, links) -> None:
-        """The files are moved, also from a folder of torch_npu without hard links; a hard link to the driver's file is refused."""
+        """The engine's own files are moved, also from a folder of torch_npu without hard links. A file of
+        the driver's user is refused.
+        """
         if not links:
             monkeypatch.setattr(Path, "hardlink_to", no_links)
         file = window.output / name
@@ -330,7 +342,7 @@ class TestSglang:
         assert artifact.events == 1
 
     def record(self, window: EngineWindow, owners: list[int]) -> Stopped:
-        """Record with a server of another user, where each rank's trace has one of these owners."""
+        """Record with a server of another user; each rank's trace belongs to one of these owners."""
         routes = {
             "GET /server_info": (200, json.dumps({"tp_size": len(owners), "version": "0.5.23"})),
             "GET /openapi.json": (200, json.dumps(FIELDS)),
@@ -348,7 +360,9 @@ class TestSglang:
 
     @needs_root
     def test_a_server_of_another_user(self, shared, tmp_path) -> None:
-        """From arm to stop: the trace of the server's user is brought, the one that a third user left is not."""
+        """The trace of the server's user becomes an artifact. The trace of a third user stays, and the
+        result is partial.
+        """
         stopped = self.record(make_window(tmp_path, trace_dir=shared), [OTHER_UID, 1234])
         assert [Path(artifact.path).name for artifact in stopped.artifacts] == ["rank-0.trace.json.gz"]
         assert stopped.partial == "no trace of the engine's rank 1 of 2"
@@ -356,13 +370,15 @@ class TestSglang:
 
     @needs_root
     def test_files_of_a_third_user_are_named_in_the_reason(self, shared, tmp_path) -> None:
-        """The reason says that the files belong to another user than the engine."""
+        """The failure says that the files belong to another user than the engine."""
         said = failure(self.record, make_window(tmp_path, trace_dir=shared), [1234])
         assert "belong to another user than the engine" in said
 
     @needs_root
     def test_the_trial_of_a_folder_writes_through_no_link(self, shared) -> None:
-        """The name of the file that is tried out cannot be known, and no link is followed."""
+        """The test whether a folder is writable does not write through a link that another user has placed
+        there.
+        """
         target = shared / "target"
         target.write_text(KEY)
         target.chmod(0o600)
@@ -377,7 +393,7 @@ class TestSglang:
 
 class TestOpen:
     def test_a_plain_file(self, tmp_path) -> None:
-        """The file is opened, and the event loop is not blocked."""
+        """A plain file of this user can be opened and counts as an engine's file; a missing file does not."""
         (tmp_path / "a").write_bytes(b"x")
         with open_engine_file(tmp_path / "a", frozenset({os.geteuid()})) as file:
             assert file.read() == b"x"

@@ -1,4 +1,4 @@
-"""Files that an engine returns some time after its stop: nothing waits for them, the engine is free
+"""Reports that an engine returns some time after its stop. No window waits for them, the engine is free
 meanwhile, and the manifest has the outcome.
 """
 
@@ -21,7 +21,7 @@ from stepprof.run.status import read_statuses
 
 
 class Promise:
-    """Arrives on command: the pending report, or why there is none."""
+    """A pending report that arrives, or fails, on command."""
 
     def __init__(self, outcome=None):
         self.outcome = outcome if outcome is not None else Stopped([Artifact("rollout/late.bin", "nsys", 3)])
@@ -64,7 +64,9 @@ def entry(session, step=2):
 
 class TestAwaiting:
     def test_a_report_that_arrives(self, recording, engine):
-        """Pending until then, and lost should the process end before; the next window has the engine; then it is complete."""
+        """Until the report arrives, the entry on disk is lost, the export is pending, and the next window
+        is recorded. Then the entry is complete.
+        """
         first = Promise()
         one, session = engine(later=first), recording()
         stepprof.attach(one, role="rollout")
@@ -85,9 +87,7 @@ class TestAwaiting:
         assert until(lambda: stepprof.state().pending_exports == ())
 
     def test_status_shows_pending_reports(self, recording, engine):
-        """`stepprof status` shows the reports that the driver waits for, and no longer shows them
-        afterwards.
-        """
+        """`stepprof status` shows a pending report until it arrives."""
         promise = Promise()
         one, session = engine(later=promise), recording()
         stepprof.attach(one, role="rollout")
@@ -112,7 +112,9 @@ class TestAwaiting:
         ],
     )
     def test_the_entry_has_the_result_of_a_late_report(self, recording, engine, outcome, status, reason):
-        """The entry has the reason; the engine stays healthy, and so does a window that joined."""
+        """The entry has the outcome and the reason of the late report; a joined window follows it. The
+        engine stays healthy.
+        """
         promise = Promise(outcome)
         session = recording()
         stepprof.attach(engine(later=promise), role="rollout")
@@ -126,12 +128,14 @@ class TestAwaiting:
         assert until(lambda: entry(session).status == status and entry(session).error == reason)
         assert entry(session).health == "ok"
         read = read_step(session.path, 2)["engines"][0]
-        assert (read["status"], read["error"]) == (status, reason)  # though this process lives
+        assert (read["status"], read["error"]) == (status, reason)  # although this process lives
         joined = "joined" if status == "partial" else status
         assert until(lambda: session.background.round() or read_entries(session)[1].status == joined)
 
     def test_the_end_of_the_run(self, recording, engine):
-        """It gets a deadline that leaves time for the manifest; a report that never arrives delays nothing longer."""
+        """At the end of the run the pending report gets a deadline. If it does not arrive, the shutdown
+        ends in time and the entry is lost.
+        """
         promise = Promise()
         session = recording()
         stepprof.attach(engine(later=promise), role="rollout")
@@ -145,7 +149,7 @@ class TestAwaiting:
         assert next(iter(read_entries(session))).status == "lost"
 
     def test_a_detached_engine(self, recording, engine):
-        """Its pending reports are still taken."""
+        """After a detach the pending report is still taken, and the entry becomes complete."""
         promise = Promise()
         session = recording()
         attached = stepprof.attach(engine(later=promise), role="rollout")

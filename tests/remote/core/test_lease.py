@@ -1,4 +1,4 @@
-"""The lease of an actor: when it is over, and which callback runs."""
+"""The lease of an actor: when it is over, and which callback is then called."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def child():
 
 class TestLease:
     def test_this_process_lives(self):
-        """A lease of one's own is never over, and equal to another one."""
+        """A lease of this process is never over, and equal to another lease of this process."""
         made = new_lease()
         assert (made.here, made.is_over) == (True, False)
         assert made == new_lease()
         assert str(os.getpid()) in str(made)
 
     def test_a_killed_process(self, child):
-        """It is over when the process has ended."""
+        """The lease of another process is over when that process has ended."""
         made = Lease(writer_identity(child.pid))
         assert not made.is_over
         child.kill()
@@ -41,7 +41,7 @@ class TestLease:
         assert made.is_over
 
     def test_a_lease_of_another_host_holds_without_an_answer_of_ray(self):
-        """Without a word from Ray nothing is known, and the lease holds."""
+        """For a process on another host, without information from Ray, the lease holds."""
         made = Lease({**writer_identity(), "host": "elsewhere"})
         assert (made.here, made.is_over) == (None, False)
 
@@ -49,11 +49,11 @@ class TestLease:
 class TestWatch:
     @pytest.fixture(autouse=True)
     def often(self, monkeypatch):
-        """Look more often than in a job."""
+        """Check the processes more often than in a job."""
         monkeypatch.setattr(lease, "LOOK_SECONDS", 0.02)
 
     def test_the_watch_ends_with_its_process(self, child):
-        """The callback is called once. The thread ends when no process is left to watch."""
+        """When the process ends, its callback is called. The thread ends when no process is left to watch."""
         watch, ended = Watch(), threading.Event()
         watch.add("a", Lease(writer_identity(child.pid)), lambda: False, ended.set)
         assert not ended.wait(0.2)
@@ -66,7 +66,7 @@ class TestWatch:
         assert watch._thread is None
 
     def test_a_removed_callback_is_not_called(self, child):
-        """What was removed is not called."""
+        """A callback that was removed before the process ended is not called."""
         watch, ended = Watch(), threading.Event()
         watch.add("a", Lease(writer_identity(child.pid)), lambda: False, ended.set)
         watch.remove("a")

@@ -1,4 +1,6 @@
-"""Many engines at once: what one of them does costs the others nothing, and each has its own word in the log and in the manifest."""
+"""Many engines at once: a failure of one does not affect the others, and each has its own log lines and
+entry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ MANY = 64
 
 @pytest.fixture
 def recording(start):
-    """Return a function that starts a session that records rollouts with all their replicas; nothing else."""
+    """Return a function that starts a session that records the rollouts of all replicas."""
 
     def recording(**config):
         return start(**{"steps": "2-5", "backend": "null", "roles": {"rollout": {"ranks": "all"}}, **config})
@@ -41,7 +43,7 @@ def settled(session, step=2, seconds=10.0):
 
 
 def within(seconds, test):
-    """Whether something comes true in time."""
+    """Return whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not test() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -50,7 +52,7 @@ def within(seconds, test):
 
 class TestMany:
     def test_hung_and_dead_engines_do_not_delay_the_others(self, recording, engine):
-        """The body waits once for the timeout. Later windows, and windows of another role, do not wait
+        """The body waits for the timeout once. Later windows, and windows of another role, do not wait
         again.
         """
         gate = threading.Event()
@@ -73,7 +75,7 @@ class TestMany:
         gate.set()
 
     def test_each_transition_of_each_is_a_line(self, recording, engine, log):
-        """In the order of each engine; written off the thread that speaks to them."""
+        """Each transition of each engine is one log line, in the order of that engine's transitions."""
         recording(steps="2", roles={"judge": {"ranks": "all"}})
         stepprof.attach([engine() for _ in range(MANY)], role="judge")
         with stepprof.profile_step(2, role="judge"):
@@ -88,7 +90,7 @@ class TestMany:
             assert {line["step"] for line in own} == {2}
 
     def test_an_engine_armed_at_the_end_leaves_no_folder(self, recording, engine):
-        """The step after the last one never came: nothing on disk says that it did."""
+        """Engines that are armed for a step that never comes leave no folder of that step."""
         session = recording()
         stepprof.attach([engine() for _ in range(3)])
         with stepprof.profile_step(2, role="rollout"):
@@ -99,7 +101,9 @@ class TestMany:
         assert set(stepprof.state().engines.values()) == {"idle"}
 
     def test_an_engine_detached_while_being_armed_leaves_no_folder(self, recording, engine, mocker):
-        """Its folder is made on a slow disk meanwhile, and another engine's arming never ends."""
+        """An engine is detached while its folder is made on a slow disk. The folder of the step is
+        removed, even if another engine's arm hangs.
+        """
         make, slow = RunDir.engine_folder, threading.Event()
 
         def make_slowly(run, step, *more):
@@ -122,7 +126,7 @@ class TestMany:
         assert not (session.path / "step-000003").exists()
 
     def test_the_cap_counts_from_each_engines_own_start(self, recording, engine):
-        """The cap counts from each one's own start, however late it was answered."""
+        """`max_seconds` counts from each engine's own start, however late the start was answered."""
         engines = [engine(name=f"{delay}", delays={"start": delay}) for delay in (0, 0.15, 0.45)]
         session = recording(max_seconds=0.3)
         stepprof.attach(engines)
@@ -135,7 +139,9 @@ class TestMany:
         assert (starts[2] - starts[0]) / 1e9 > 0.3
 
     def test_asking_again_looks_for_no_packages(self, recording, engine, mocker):
-        """A search would take milliseconds for each engine, at every arm."""
+        """Calling the callable again does not search the installed packages, which would take milliseconds
+        for each engine.
+        """
         now = [engine(name="first")]
         session = recording()
         stepprof.attach(lambda: list(now))
@@ -151,7 +157,7 @@ class TestMany:
 
 class TestGate:
     async def test_all_of_them(self):
-        """The gates open one after the other. A gate that is already open does not add a wait."""
+        """`passed` is true when all gates are open. Gates that are already open need no wait."""
         gates = [Gate() for _ in range(3)]
         gates[0].open()
         assert not await passed(gates, 0.01)
@@ -162,7 +168,7 @@ class TestGate:
         assert await passed([])
 
     async def test_a_waiter_that_times_out_is_forgotten(self):
-        """A gate that stays closed does not gather those who have stopped waiting for it."""
+        """A gate that stays closed keeps no waiter that has timed out."""
         gate = Gate()
         for _ in range(3):
             assert not await passed([gate, gate], 0.001)
@@ -170,7 +176,7 @@ class TestGate:
 
 
 async def test_an_impossible_answer_does_not_delay_the_others():
-    """A node's agent that has released an actor answers so, for each call."""
+    """A node's agent that does not know an actor returns a failure for each call."""
     calls = [(name, name, ("stop",), False) for name in ("gone", "away")]
     answers = [answer async for batch in NodeAgent().call(calls) for answer in batch]
     assert sorted(number for number, _ in answers) == [0, 1]

@@ -1,5 +1,5 @@
-"""Which driver holds an engine's profiler: slots, live and dead holders, and the recordings of a run that
-has ended.
+"""The driver that holds an engine's profiler: slots, live and dead holders, and captures that an ended run
+left.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def slot(request: pytest.FixtureRequest, tmp_path: Path) -> FileSlot | MemorySlo
 
 
 def held(window: EngineWindow, token: str = "1", **changes: Any) -> Held:
-    """Return a holder: this process, unless something else is said."""
+    """Return a holder, by default of this process."""
     here = writer_identity()
     return dataclasses.replace(Held(token, here, here, window), **changes)
 
 
 class Finishing:
-    """Ends captures, or fails to, and keeps which."""
+    """End captures, or fail to, and keep which windows were ended."""
 
     def __init__(self, stopped: Stopped | EngineFailure, hold: Hold | None = None) -> None:
         self.stopped = stopped
@@ -64,7 +64,7 @@ class Finishing:
         self.finished: list[EngineWindow] = []
 
     async def finish(self, window: EngineWindow) -> Stopped:
-        """Return what was given, or raise it."""
+        """Return the configured result, or raise it."""
         self.finished.append(window)
         if self.hold is not None:
             await self.hold.give()
@@ -87,8 +87,8 @@ class TestSlots:
         assert slot.read() is None
 
     def test_one_process_ends_a_capture(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """If two processes find a dead holder, only one may end its capture. Afterwards the other one finds
-        no capture to end.
+        """If two processes find a dead holder, only one may end its capture. Later claims of that capture
+        are refused.
         """
         left = held(window)
         assert slot.take(left)
@@ -100,7 +100,9 @@ class TestSlots:
         assert slot.claim_end(left) is None
 
     def test_a_process_that_died_while_it_ended_one(self, tmp_path: Path, window: EngineWindow) -> None:
-        """The next one goes on, and removes both marks."""
+        """If a process died while it ended a capture, the next process ends it and removes both claim
+        files.
+        """
         slot, left = FileSlot(tmp_path / "slot.json"), held(window)
         assert slot.take(left)
         (tmp_path / "slot.json.1.1").write_text(json.dumps(ended_writer()))
@@ -110,7 +112,7 @@ class TestSlots:
         assert [path.name for path in tmp_path.glob("slot*")] == ["slot.json"]
 
     def test_another_process_reads_the_same_holder(self, tmp_path: Path, window: EngineWindow) -> None:
-        """The other process reads the same window and owner. The driver object itself is not included."""
+        """Another process reads the same window and owner from the slot's file, without the driver object."""
         slot = FileSlot(tmp_path / "slot.json")
         reported = held(window, state={"folder": "step-2.rollout-0.1"}, driver=Finishing(Stopped()))
         assert slot.take(reported)
@@ -122,7 +124,7 @@ class TestSlots:
 
     @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"window": 1}'])
     def test_a_file_that_is_something_else(self, tmp_path: Path, text: str) -> None:
-        """The message names the file, and it is not replaced."""
+        """A slot file with other content raises EngineFailure, which names the file."""
         path = tmp_path / "slot.json"
         path.write_text(text)
         with pytest.raises(
@@ -134,8 +136,8 @@ class TestSlots:
     def test_a_file_of_another_user(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The file could name any folder as a target for writing. It is ignored, and the engine is not
-        used.
+        """A slot file of another user is not trusted, because it could name any folder. The engine counts
+        as busy.
         """
         slot = FileSlot(tmp_path / "slot.json")
         assert slot.take(held(window))
@@ -145,14 +147,14 @@ class TestSlots:
         assert caught.value.health == "busy"
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path, window: EngineWindow) -> None:
-        """No call is sent, because drivers could not see each other."""
+        """If the slot cannot be written, no call is sent, because drivers could not see each other."""
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(EngineFailure, match="nothing was sent") as caught:
             FileSlot(tmp_path / "file" / "slot.json").take(held(window))
         assert caught.value.health == "unconfigured"
 
     def test_the_age_of_a_heartbeat(self, tmp_path: Path, window: EngineWindow) -> None:
-        """The age is measured by the clock of the file system. A heartbeat resets it."""
+        """The age of a heartbeat is measured by the clock of the file system. A new heartbeat resets it."""
         slot = FileSlot(tmp_path / "slot.json")
         assert slot.take(held(window))
         assert slot.silent_seconds() < 60
@@ -162,7 +164,9 @@ class TestSlots:
         assert slot.silent_seconds() < 60
 
     def test_where_no_folder_is_shared(self, window: EngineWindow, tmp_path: Path) -> None:
-        """Jobs with one output_dir find the same file for one engine."""
+        """Jobs with the same `output_dir` use the same slot file for one engine, and different files for
+        different engines.
+        """
         other = make_window(tmp_path / "runs" / "other", 7)
         assert shared_slot(window, "http://a:1").path == shared_slot(other, "http://a:1").path
         assert shared_slot(window, "http://a:1").path != shared_slot(window, "http://a:2").path
@@ -189,21 +193,23 @@ class TestLiving:
         silent: float,
         lives: bool,
     ) -> None:
-        """A process of this host is looked up; for another host only its silence is known. In an
-        actor both its processes count.
+        """A process of this host is looked up. A process of another host counts as gone after a long
+        silence. A holder in an actor also needs its owner process.
         """
         here = writer_identity()
         made = held(window, holder=holder or here, owner=owner or here)
         assert made.lives(silent, lambda token: token == "1") is lives
 
     def test_a_driver_of_this_process_that_was_detached(self, window: EngineWindow) -> None:
-        """The process lives, and the driver takes no more part."""
+        """A detached driver does not count as alive, although its process lives."""
         assert not held(window).lives(0.0, lambda token: False)
 
 
 class TestHold:
     def test_a_living_holder(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """The second driver is refused, and says who has the engine; it ends nothing."""
+        """While the first driver holds the engine, the second is refused, and the failure names the
+        holder. It does not end the capture.
+        """
         first, second = Hold("engine", slot), Hold("engine", slot)
         ending = Finishing(Stopped())
         on_remote(first.take(window, driver=ending))
@@ -216,7 +222,9 @@ class TestHold:
         on_remote(second.give())
 
     def test_a_holder_that_is_gone(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """Its capture is ended, its files are in the manifest of its run, and the engine is free."""
+        """The second driver ends the capture of a holder that is gone. The files are in the manifest of
+        that run, and the engine is free.
+        """
         first, second = Hold("engine", slot), Hold("engine", slot)
         path = window.output / "rank-0.trace.json.gz"
         path.write_bytes(b"trace")
@@ -231,7 +239,9 @@ class TestHold:
         on_remote(second.give())
 
     def test_a_holder_of_another_kind(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """Its notes are not understood, since another engine answers now: its window is lost with that reason, and the engine is free."""
+        """The state of the holder is that of another kind of engine. Its window is lost with that reason,
+        and the engine is free.
+        """
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window, state={"prefix": "vllm"}))
         first.retire()
@@ -245,7 +255,9 @@ class TestHold:
     def test_an_end_that_fails(
         self, slot: FileSlot | MemorySlot, window: EngineWindow, still_open: bool
     ) -> None:
-        """Where the capture may still run the engine stays taken, and the next try is another one. Where it is over the window stays lost."""
+        """If the capture may still run, the engine stays taken and the failure is raised. If the capture
+        has ended, its window is lost.
+        """
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window))
         first.retire()
@@ -263,7 +275,9 @@ class TestHold:
     def test_a_holder_considered_dead_by_another_driver(
         self, slot: FileSlot | MemorySlot, window: EngineWindow
     ) -> None:
-        """A driver that comes back finds another one: it sends nothing, and says what that one kept for it."""
+        """A driver that was considered dead finds that another driver has the engine. It gets the files
+        that were kept for it, as partial.
+        """
         first, second = Hold("engine", slot), Hold("engine", slot)
         on_remote(first.take(window))
         assert not on_remote(first.is_taken())
@@ -278,7 +292,9 @@ class TestHold:
         on_remote(second.give())
 
     def test_a_close_is_bounded(self, slot: FileSlot | MemorySlot, window: EngineWindow) -> None:
-        """A capture that cannot be ended in time is left to the next driver."""
+        """`close` returns after its timeout. The slot then counts as free, and the capture ends in the
+        background.
+        """
 
         class Hanging(Finishing):
             async def finish(self, window: EngineWindow) -> Stopped:
@@ -300,7 +316,9 @@ class TestHold:
         assert slot.read() is None
 
     def test_a_stop_that_is_pending(self, tmp_path: Path, window: EngineWindow) -> None:
-        """Its capture is ended once: the close of its driver and the next driver wait for that stop, and find that it is over."""
+        """While a stop is pending, `close` and the next driver do not end the capture again. The next
+        driver waits for that stop.
+        """
         slot, ending = MemorySlot(f"object:{tmp_path}/pending"), Finishing(Stopped())
         first, second = Hold("engine", slot), Hold("engine", slot)
 
@@ -330,7 +348,9 @@ class TestHold:
     def test_an_end_that_fails_late(
         self, tmp_path: Path, window: EngineWindow, log: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is logged with its reason, and no traceback follows."""
+        """If the end of a capture fails after `close` has returned, the reason is logged without a
+        traceback.
+        """
 
         class Late(Finishing):
             async def finish(self, window: EngineWindow) -> Stopped:
@@ -351,7 +371,7 @@ class TestHold:
     def test_a_holder_sends_heartbeats(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Again and again, as long as it holds the engine."""
+        """A holder refreshes its heartbeat while it holds the engine."""
         monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.01)
         slot = FileSlot(tmp_path / "slot.json")
         hold = Hold("engine", slot)
@@ -366,7 +386,7 @@ class TestHold:
     def test_a_retired_holder_sends_no_heartbeats(
         self, tmp_path: Path, window: EngineWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its stop failed, and it was detached: the next driver must not take it for alive."""
+        """A retired holder ends its heartbeats, so that the next driver does not take it for alive."""
         monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.01)
         hold = Hold("engine", FileSlot(tmp_path / "engine" / ".capture.json"))
         on_remote(hold.take(window))
@@ -379,7 +399,9 @@ class TestHold:
             time.sleep(0.01)
 
     def test_a_killed_process(self, tmp_path: Path, window: EngineWindow) -> None:
-        """The slot of the killed process remains, and the process counts as dead at once."""
+        """The slot of a killed process remains, but its holder counts as dead at once. Its capture is
+        ended and the engine is free.
+        """
         script = (
             "import sys; from pathlib import Path; from driven import make_window, on_remote\n"
             "from stepprof.remote.core.ownership import Hold; from stepprof.remote.core.owner_slots import FileSlot\n"
@@ -428,7 +450,7 @@ def fragment(window: EngineWindow) -> Fragment:
 
 class TestKeeping:
     def test_an_entry_of_this_process(self, window: EngineWindow, fragment: Fragment) -> None:
-        """The entry in memory changes with the file: what is written next does not undo it."""
+        """The entry in memory changes together with the file, so the next write does not undo the change."""
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", fragment.origin.writer)
         assert fragment.engines[0].status == "partial"
         fragment.write()
@@ -437,7 +459,7 @@ class TestKeeping:
         assert entry["end_unix_ns"] is not None
 
     def test_an_entry_of_another_process(self, window: EngineWindow, fragment: Fragment) -> None:
-        """Only its own fragment is corrected."""
+        """Only the fragment of the given process is changed."""
         gone = ended_writer()
         assert fragment.claim is not None
         path = fragment.claim.fragment
@@ -449,7 +471,9 @@ class TestKeeping:
         assert json.loads(path.read_text()) == content
 
     def test_better_information_is_kept(self, window: EngineWindow, fragment: Fragment) -> None:
-        """A failed entry keeps its reason where no file came; files are added to those that are there."""
+        """A failed entry keeps its reason if no file was found. Later files are added to those that are
+        already listed.
+        """
         fragment.engines[0].update(status="failed", error="the stop failed")
         keep(window, Stopped(), "why", fragment.origin.writer)
         assert fragment.engines[0].error == "the stop failed"
@@ -458,7 +482,7 @@ class TestKeeping:
         assert [each["path"] for each in fragment.engines[0].artifacts] == ["a", "b"]
 
     def test_a_process_that_died_at_once_gets_a_fragment(self, window: EngineWindow) -> None:
-        """A process that died at once has written none: it gets one, in its name."""
+        """If the process died before it wrote a fragment, one is written in its name."""
         gone = ended_writer()
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", gone)
         (path,) = (window.folder / "manifest").iterdir()
@@ -466,14 +490,16 @@ class TestKeeping:
         assert (content["writer"]["pid"], content["engines"][0]["status"]) == (gone["pid"], "partial")
 
     def test_a_fragment_that_cannot_be_changed(self, window: EngineWindow, log: Any) -> None:
-        """One line names the files."""
+        """If the manifest cannot be written, one log line names the files."""
         (window.folder / "manifest").write_text("in the way")
         keep(window, Stopped([Artifact("a", "trace", 1)]), "why", ended_writer())
         (line,) = [line for line in log if line["event"] == "manifest.not_written"]
         assert line["files"] == ["a"]
 
     def test_existing_files_are_listed(self, window: EngineWindow) -> None:
-        """Artifacts under their own names, not what an engine calls its files; all of them where a stop has failed."""
+        """Only files with the names of artifacts are listed. After a failed stop all files that are not
+        hidden are listed.
+        """
         for name in (
             "rank-0.trace.json.gz",
             "dp-1-rank-0.trace.json.gz",
@@ -510,8 +536,8 @@ class TestCovering:
     def test_a_window_from_10_to_20(
         self, began: int | None, ended: int, clock: Clock | None, words: str | None
     ) -> None:
-        """The comparison uses the trace's own times, the engine's clock and its error. Without a comparable
-        clock it makes no statement.
+        """A trace that does not cover the window has a reason. The comparison uses the engine's clock and
+        its error, and makes no statement without a clock.
         """
         began_ns = None if began is None else began * self.SECOND
         artifact = Artifact("a", "trace", 1, ended_ns=ended * self.SECOND, began_ns=began_ns)
@@ -520,6 +546,8 @@ class TestCovering:
         assert words is None or words in str(found)
 
     def test_a_capture_with_a_delay_is_not_short(self) -> None:
-        """After a delay of so many forward steps."""
+        """If the begin of the window is not compared, as for a capture with a delay, the trace is not
+        short.
+        """
         artifact = Artifact("a", "trace", 1, ended_ns=21 * self.SECOND, began_ns=15 * self.SECOND)
         assert shortfall([artifact], None, 20 * self.SECOND, self.HERE) is None

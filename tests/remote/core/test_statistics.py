@@ -1,4 +1,4 @@
-"""The statistics that an engine counts itself, read at its start and at its stop."""
+"""The statistics that an engine counts itself, read at the start and at the stop of a capture."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ class TestBetween:
         ("before", "after"), [(0.0, math.inf), (math.inf, math.inf), (0.0, math.nan), (-1e308, 1e308)]
     )
     def test_values_that_are_not_finite_are_left_out(self, before, after):
-        """`1e999` is a number of Prometheus, and none of JSON, which a manifest is."""
+        """Values that are not finite, such as `1e999`, are left out, because the JSON of a manifest cannot
+        contain them.
+        """
         more = between(
             Sample({"requests": before, "preemptions": 1}), Sample({"requests": after, "preemptions": 2})
         )

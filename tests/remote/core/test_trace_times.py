@@ -1,4 +1,4 @@
-"""The duration of a stop, and the recording beyond the window."""
+"""The overrun of a recording beyond its window, and the time that an engine needs to write its trace."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class TestOverrun:
         ],
     )
     def test_overrun_lasts_from_the_stop_to_the_end_of_the_recording(self, ends, clock, seconds):
-        """It lasts from the sending of the stop to the end of the longest recording, on one clock. Nothing is stated if it is within the error of the clock."""
+        """The overrun lasts from the sending of the stop to the end of the longest recording. It is not
+        stated if it is within the clock's error.
+        """
         assert overrun_seconds(10 * SECOND, map(trace, ends), clock) == seconds
 
     def test_a_failed_start_has_no_overrun(self):
-        """If the start failed, no time of the overrun is stated."""
+        """If no stop time is known, as after a failed start, no overrun is stated."""
         assert overrun_seconds(None, [trace(5)], HERE) is None
 
 
@@ -46,10 +48,10 @@ class TestWriting:
         [(13 * SECOND, HERE, 3.0), (13 * SECOND, THERE, None), (9 * SECOND, HERE, None), (None, HERE, None)],
     )
     def test_writing_lasts_from_the_end_to_the_files_time(self, written, clock, seconds):
-        """It is stated only if the end of the recording and the file's time are of one clock."""
+        """The time is stated only if the end of the recording and the file's time are from the same clock."""
         assert write_seconds([trace(10 * SECOND, written)], clock) == seconds
 
     def test_the_slowest_write_counts(self):
-        """The stop waits for all workers."""
+        """Of several traces the longest time of writing counts, because the stop waits for all workers."""
         both = [trace(SECOND, 2 * SECOND), trace(2 * SECOND, 5 * SECOND), trace(None, None)]
         assert write_seconds(both, HERE) == 3.0

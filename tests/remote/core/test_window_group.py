@@ -1,4 +1,4 @@
-"""Engines follow the windows of this process: all start together, all stop together, none harms the job."""
+"""Engines follow the windows of this process: they start and stop together, and none harms the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepprof.remote.core import inherited_captures
 
 @pytest.fixture
 def recording(start):
-    """Return a function that starts a session that records rollouts with all their replicas; nothing else."""
+    """Return a function that starts a session that records the rollouts of all replicas."""
 
     def recording(**config):
         roles = {"rollout": {"ranks": "all", **config.pop("rollout", {})}}
@@ -42,7 +42,7 @@ def settled(session, step=2, count=1, until=lambda entry: entry.status != "lost"
 
 
 def shown(engines, seconds=5.0):
-    """Whether `stepprof.state` comes to show the engines so."""
+    """Return whether `stepprof.state` shows these states of the engines in time."""
     deadline = time.monotonic() + seconds
     while stepprof.state().engines != engines and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -53,13 +53,15 @@ class TestWindow:
     """One window over its engines."""
 
     def test_an_engine_is_recorded_for_the_window_of_its_role(self, recording, engine):
-        """Armed, started, stopped; its file lies under its replica, and the manifest names it."""
+        """The engine is armed, started and stopped. Its file is in the folder of its replica, and the
+        manifest lists it.
+        """
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
         with stepprof.profile_step(2, role="rollout"):
             assert one.calls == ["arm", "start"]
             assert stepprof.state().engines == {"rollout/0": "recording"}
-        assert one.calls[:3] == ["arm", "start", "stop"]  # and armed for the next step, soon
+        assert one.calls[:3] == ["arm", "start", "stop"]  # soon it is armed for the next step
         [entry] = settled(session)
         assert (entry.status, entry.error, entry.health) == ("complete", None, "ok")
         assert [a["path"] for a in entry.artifacts] == ["rollout/replica-0/rank-0.trace.json"]
@@ -69,7 +71,7 @@ class TestWindow:
         assert shown({"rollout/0": "armed"})
 
     def test_a_driver_knows_its_timeouts(self, recording, engine):
-        """The role's own bounds come with the window."""
+        """The window that the driver gets contains the timeouts of its role."""
         one, session = engine(), recording(rollout={"engine_start_timeout_seconds": 3})
         stepprof.attach(one, role="rollout")
         with stepprof.profile_step(2, role="rollout"):
@@ -80,7 +82,7 @@ class TestWindow:
         assert window.stop_seconds == bounds.engine_stop_timeout_seconds
 
     def test_other_windows_reach_no_engine(self, recording, engine):
-        """A window without a role, of another role or of a step that is not selected starts nothing."""
+        """A window without a role, of another role, or of a step that is not selected starts no engine."""
         one, session = engine(), recording()
         stepprof.attach(one, role="rollout")
         for step, role in ((1, "actor"), (2, None), (2, "actor"), (7, "rollout")):
@@ -90,9 +92,7 @@ class TestWindow:
         assert read_entries(session) == []
 
     def test_two_steps_in_a_row_go_into_two_folders(self, recording, engine):
-        """The engine is armed for the next step when the previous one exits, and gets one start for each
-        step.
-        """
+        """The engine gets one start and one stop for each step, and each step has its own folder."""
         one, session = engine(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -103,7 +103,7 @@ class TestWindow:
         assert [window.folder.name for window in one.windows] == ["step-000002", "step-000003"]
 
     def test_a_version_known_at_the_window_is_in_the_trace(self, recording, engine):
-        """The engine was armed before it was known."""
+        """The metadata contains the version that the window gives, even if the engine was armed before it."""
         one, session = engine(), recording()
         stepprof.attach(one)
         for step in (2, 3):
@@ -117,7 +117,9 @@ class TestWindow:
         ]
 
     def test_an_overtaken_arming_shares_its_folder(self, recording, engine):
-        """The next window is entered at once, while the engine is being armed for it."""
+        """If a window begins while the engine is still being armed for it, the step has only one folder of
+        the replica.
+        """
         one, session = engine(delays={"arm": 0.1}), recording()
         stepprof.attach(one)
         for step in (2, 3, 4):
@@ -129,7 +131,7 @@ class TestWindow:
             assert [path.name for path in folder.iterdir()] == ["replica-0"]
 
     def test_a_second_occurrence_has_a_folder_of_its_own(self, recording, engine):
-        """Nothing is overwritten."""
+        """The second window of the same step has its own folder, so no file is overwritten."""
         one, session = engine(), recording()
         stepprof.attach(one)
         for _ in range(2):
@@ -139,7 +141,9 @@ class TestWindow:
         assert [window.stem for window in one.windows] == ["rollout/replica-0", "rollout/replica-0.2"]
 
     def test_all_start_together_and_stop_together(self, recording, engine):
-        """Eight engines with calls of 0.2 s do not take eight calls' time."""
+        """The starts of eight engines, 0.2 s each, run at the same time, so that the body begins within
+        1.2 s.
+        """
         engines = [engine(delays={"start": 0.2, "stop": 0.2}) for _ in range(8)]
         session = recording()
         stepprof.attach(engines)
@@ -150,7 +154,9 @@ class TestWindow:
         assert [entry.status for entry in settled(session, count=8)] == ["complete"] * 8
 
     def test_the_exception_of_the_body_goes_on_and_stops_every_engine(self, recording, engine):
-        """The entry has it next to the outcome."""
+        """If the body raises, the exception reaches the caller, each engine is stopped, and each entry has
+        the error.
+        """
         engines, session = [engine(), engine()], recording()
         stepprof.attach(engines)
         with pytest.raises(KeyError, match="lost"), stepprof.profile_step(2, role="rollout"):
@@ -159,7 +165,7 @@ class TestWindow:
         assert {entry.body_error for entry in settled(session, count=2)} == {"KeyError: 'lost'"}
 
     def test_a_nested_window_of_the_role_joins(self, recording, engine):
-        """One capture; the inner window says that it joined."""
+        """A nested window of the same role joins the capture, and its entry says so."""
         one, session = engine(), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"), stepprof.profile_step(2, role="rollout"):
@@ -170,7 +176,7 @@ class TestWindow:
         assert entries[1].capture == {"step": 2, "stem": "rollout/replica-0"}
 
     def test_overlapping_windows_of_one_step_are_one_capture(self, recording, engine):
-        """It ends with the last of them."""
+        """Two overlapping windows of one step share one capture, which ends with the second window."""
         one, session = engine(), recording()
         stepprof.attach(one)
         first = stepprof.profile_step(2, role="rollout").start()
@@ -185,7 +191,7 @@ class TestWindow:
         assert [entry.status for entry in settled(session, count=2)] == ["complete", "joined"]
 
     def test_windows_that_enter_at_once_share_a_capture(self, recording, engine):
-        """The second waits until the first one's start is answered, and joins it."""
+        """If two threads enter a window at the same time, the engine gets one start, and one window joins."""
         gate, both = threading.Event(), threading.Barrier(3)
         one, session = engine(hold={"start": gate}), recording()
         stepprof.attach(one)
@@ -209,7 +215,9 @@ class TestWindow:
         assert sorted(entry.status for entry in settled(session, count=2)) == ["complete", "joined"]
 
     def test_a_window_of_another_step_that_outlives_the_capture_is_partial(self, recording, engine):
-        """The capture ends with its own step."""
+        """A capture ends with the window of its own step. A window of another step that is still open is
+        partial.
+        """
         one, session = engine(), recording()
         stepprof.attach(one)
         first = stepprof.profile_step(2, role="rollout")
@@ -223,7 +231,9 @@ class TestWindow:
         assert settled(session, 3, until=lambda entry: entry.status == "partial")[0].status == "partial"
 
     def test_a_window_left_open_is_closed_by_the_next_of_its_role(self, recording, engine):
-        """Its engines are stopped, and theirs is partial."""
+        """The next window of the role closes a window that was left open; its engine is stopped and its
+        entry is partial.
+        """
         one, session = engine(), recording()
         stepprof.attach(one)
         stepprof.profile_step(2, role="rollout").start()
@@ -232,7 +242,7 @@ class TestWindow:
         assert [settled(session, step)[0].status for step in (2, 3)] == ["partial", "complete"]
 
     def test_max_seconds_ends_the_capture_before_the_window(self, recording, engine):
-        """The cap is reported."""
+        """`max_seconds` stops the engine during the window, and the entry names this cap."""
         one, session = engine(), recording(max_seconds=0.1)
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -248,7 +258,9 @@ class TestTrouble:
     """A failure of an engine affects only that engine."""
 
     def test_a_start_that_hangs_delays_the_body_by_the_bound_alone(self, recording, engine):
-        """The others record; the late start is stopped at once and kept as partial."""
+        """The body waits for a hung start no longer than the timeout, and the other engine records. When
+        the start answers, it is stopped at once and kept as partial.
+        """
         gate = threading.Event()
         slow, good = engine(name="slow", hold={"start": gate}), engine(name="good")
         session = recording(engine_start_timeout_seconds=0.2)
@@ -267,7 +279,7 @@ class TestTrouble:
         assert (late.status, slow.asked("stop"), len(late.artifacts)) == ("partial", 1, 1)
 
     def test_a_late_start_covers_the_window_from_its_begin(self, recording, engine):
-        """The answer came late, not the capture: what lies between the body's begin and end is kept by its times."""
+        """If only the answer to the start was late, the entry covers the window from its begin to its end."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"start": gate}))
@@ -283,7 +295,9 @@ class TestTrouble:
         assert entry.start_unix_ns <= began < entry.end_unix_ns <= ended
 
     def test_a_hung_engine_is_skipped_until_it_answers(self, recording, engine):
-        """The next window is not delayed by it, and says why it is not recorded."""
+        """A hung engine does not delay the next window. Its entry is skipped and names the unanswered
+        start.
+        """
         gate = threading.Event()
         one = engine(hold={"start": gate})
         session = recording(engine_start_timeout_seconds=2)
@@ -303,7 +317,9 @@ class TestTrouble:
         assert settled(session, 4)[0].status == "complete"
 
     def test_a_stop_beyond_the_timeout_still_brings_its_files(self, recording, engine):
-        """Until then the manifest says that they are missing; windows meanwhile are skipped for this engine alone."""
+        """Until the stop is answered, the entry is lost, and later windows skip only this engine. Then the
+        entry becomes complete.
+        """
         gate = threading.Event()
         slow, good = engine(name="slow", hold={"stop": gate}), engine(name="good")
         session = recording(engine_stop_timeout_seconds=0.2, engine_start_timeout_seconds=0.1)
@@ -331,7 +347,9 @@ class TestTrouble:
         "failure", [dead(), EngineFailure("not set up", "unconfigured"), ValueError("odd")]
     )
     def test_a_failed_call_is_reported_and_the_others_record(self, recording, engine, verb, failure):
-        """With the engine's health and the driver's own words; nothing reaches the body."""
+        """The entry has the engine's health and the driver's message. The other engine records, and the
+        body does not raise.
+        """
         bad, good = engine(name="bad", failing={verb: failure}), engine(name="good")
         session = recording()
         stepprof.attach([bad, good])
@@ -346,7 +364,9 @@ class TestTrouble:
         assert str(failure) in entry.error
 
     def test_a_known_outcome_is_kept_at_the_bound(self, recording, engine, monkeypatch):
-        """The look for the files that a dead engine left takes longer than the bound. Its entry waits for no answer."""
+        """The search for files of a dead engine exceeds the stop timeout. Its entry still has the known
+        outcome and is not pending.
+        """
         look = inherited_captures.left_there
         monkeypatch.setattr(inherited_captures, "left_there", lambda window: time.sleep(0.5) or look(window))
         session = recording(engine_stop_timeout_seconds=0.1)
@@ -359,7 +379,7 @@ class TestTrouble:
         assert "it has died" in entry.error
 
     def test_a_failed_engine_records_again_when_it_can(self, recording, engine, log):
-        """One warning for the whole time, one line when it is back."""
+        """One warning is logged for the whole failure, and one line when the engine has recovered."""
         one = engine(name="mine", failing={"arm": dead()})
         session = recording()
         stepprof.attach(one)
@@ -370,12 +390,12 @@ class TestTrouble:
         with stepprof.profile_step(4, role="rollout"):
             pass
         assert settled(session, 4)[0].status == "complete"
-        stepprof.shutdown()  # the gathered changes are logged by then
+        stepprof.shutdown()  # the collected changes are logged by then
         told_of = [line["event"] for line in log if line.get("name") == "mine"]
         assert told_of == ["engine.unhealthy", "engine.healthy"]
 
     def test_many_engines_failing_together_share_a_log_line(self, recording, engine, log):
-        """A thousand engines behind a dead switch do not fill the log."""
+        """If 20 engines fail at the same time, one log line has their number."""
         session = recording()
         stepprof.attach([engine(failing={"arm": dead()}) for _ in range(20)])
         with stepprof.profile_step(2, role="rollout"):
@@ -390,7 +410,7 @@ class TestTrouble:
         assert [line.get("count") for line in lines] == [20]
 
     def test_a_start_whose_answer_is_lost_is_stopped(self, recording, engine):
-        """The request may have arrived."""
+        """A start without an answer may have arrived, so the engine is aborted."""
         failure = EngineFailure("connection reset", "unreachable", owes_stop=True)
         one = engine(failing={"start": failure})
         recording()
@@ -400,7 +420,9 @@ class TestTrouble:
         assert one.calls[:3] == ["arm", "start", "abort"]  # then it is armed for the next step
 
     def test_an_engine_whose_worker_is_this_process_is_never_started(self, recording, engine):
-        """Its work is in our own capture."""
+        """An engine whose worker is this process gets no call, because this process's own capture contains
+        its work.
+        """
         one, session = engine(inside=True), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -410,7 +432,7 @@ class TestTrouble:
         assert "this very process" in entry.error
 
     def test_a_clock_that_cannot_be_compared_costs_nothing_else(self, recording, engine):
-        """The timeline is less exact, the capture is there."""
+        """If the clock cannot be compared, the entry is still complete."""
         one, session = engine(failing={"clock": OSError("no route")}), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -418,7 +440,7 @@ class TestTrouble:
         assert settled(session)[0].status == "complete"
 
     def test_a_failed_compensating_stop_is_reported(self, recording, engine, log):
-        """The failed stop is reported in addition to the failure of the start, which is in the manifest."""
+        """The failed abort is logged; the manifest has the failure of the start."""
         lost = EngineFailure("connection reset", "unreachable", owes_stop=True)
         one = engine(failing={"start": lost, "abort": OSError("still reset")})
         session = recording()
@@ -429,7 +451,9 @@ class TestTrouble:
         assert any(line["event"] == "engine.cleanup_failed" for line in log)
 
     def test_a_driver_may_explain_a_missing_answer(self, recording, engine):
-        """A driver may know the reason: an actor that is inside a method."""
+        """If a start is not answered, the entry contains the driver's reason, such as an actor inside a
+        method.
+        """
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.1)
         attached = stepprof.attach(engine(hold={"start": gate}))
@@ -441,7 +465,7 @@ class TestTrouble:
         assert entry.status == "partial" or "the actor is inside a method" in entry.error
 
     def test_a_driver_is_closed_when_it_is_detached(self, recording, engine, log):
-        """If it has something to close; its failure affects nothing."""
+        """`detach` closes the driver. If closing fails, one line is logged."""
         recording()
         attached = stepprof.attach(engine())
         closed = threading.Event()
@@ -459,20 +483,24 @@ class TestTrouble:
         assert any(line["event"] == "engine.not_closed" for line in log)
 
     def test_the_manifest_is_written_ahead_as_lost(self, recording, engine):
-        """Who looks while the engine records, or after the process was killed, sees it."""
+        """While the engine records, the manifest already has its entry as lost, in case the process is
+        killed.
+        """
         one, session = engine(), recording()
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
             deadline = time.monotonic() + 5
             while (
                 not read_entries(session) and time.monotonic() < deadline
-            ):  # the session's own thread may be at it
+            ):  # the session's own thread may write it
                 session.background.round()
             [entry] = read_entries(session)
             assert entry.status == "lost"
 
     def test_a_folder_that_cannot_be_made_is_reported(self, recording, engine, log):
-        """The body runs, the engine is untouched."""
+        """If the engine's folder cannot be made, the body runs, the engine is not started, and one line is
+        logged.
+        """
         one, session = engine(), recording()
         stepprof.attach(one)
         (session.path / "step-000002").symlink_to("/proc/self")  # where no process can make a folder
@@ -482,7 +510,7 @@ class TestTrouble:
         assert any(line["event"] == "engine.not_recorded" for line in log)
 
     def test_shutdown_stops_running_captures(self, recording, engine):
-        """The run ends inside the window: what there is, is partial."""
+        """If the run ends inside the window, the engine is stopped once, and its entry is partial."""
         one, session = engine(), recording()
         stepprof.attach(one)
         window = stepprof.profile_step(2, role="rollout").start()
@@ -494,8 +522,8 @@ class TestTrouble:
 
     @pytest.mark.parametrize("verb", ["arm", "start", "stop"])
     def test_the_end_of_the_run_waits_as_long_as_a_stop_may_take(self, start, engine, log, verb):
-        """For anything that hangs: the time for exports is not an engine's. One line names the
-        targets that the run waits for, and how long.
+        """The end of the run waits for a hung engine for the stop timeout, not for the timeout of exports.
+        One line names the engine and the timeout.
         """
         start(
             steps="2",
@@ -511,13 +539,15 @@ class TestTrouble:
         stepprof.shutdown()
         assert time.monotonic() - began < 15
         lines = [line for line in log if line["event"] == "shutdown.waiting"]
-        if verb == "arm":  # nothing was sent to it
+        if verb == "arm":  # no start was sent to the engine
             assert not lines
         else:
             assert [(line["targets"], line["answer_seconds"]) for line in lines] == [("rollout/0", 1)]
 
     def test_the_end_of_the_run_after_a_detach(self, recording, engine):
-        """What was detached right before is still stopped, and its capture kept."""
+        """If the run ends right after a detach, the engine is still stopped, and its capture is kept as
+        partial.
+        """
         one, session = engine(delays={"stop": 0.3}), recording()
         attached = stepprof.attach(one)
         stepprof.profile_step(2, role="rollout").start()
@@ -526,7 +556,7 @@ class TestTrouble:
         assert [entry.status for entry in read_entries(session)] == ["partial"]
 
     def test_shutdown_waits_at_most_its_timeout(self, recording, engine):
-        """A stop that hangs does not keep the job from ending."""
+        """A stop that hangs delays the end of the job by no more than the timeout of the shutdown."""
         one, session = engine(hold={"stop": threading.Event()}), recording()
         stepprof.attach(one)
         stepprof.profile_step(2, role="rollout").start()
@@ -536,7 +566,9 @@ class TestTrouble:
         assert read_entries(session)[0].status == "lost"
 
     def test_a_stop_that_is_answered_while_the_run_ends_is_complete(self, recording, engine):
-        """The window had already closed, so nothing is missing, even if the answer is late."""
+        """The window had already closed. If its stop is answered during the shutdown, the entry is
+        complete.
+        """
         gate = threading.Event()
         session = recording(engine_stop_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"stop": gate}))
@@ -550,7 +582,9 @@ class TestTrouble:
         assert len(entry.artifacts) == 1
 
     def test_an_unanswered_stop_at_the_end_is_reported(self, recording, engine):
-        """The window had closed, and when is known; that the stop was answered is not claimed."""
+        """The entry has the end of the window, no duration of the stop, and an error about the unanswered
+        stop.
+        """
         session = recording(engine_stop_timeout_seconds=0.1)
         stepprof.attach(engine(hold={"stop": threading.Event()}))
         with stepprof.profile_step(2, role="rollout"):
@@ -564,7 +598,9 @@ class TestTrouble:
         assert "while it recorded" not in entry.error
 
     def test_when_a_window_closed_is_written_before_its_stop_is_answered(self, recording, engine):
-        """Who looks after the process was killed in the stop sees that nothing of the window is missing in the engine."""
+        """The manifest has the end of the window before the stop is answered, in case the process is
+        killed meanwhile.
+        """
         gate = threading.Event()
         session = recording(engine_stop_timeout_seconds=20)
         stepprof.attach(engine(hold={"stop": gate}))
@@ -587,10 +623,12 @@ class Blocking(Driver):
 
 
 class TestStarts:
-    """When the body begins, and what of the starts is known then."""
+    """When the body begins, and which starts have been answered by then."""
 
     def test_a_start_that_fails_holds_the_body_up_no_longer(self, recording, engine):
-        """The stop that it needs is sent next to the body."""
+        """After a failed start the body begins at once. The compensating stop is sent concurrently with
+        the body.
+        """
         gate, failure = threading.Event(), EngineFailure("it said no", owes_stop=True)
         one = engine(failing={"start": failure}, hold={"abort": gate})
         session = recording(engine_start_timeout_seconds=60)
@@ -604,8 +642,8 @@ class TestStarts:
         gate.set()
 
     def test_the_next_window_waits_for_that_stop(self, recording, engine):
-        """The next window waits for its own timeout. Then it is skipped, and the entry names the pending
-        stop.
+        """The next window waits for the compensating stop up to its start timeout. Then it is skipped, and
+        its entry names the failed start.
         """
         gate, failure = threading.Event(), EngineFailure("it said no", owes_stop=True)
         one = engine(failing={"start": failure}, hold={"abort": gate})
@@ -626,7 +664,9 @@ class TestStarts:
         assert settled(session, 4)[-1].status == "complete"
 
     def test_a_stop_that_finds_the_engine_dead_explains_the_failed_start(self, recording, engine):
-        """A killed worker fails the start first, and the engine learns a little later why."""
+        """If the compensating stop finds the engine dead, the entry gets this reason and the health
+        `dead`.
+        """
         failure = EngineFailure("the call failed", owes_stop=True)
         one = engine(failing={"start": failure, "abort": dead("a worker was killed")})
         session = recording()
@@ -639,7 +679,9 @@ class TestStarts:
 
     @pytest.mark.parametrize("form", ["with", "async with"])
     def test_a_body_that_began_without_an_answer_is_not_complete(self, recording, engine, form):
-        """Also where stepprof's own loop was held up, so that the bound was noticed too late there."""
+        """If the body began before the start was answered, the entry is partial, even if stepprof's own
+        loop was blocked.
+        """
         one, session = engine(), recording(engine_start_timeout_seconds=0.1)
         stepprof.attach(one).targets[0].driver.__class__ = Blocking
 
@@ -658,10 +700,10 @@ class TestStarts:
 
 
 class TestAsync:
-    """The same from coroutines: never a blocked event loop."""
+    """Asynchronous windows do not block the event loop."""
 
     async def test_an_async_block_does_not_block_its_loop(self, recording, engine):
-        """The loop turns while the engine starts and stops."""
+        """The event loop runs other coroutines while the engine starts and stops."""
         one, session = engine(delays={"start": 0.2, "stop": 0.2}), recording()
         stepprof.attach(one)
         turns = 0
@@ -682,7 +724,7 @@ class TestAsync:
         assert settled(session)[0].status == "complete"
 
     async def test_an_engine_on_this_very_loop_answers_an_async_block(self, recording, engine):
-        """The driver's hop to the engine's loop is worked off while the block waits."""
+        """An engine on the caller's own loop answers its start while the asynchronous block waits."""
         from stepprof.remote.loop import on_loop
 
         one, session = engine(), recording()
@@ -704,7 +746,9 @@ class TestAsync:
         assert settled(session)[0].status == "complete"
 
     async def test_a_coroutine_cancelled_at_the_entry_stops_its_engines(self, recording, engine):
-        """The coroutine has no exit, but a compensating stop is sent."""
+        """If a coroutine is cancelled while it enters a window, each engine is stopped and each entry is
+        partial.
+        """
         slow, quick = engine(name="slow", delays={"start": 0.5}), engine(name="quick")
         session = recording()
         stepprof.attach([slow, quick])
@@ -728,7 +772,9 @@ class TestAsync:
         assert "cancelled" in entries[0].error
 
     async def test_a_window_after_a_cancelled_one_gets_the_engine(self, recording, engine):
-        """The window does not join a capture that is about to be stopped, and is not skipped because of it."""
+        """A window after a cancelled one neither joins the old capture nor is skipped: its entry is
+        complete.
+        """
         gate = threading.Event()
         one, session = engine(hold={"start": gate}), recording()
         stepprof.attach(one)
@@ -750,7 +796,7 @@ class TestAsync:
         assert settled(session, 2)[0].status == "partial"
 
     async def test_astart_and_astop(self, recording, engine):
-        """Callbacks of coroutines bracket the engine as a block does."""
+        """`astart` and `astop` start and stop the engine as an asynchronous block does."""
         one, session = engine(delays={"stop": 0.1}), recording()
         stepprof.attach(one)
         window = await stepprof.profile_step(2, role="rollout").astart()
@@ -759,7 +805,9 @@ class TestAsync:
         assert settled(session)[0].status == "complete"
 
     async def test_a_thread_waits_without_blocking_the_loop(self, recording, engine):
-        """The engine lives on the loop; the block is in a thread: the loop stays free to answer."""
+        """The engine lives on the loop and the window is in a thread. The loop stays free and answers the
+        start.
+        """
         one = engine(loop=asyncio.get_running_loop())
         session = recording()
         stepprof.attach(one)
@@ -773,22 +821,22 @@ class TestAsync:
 
 
 class TestAttach:
-    """Who takes part."""
+    """Which engines take part in which windows."""
 
     def test_an_unknown_target_is_refused(self, recording):
-        """The message lists the possible targets."""
+        """`attach` refuses an object that is not a known kind of engine."""
         recording()
         with pytest.raises(ConfigError, match="not a known kind of engine"):
             stepprof.attach(object())
 
     def test_a_role_is_a_name(self, recording, engine):
-        """It becomes a folder."""
+        """A role that is no plain name is refused, because the role becomes a folder."""
         recording()
         with pytest.raises(ConfigError, match=r"\.\./x"):
             stepprof.attach(engine(), role="../x")
 
     def test_an_engine_attached_before_init_is_taken_over(self, engine, recording):
-        """The next session takes it over."""
+        """An engine that was attached before `init` is recorded by the next session."""
         one = engine()
         stepprof.attach(one)
         session = recording()
@@ -797,7 +845,7 @@ class TestAttach:
         assert settled(session)[0].status == "complete"
 
     def test_the_default_is_the_replica_of_rank_0(self, start, engine):
-        """As for ranks, one replica is recorded unless the configuration selects more."""
+        """By default only the first replica is recorded."""
         engines = [engine() for _ in range(3)]
         start(steps="2", backend="null")
         stepprof.attach(engines)
@@ -806,7 +854,7 @@ class TestAttach:
         assert [one.asked("start") for one in engines] == [1, 0, 0]
 
     def test_global_ranks_map_to_the_replica_that_owns_them(self, recording, engine):
-        """Replicas of four ranks each: ranks 5 and 6 are two workers of the second."""
+        """With four ranks per replica, the ranks 5 and 6 are the workers 1 and 2 of the second replica."""
         engines = [engine(workers=4) for _ in range(2)]
         recording(rollout={"ranks": "5,6"})
         stepprof.attach(engines)
@@ -816,7 +864,9 @@ class TestAttach:
         assert engines[1].windows[0].workers == {1, 2}
 
     def test_given_ranks_map_to_the_engines_of_a_list(self, recording, engine):
-        """`ranks` says which global ranks each one of a list spans."""
+        """The option `ranks` gives the global ranks of the list's engines. The engine that has the
+        selected rank is started.
+        """
         engines = [engine(), engine()]
         recording(rollout={"ranks": "10"})
         stepprof.attach(engines, ranks="8-11")
@@ -825,13 +875,17 @@ class TestAttach:
         assert [one.asked("start") for one in engines] == [0, 1]
 
     def test_ranks_beyond_a_list_are_an_error(self, recording, engine):
-        """Found when it is attached, with the nearest."""
+        """`attach` refuses a list that is too short for the configured ranks, and suggests the nearest
+        rank.
+        """
         recording(rollout={"ranks": "0,7"})
         with pytest.raises(ConfigError, match="did you mean 1"):
             stepprof.attach([engine(), engine()])
 
     def test_a_callable_is_asked_again_at_each_step(self, recording, engine):
-        """Engines restart and scale; those that stay keep their number."""
+        """A callable is called at each step, because engines restart and scale. Engines that stay keep
+        their replica number.
+        """
         first, second = engine(name="first"), engine(name="second")
         now = [first]
         session = recording()
@@ -847,7 +901,7 @@ class TestAttach:
         ]
 
     def test_a_callable_that_raises_is_reported(self, recording):
-        """In the manifest; the body goes on."""
+        """If the callable raises, the body runs, and the manifest has a failed entry with the exception."""
         session = recording()
 
         def gone():
@@ -864,7 +918,9 @@ class TestAttach:
         ("role", "begins"), [("rollout", "in step 3"), (None, "in step 2"), ("actor", None)]
     )
     def test_attached_inside_a_recorded_window(self, recording, engine, log, role, begins):
-        """The log says from which window on it takes part; a window of another role is not its business."""
+        """If an engine is attached inside a window, one line says from which window on it takes part. For
+        a window of another role nothing is logged.
+        """
         recording()
         with stepprof.profile_step(2, role=role):
             stepprof.attach(engine())
@@ -874,7 +930,7 @@ class TestAttach:
         )
 
     def test_attached_inside_the_last_recorded_window(self, recording, engine, log):
-        """No window is left for it."""
+        """If an engine is attached inside the last selected window, the line says that no window is left."""
         recording(steps="2")
         with stepprof.profile_step(2, role="rollout"):
             stepprof.attach(engine())
@@ -882,7 +938,7 @@ class TestAttach:
         assert line["takes_part_from"] == "no window: no later step is selected"
 
     def test_attaching_between_windows_logs_nothing(self, recording, engine, log):
-        """No line is logged."""
+        """An attachment outside a recorded window logs no line."""
         recording()
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -891,7 +947,9 @@ class TestAttach:
         assert not [line for line in log if line["event"] == "attach.inside_window"]
 
     def test_detached_while_it_records(self, recording, engine):
-        """A compensating stop; the next window does not reach it."""
+        """An engine that is detached while it records is stopped once and partial. The next window does
+        not start it.
+        """
         one, session = engine(), recording()
         attached = stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -902,7 +960,9 @@ class TestAttach:
         assert (entry.status, one.asked("start"), one.asked("stop")) == ("partial", 1, 1)
 
     def test_an_armed_step_that_never_came(self, recording, engine):
-        """The engine is idle again, and nothing of the step is left."""
+        """If the loop skips the step that an engine was armed for, the engine becomes idle and the step's
+        folder is removed.
+        """
         one, session = engine(), recording(steps="2,3")
         stepprof.attach(one)
         with stepprof.profile_step(2, role="rollout"):
@@ -913,11 +973,13 @@ class TestAttach:
         assert shown({"rollout/0": "idle"})
         deadline = time.monotonic() + 5
         while (session.path / "step-000003").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)  # it is removed on a thread of its own
+            time.sleep(0.01)  # a thread removes the folder
         assert not (session.path / "step-000003").exists()
 
     def test_a_rank_that_is_not_selected_drives_its_engines(self, start, engine):
-        """Which replicas are recorded is the role's business, not that of the process that drives them."""
+        """The role selects which replicas are recorded. Whether the driver's own rank is selected does not
+        matter.
+        """
         one = engine()
         session = start(rank=3, world_size=4, steps="2", backend="null", roles={"rollout": {"ranks": "0"}})
         stepprof.attach(one)
@@ -926,7 +988,7 @@ class TestAttach:
         assert settled(session)[0].status == "complete"
 
     def test_listeners_get_every_step(self, recording, engine):
-        """Listeners get each entry and exit of every step, selected or not, with all open windows."""
+        """A listener gets each entry and each exit of every step, selected or not, with all open windows."""
         one = engine(cls=Listener, kind="spans")
         recording()
         stepprof.attach(one, role="reward")
@@ -940,7 +1002,7 @@ class TestAttach:
         assert one.calls[-4:] == [((7, "reward"),), (), ((8, "reward"),), ()]
 
     def test_an_attachment_describes_its_engines(self, recording, engine):
-        """Its role, its engines, their states."""
+        """The attachment shows its role, its engines and their states."""
         recording()
         attached = stepprof.attach([engine(name="a"), engine(name="b")])
         assert repr(attached) == "<Engine rollout a, b>"
@@ -948,7 +1010,7 @@ class TestAttach:
         assert repr(attached.targets[0]) == "<EngineTarget rollout/0 simulated a idle ok>"
 
     def test_an_engine_detached_before_init_takes_no_part(self, engine, recording):
-        """A detached engine takes part in no window."""
+        """An engine that is detached before `init` gets no call."""
         one = engine(name="early")
         attached = stepprof.attach(one, name="called")
         assert repr(attached) == "<Engine rollout called>"
@@ -959,13 +1021,15 @@ class TestAttach:
         assert one.calls == []
 
     def test_replicas_are_numbered_in_the_order_of_attaching(self, recording, engine):
-        """Unless a number is given."""
+        """Replicas are numbered in the order of attaching, unless a number is given."""
         recording()
         engines = [stepprof.attach(engine(), replica=number) for number in (None, 5, None)]
         assert [list(each.status) for each in engines] == [["rollout/0"], ["rollout/5"], ["rollout/1"]]
 
     def test_servers_are_numbered_before_they_have_answered(self, recording):
-        """In the order of attaching, not of answering; a list that is too short for the configured ranks is refused."""
+        """Servers are numbered in the order of attaching, before they answer. A list that is too short for
+        the configured ranks is refused.
+        """
         session = recording(rollout={"ranks": "0-2"})
         engines = [stepprof.attach(f"http://127.0.0.1:{port}") for port in (1, 2)]
         assert [list(each.status) for each in engines] == [["rollout/0"], ["rollout/1"]]
@@ -979,7 +1043,7 @@ class TestAttach:
         ]
 
     def test_an_unknown_option_is_refused(self):
-        """Refused with the nearest option."""
+        """The error for an unknown option names the nearest option, or lists all options."""
         check_options({"api_key": "k"}, ["api_key"], "a server")
         with pytest.raises(ConfigError, match="did you mean api_key"):
             check_options({"api_kye": "k"}, ["api_key"], "a server")
@@ -987,7 +1051,7 @@ class TestAttach:
             check_options({"zzz": 1}, ["api_key"], "a server")
 
     def test_a_list_in_a_list_and_a_coroutine_function(self, recording, engine):
-        """If a callable returns an awaitable, it is awaited first."""
+        """If a callable is a coroutine function, it is awaited; a list in its list is flattened."""
         one, two = engine(name="one"), engine(name="two")
         session = recording()
 
@@ -1000,7 +1064,7 @@ class TestAttach:
         assert [entry.name for entry in settled(session, count=2)] == ["one", "two"]
 
     def test_a_callable_that_hangs_is_reported(self, recording):
-        """The body is not delayed past the bound."""
+        """A callable that hangs delays the body only for the timeout, and the entry says so."""
         gate = threading.Event()
         session = recording(engine_start_timeout_seconds=0.2)
         stepprof.attach(gate.wait)
@@ -1013,7 +1077,9 @@ class TestAttach:
         gate.set()
 
     def test_removed_engines_are_released(self, recording, engine):
-        """The callable does not name them any longer."""
+        """An engine that the callable no longer returns is removed, and a new engine gets its replica
+        number.
+        """
         first, second = engine(name="first"), engine(name="second")
         now = [first, second]
         session = recording()
@@ -1031,8 +1097,8 @@ class TestAttach:
         assert {e.name: e.replica for e in settled(session, 5, 2)} == {"second": 1, "third": 0}
 
     def test_listeners_get_the_windows_of_their_role(self, recording, engine):
-        """If two steps overlap in different roles, each window is announced to the listeners of its role. A
-        window of the whole step is announced to all listeners.
+        """Each window is announced to the listeners of its role before the body. A window of the whole
+        step is announced to all listeners.
         """
         loops, rewards = (engine(cls=Listener, kind="spans") for _ in range(2))
         recording()
@@ -1040,7 +1106,7 @@ class TestAttach:
         stepprof.attach(rewards, role="reward")
         for role in ("rollout", "reward", None):
             with stepprof.profile_step(2, role=role):
-                assert ((2, role),) in (rewards if role == "reward" else loops).calls  # known before the body
+                assert ((2, role),) in (rewards if role == "reward" else loops).calls
         assert [call for call in loops.calls if call] == [((2, "rollout"),), ((2, None),)]
         assert [call for call in rewards.calls if call] == [((2, "reward"),), ((2, None),)]
 
@@ -1049,7 +1115,9 @@ class TestShared:
     """An engine that several processes attach is driven by one of them."""
 
     def test_a_second_process_does_not_drive_the_engine(self, start, engine, run_script, tmp_path):
-        """The claim is in the run directory; the manifest of the other says who has it."""
+        """The second process sends no start to the engine. Its entry is joined and names the process that
+        drives the engine.
+        """
         script = """
             import sys
             from pathlib import Path
@@ -1080,7 +1148,7 @@ class TestShared:
 
 
 def SimulatedDriver(target):  # noqa: N802
-    """The driver of a simulated engine."""
+    """Return the driver of a simulated engine."""
     from simulated import Driver
 
     assert isinstance(target, Simulated)

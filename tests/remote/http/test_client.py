@@ -1,4 +1,4 @@
-"""One request to a server: the information in its errors, and the secrets that are never shown."""
+"""One request to a server: the content of its errors, and keys that are never shown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestAddress:
         ],
     )
     def test_a_server_has_one_name_without_secrets(self, url, name):
-        """However it is written, a server has one name, and no password in it."""
+        """A server has the same name in every spelling of its URL, and the name contains no password."""
         address = Address.parse(url)
         assert address.name == name
         assert "s3cret" not in repr(address)
@@ -60,19 +60,21 @@ class TestAddress:
         ],
     )
     def test_invalid_addresses_are_refused(self, url):
-        """An invalid address is refused when it is attached."""
+        """An invalid address raises ConfigError."""
         with pytest.raises(ConfigError):
             Address.parse(url)
 
     def test_a_key_in_the_query_is_not_shown(self):
-        """A secret that was put behind a question mark is refused, and not repeated."""
+        """A key in the query of the URL is refused, and the error shows neither the key nor the password."""
         with pytest.raises(ConfigError, match="api_key") as refused:
             Address.parse("http://me:pass@node:8000/?key=s3cret")
         assert "s3cret" not in str(refused.value)
         assert "pass" not in str(refused.value)
 
     def test_localhost_is_a_server_of_this_host(self):
-        """The same words on two hosts are two servers, and several words on one host are one."""
+        """All spellings of the local host have one key, which contains the host's name. Another host's
+        name is kept.
+        """
         keys = {
             Address.parse(f"http://{host}:8000").key
             for host in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")
@@ -83,7 +85,7 @@ class TestAddress:
 
 class TestRequest:
     async def test_every_status_is_returned(self):
-        """Statuses are for the one who asked to judge."""
+        """Each status is returned to the caller; none raises an exception."""
         with serving({"/a": {"x": [1]}, "/b": (500, "it\n failed")}) as server:
             client = Client(server.url + "/")
             reply = await client.request("GET", "/a")
@@ -95,12 +97,12 @@ class TestRequest:
         assert client.host == socket.gethostname()
 
     async def test_a_path_in_the_address_stays(self):
-        """A server behind a proxy's prefix is spoken to there."""
+        """A path in the address, such as the prefix of a proxy, is put before the path of each request."""
         with serving({"/llm/version": {}}) as server:
             assert (await Client(server.url + "/llm/").request("GET", "/version")).ok
 
     async def test_an_ipv6_address_in_brackets_works(self):
-        """The address is in brackets, as in a URL."""
+        """A request reaches a server whose IPv6 address is in brackets, as in a URL."""
         with serving({"/a": {}}, host="::1") as server:
             client = Client(server.url)
             assert (await client.request("GET", "/a")).ok
@@ -118,7 +120,9 @@ class TestRequest:
 
 class TestKeys:
     async def test_a_key_is_sent_as_a_bearer(self):
-        """The key goes with every request, the admin's in its place with what changes the server."""
+        """GET requests send the key as a bearer token. POST requests, which change the server, send the
+        admin key.
+        """
         with serving({"/a": {}}) as server:
             client = Client(server.url, " key\n", "admin")
             await client.request("GET", "/a")
@@ -131,13 +135,15 @@ class TestKeys:
             ]
 
     async def test_name_and_password_in_the_address(self):
-        """They are sent in the header that HTTP defines for them."""
+        """A name and password in the address are sent as HTTP basic authentication."""
         with serving({"/a": {}}) as server:
             await Client(server.url.replace("//", "//me:p%40ss@")).request("GET", "/a")
             assert server.asked[0].headers["authorization"] == "Basic bWU6cEBzcw=="
 
     async def test_a_missing_and_a_wrong_key(self):
-        """The failure says what to write."""
+        """The failure says whether a key is missing or wrong, and which option to write. It does not show
+        the key.
+        """
         with serving({"/a": (401, {"error": "Unauthorized"})}) as server:
             for key, words in ((None, "requires a key"), ("s3cret", "requires another key")):
                 client = Client(server.url, key)
@@ -148,7 +154,9 @@ class TestKeys:
                 assert failure.health == "unconfigured"
 
     async def test_keys_repeated_by_a_server_are_masked(self):
-        """A server that quotes the key it was given does not bring it into a log."""
+        """If a server repeats the key and the password in its answer, the reply and the failure do not
+        show them.
+        """
         with serving({"/a": (500, "no such key: s3cret, pa55")}) as server:
             client = Client(server.url.replace("//", "//me:pa55@"), "s3cret")
             reply = await client.request("GET", "/a")
@@ -159,14 +167,14 @@ class TestKeys:
 
     @pytest.mark.parametrize("key", ["", "  ", "a\nb", "schlüssel", 7])
     def test_keys_that_fit_no_header_are_refused(self, key):
-        """Refused at attach, and not shown."""
+        """A key that cannot be sent in a header raises ConfigError, which does not show the key."""
         with pytest.raises(ConfigError, match="api_key") as refused:
             Client("http://node", key)
         assert "schl" not in str(refused.value)
 
     async def test_a_redirect_is_not_followed(self):
-        """No key is sent to another server. The message contains the target of the redirect, without its
-        secrets.
+        """A redirect is a failure, and no request reaches the other server. The message has the target of
+        the redirect without its secrets.
         """
         with (
             serving({"/a": {}}) as other,
@@ -193,19 +201,19 @@ class TestFailures:
         return failure.value
 
     async def test_a_refused_connection_leaves_no_stop_pending(self):
-        """The server is down: nothing was sent, so no stop is pending."""
+        """If the connection is refused, no request was sent, so no stop is pending."""
         error = await self.failed(Client(f"http://127.0.0.1:{free_port()}", "s3cret"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
         assert "is the server up?" in str(error)
 
     async def test_a_host_that_does_not_answer(self):
-        """No connection within the time-out: nothing was sent."""
+        """If there is no connection within the timeout, no request was sent, so no stop is pending."""
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             sock.listen(0)
             address = sock.getsockname()
             waiting = []
-            for _ in range(4):  # a later request finds no place in the queue
+            for _ in range(4):  # fill the queue, so that a later connection has no place in it
                 waiting.append(socket.socket())
                 waiting[-1].setblocking(False)
                 waiting[-1].connect_ex(address)
@@ -217,7 +225,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("host", ["a" * 70, "no.such.host.invalid"])
     async def test_an_unknown_name(self, host):
-        """The error names the unknown host."""
+        """If the host's name is unknown, the failure names the host and no stop is pending."""
         error = await self.failed(Client(f"http://{host}:8000"))
         assert (error.health, error.owes_stop) == ("unreachable", False)
         assert host in str(error)
@@ -226,7 +234,7 @@ class TestFailures:
         ("method", "health", "owes"), [("POST", "unknown", True), ("GET", "unreachable", False)]
     )
     async def test_no_answer_to_a_request(self, method, health, owes):
-        """A start that was sent and not answered may have begun: a stop must follow. A question needs none."""
+        """A start without an answer may have begun, so a stop must follow. A GET request needs no stop."""
         done = threading.Event()
         with serving({"/start_profile": lambda _: done.wait(5) and {}}) as server:
             error = await self.failed(Client(server.url, "s3cret"), method, timeout=0.2)
@@ -238,7 +246,9 @@ class TestFailures:
         "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", b"SSH-2.0-OpenSSH\r\n"]
     )
     async def test_an_answer_that_breaks_off(self, sent):
-        """A server killed in the middle, or that speaks something else."""
+        """If the server's answer breaks off or is not HTTP, the start may have begun, so a stop must
+        follow.
+        """
 
         def answer(handler):
             handler.wfile.write(sent)
@@ -250,7 +260,7 @@ class TestFailures:
         assert "broke off" in str(error)
 
     async def test_an_answer_that_trickles(self):
-        """The time-out is for the whole answer, not for each byte of it."""
+        """The timeout is for the whole answer, not for each byte of it."""
         done = threading.Event()
 
         def answer(handler):
@@ -266,7 +276,7 @@ class TestFailures:
         assert "did not answer" in str(error)
 
     async def test_an_answer_without_a_length(self):
-        """What ends with the connection is whole."""
+        """An answer without a length ends with the connection, and is complete."""
 
         def answer(handler):
             handler.wfile.write(b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}')
@@ -276,21 +286,23 @@ class TestFailures:
             assert (await Client(server.url).request("GET", "/a")).json() == {"a": 1}
 
     async def test_an_answer_without_end(self, monkeypatch):
-        """No server fills our memory."""
+        """An answer that is larger than the limit is a failure."""
         monkeypatch.setattr("stepprof.remote.http.reply.MOST_BYTES", 100_000)
         with serving({"/start_profile": "x" * 1_000_000}) as server:
             error = await self.failed(Client(server.url))
         assert "more than 100000 bytes" in str(error)
 
     async def test_requests_at_once_have_their_own_connections(self):
-        """Each request has its own connection and thread."""
+        """Fifty concurrent requests of one client are all answered."""
         with serving({"/a": lambda _: time.sleep(0.05) or {}}) as server:
             client = Client(server.url)
             replies = await asyncio.gather(*(client.request("GET", "/a") for _ in range(50)))
         assert all(reply.ok for reply in replies)
 
     async def test_concurrent_requests_are_limited(self, monkeypatch):
-        """A thousand servers do not need a thousand threads and sockets. All of them receive the request."""
+        """Of 30 requests at most 5 run at a time, so many servers do not need as many threads. All are
+        answered.
+        """
         monkeypatch.setattr("stepprof.remote.http.client.AT_ONCE", 5)
         there, most, counting = [], [], threading.Lock()
 
@@ -311,7 +323,7 @@ class TestFailures:
 
 
 def endless(first, again, pause=0.02):
-    """An answer that continues until no client listens any longer."""
+    """Return an answer that continues until the client closes the connection."""
 
     def answer(handler):
         handler.connection.settimeout(10)
@@ -332,12 +344,14 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def calls():
-    """The threads of requests that are under way; other tests may have left some."""
+    """Return the threads of running requests; other tests may have left some."""
     return {thread for thread in threading.enumerate() if thread.name == "stepprof-call"}
 
 
 class TestDeadline:
-    """One for all of it, whatever the server sends; then the thread and the place among the requests are free again."""
+    """One timeout covers the whole request, whatever the server sends. Afterwards its thread and its place
+    among the concurrent requests are free.
+    """
 
     @pytest.fixture(autouse=True)
     def one_at_a_time(self, monkeypatch):
@@ -370,7 +384,7 @@ class TestDeadline:
             assert time.perf_counter() - began < 10
             assert (failure.value.health, failure.value.owes_stop) == ("unknown", True)
             assert (await client.request("GET", "/a")).ok
-        for thread in calls() - others:  # the last one has answered, and may still be about to end
+        for thread in calls() - others:  # the thread of the last request may still be about to end
             thread.join(5)
         assert calls() <= others
 
@@ -386,7 +400,7 @@ class TestDeadline:
         ids=["interim", "headers", "header", "trailers", "body"],
     )
     async def test_an_answer_without_bounds(self, answer):
-        """A fast answer without an end is limited by its size."""
+        """A fast answer that never ends is limited by its size."""
         with serving({"/start_profile": answer}) as server:
             began = time.perf_counter()
             with pytest.raises(EngineFailure, match="broke off while it answered"):
@@ -394,8 +408,8 @@ class TestDeadline:
             assert time.perf_counter() - began < 30
 
     async def test_a_name_that_is_not_looked_up(self, mocker):
-        """If the name resolution hangs, one thread waits for it, and the request waits no longer than for
-        an answer.
+        """If name resolution hangs, only one lookup runs, and each request ends at its timeout. No stop is
+        pending.
         """
         asked, done, real = [], threading.Event(), socket.getaddrinfo
 
@@ -420,7 +434,7 @@ class TestDeadline:
             assert (await client.request("GET", "/a")).ok
 
     async def test_a_handshake_that_never_ends(self):
-        """TLS counts too: nothing was sent."""
+        """The timeout covers the TLS handshake. No request was sent, so no stop is pending."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             with pytest.raises(EngineFailure, match=r"no connection within 0\.3 s") as failure:
@@ -429,8 +443,8 @@ class TestDeadline:
 
     @pytest.mark.parametrize("length", ["9" * 5000, "-" + "9" * 5000, "\uff19", "1e3", "0x10"])
     async def test_an_invalid_content_length(self, length):
-        """An invalid length does not raise another error. If the body is too long, it is reported as
-        missing; otherwise it ends with the connection.
+        """An invalid Content-Length raises at most EngineFailure, for a body that is too short. Otherwise
+        the body ends with the connection.
         """
 
         def answer(handler):
@@ -450,9 +464,7 @@ KEY = "sk-canary/7f3a+"
 
 
 class TestKeysInAnswers:
-    """A key that a server repeats in its answer is never shown, at any place of the answer and in any
-    encoding.
-    """
+    """A key that a server repeats anywhere in its answer, in any encoding, is never shown."""
 
     def raw(self, data):
         def answer(handler):
@@ -474,7 +486,9 @@ class TestKeysInAnswers:
         "form", [KEY, quote(KEY, safe=""), base64.b64encode(b"me:" + KEY.encode()).decode()]
     )
     async def test_keys_are_masked_anywhere_in_an_answer(self, form):
-        """In its status line, a header, the path and the query of a redirect, the size of a chunk, the body, and where that is cut."""
+        """A key is masked in the status line, headers, redirects, chunk sizes and body, also where the
+        body is cut.
+        """
         line = form.encode()
         answers = [
             self.raw(b"HTTP/9 " + line + b"\r\n\r\n"),
@@ -515,14 +529,14 @@ class TestTls:
         return context
 
     async def test_a_trusted_certificate(self):
-        """Named by ca_file, where the system does not know it."""
+        """`ca_file` makes the client trust a certificate that the system does not know."""
         with serving({"/a": {}}, tls=self.context()) as server:
             client = Client(server.url, ca_file=str(CERTIFICATE))
             assert (await client.request("GET", "/a")).ok
             assert client.name == server.url
 
     async def test_an_untrusted_certificate(self):
-        """The message says how to trust it; no key was sent."""
+        """The message says how to trust the certificate, and no key was sent."""
         with serving({"/a": {}}, tls=self.context()) as server:
             with pytest.raises(EngineFailure, match="ca_file=") as failure:
                 await Client(server.url, "key").request("POST", "/a")
@@ -530,11 +544,11 @@ class TestTls:
         assert (failure.value.health, failure.value.owes_stop) == ("unreachable", False)
 
     async def test_a_server_without_tls(self):
-        """The message asks whether http was meant."""
+        """If the server has no TLS, the message suggests `http://`."""
         with serving({}) as server, pytest.raises(EngineFailure, match="did you mean http://"):
             await Client(server.url.replace("http:", "https:")).request("GET", "/a")
 
     async def test_an_invalid_ca_file(self, tmp_path):
-        """A wrong ca_file is named."""
+        """The error names a `ca_file` that does not exist."""
         with pytest.raises(EngineFailure, match="nowhere"):
             await Client("https://127.0.0.1:1", ca_file=str(tmp_path / "nowhere.pem")).request("GET", "/a")

@@ -1,4 +1,6 @@
-"""Servers by their URL: which kind answers, the workers of a router, the clock, and a session with servers that are not there."""
+"""Servers attached by their URL: their kind, the workers of a router, the clock, and sessions whose
+servers do not answer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ OLD_SGLANG = {"/get_server_info": {"tp_size": 1, "model_path": "m"}}
 
 
 def router(*urls):
-    """What SGLang's router 0.3.2 answers."""
+    """Return the answers of SGLang's router 0.3.2."""
     workers = [
         {"id": "d6c7", "url": url, "worker_type": "regular", "is_healthy": True, "connection_mode": "HTTP"}
         for url in urls
@@ -52,7 +54,7 @@ def old_router(*urls):
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    """No server is known from an earlier test: ports are used again."""
+    """Forget the servers of earlier tests, because ports are used again."""
     monkeypatch.setattr(http, "_known", {})
 
 
@@ -62,7 +64,7 @@ def window(tmp_path):
 
 
 class Recorder(EngineDriver):
-    """Stands for the driver of a kind: it asks its server, by the routes that both kinds have."""
+    """Replace the driver of a kind: it uses the routes that both kinds have."""
 
     workers = 4
 
@@ -122,14 +124,14 @@ class TestIdentify:
         ],
     )
     async def test_each_kind_of_server_is_identified(self, routes, kind):
-        """Only routes that return information are requested."""
+        """Each kind of server is identified by GET requests only."""
         with serving(routes) as server:
             assert await identify(Client(server.url)) == kind
             assert {asked.method for asked in server.asked} == {"GET"}
 
     @pytest.mark.parametrize("routes", [{}, {"/version": "ok"}, {"/version": {"version": 3}, "/workers": []}])
     async def test_another_server_is_refused(self, routes):
-        """An unknown kind of server: the message names the requests, the answers, and the option that
+        """For an unknown kind of server the failure names the requests, the answers, and the option that
         states the kind.
         """
         with serving(routes) as server:
@@ -139,12 +141,12 @@ class TestIdentify:
         assert failure.value.health == "unconfigured"
 
     async def test_the_address_of_its_api(self):
-        """What a client of the API is given is one level too deep."""
+        """The address that clients of the API use ends with `/v1`. The failure says to leave it out."""
         with serving(VLLM) as server, pytest.raises(EngineFailure, match=rf"{server.url}, without /v1"):
             await identify(Client(f"{server.url}/v1/"))
 
     async def test_a_server_that_requires_a_key(self):
-        """Without it nothing is known."""
+        """Without a key the kind is unknown; the failure names the option `api_key`."""
         with (
             serving({"/version": (401, {"error": "Unauthorized"})}) as server,
             pytest.raises(EngineFailure, match="api_key"),
@@ -152,7 +154,7 @@ class TestIdentify:
             await identify(Client(server.url))
 
     async def test_a_server_that_hangs(self, monkeypatch):
-        """It is unreachable, after a bound."""
+        """A server that does not answer within the timeout is unreachable."""
         monkeypatch.setattr(http, "PROBE_SECONDS", 0.2)
         slow = {"/version": lambda _: time.sleep(0.6) or {}}
         with serving(slow) as server, pytest.raises(EngineFailure, match="did not answer") as failure:
@@ -163,13 +165,15 @@ class TestIdentify:
 class TestExpand:
     @pytest.mark.parametrize("kind", [router, old_router])
     async def test_the_workers_of_a_router(self, kind):
-        """Each engine once, however many ranks the router lists it with; those behind gRPC are left out."""
+        """Each worker is listed once, however many ranks the router lists for it. Workers behind gRPC are
+        left out.
+        """
         urls = ["http://a:1/", "http://b:2@0", "http://b:2@1", "grpc://c:3"]
         with serving(kind(*urls)) as server:
             assert await expand(Client(server.url)) == ["http://a:1", "http://b:2"]
 
     async def test_no_router(self):
-        """A server that is not a router reports this."""
+        """The expansion of a server that is not a router fails with its status 404."""
         with serving(VLLM) as server, pytest.raises(EngineFailure, match="404"):
             await expand(Client(server.url))
 
@@ -180,7 +184,7 @@ class TestKind:
         [("http://a", True), (" HTTPS://a", True), ("a:8000", True), ("grpc://a", False), (7, False)],
     )
     def test_urls_are_recognised(self, target, is_one):
-        """URLs are recognised without a request."""
+        """URLs, and hosts with a port, are recognised without a request."""
         assert HttpKind().recognises(target) is is_one
 
     @pytest.mark.parametrize(
@@ -192,18 +196,18 @@ class TestKind:
         ],
     )
     def test_a_host_and_a_port(self, target, name):
-        """Frameworks store the addresses of their servers in this form."""
+        """A host with a port is accepted as an address, because frameworks store addresses in this form."""
         assert HttpKind().connect(target).name == name
 
     @pytest.mark.parametrize("target", ["node-3", "me:s3cret@node-3"])
     def test_no_url(self, target):
-        """The error has a suggestion."""
+        """A host without a port is refused; the error suggests a URL and does not show the password."""
         with pytest.raises(ConfigError, match='did you mean "http://node-3"') as refused:
             HttpKind().connect(target)
         assert "s3cret" not in str(refused.value)
 
     def test_an_unknown_kind(self):
-        """The known ones are listed."""
+        """The error for an unknown kind lists the known kinds."""
         with pytest.raises(ConfigError, match="vllm, sglang, sglang-router"):
             HttpKind().connect("http://a", kind="tgi")
 
@@ -214,7 +218,7 @@ class TestKind:
         assert "s3cret" not in str(refused.value)
 
     def test_no_request_before_the_first_window(self, recorders):
-        """A server that is not up yet can be attached."""
+        """`connect` sends no request, so a server that is not up yet can be attached."""
         driver = HttpKind().connect("http://me:s3cret@127.0.0.1:1", api_key="k", name="first")
         assert (driver.kind, driver.name, driver.inside, driver.loop) == ("http", "first", False, None)
         assert driver.key == f"http://{socket.gethostname()}:1"
@@ -223,7 +227,7 @@ class TestKind:
 
 class TestServer:
     async def test_the_driver_of_its_kind_is_used(self, recorders, window):
-        """The server is identified once, at the first arm; then the driver of its kind is used."""
+        """The server is identified once, at the first arm. Then all calls go to the driver of its kind."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with serving(routes) as server:
             driver = HttpKind().connect(server.url)
@@ -245,7 +249,9 @@ class TestServer:
             assert driver.kind == "sglang"
 
     async def test_restarted_as_something_else(self, recorders, window):
-        """After a failure the kind of the server is requested again."""
+        """After a failure the server is identified again, because it may have been restarted as another
+        kind.
+        """
         routes = {**VLLM, "/health": 200}
         with serving(routes) as server:
             driver = HttpKind().connect(server.url)
@@ -259,11 +265,13 @@ class TestServer:
             assert driver.kind == "sglang"
 
     async def test_abort_before_anything(self, window):
-        """No call was started, so no request is sent."""
+        """An abort before the first start sends no request."""
         await HttpKind().connect("http://127.0.0.1:1").abort()
 
     async def test_a_router_becomes_its_workers(self, recorders, window):
-        """As they are now: those that stay keep their driver, with the router's key; a router that is down keeps the last."""
+        """A router expands to its current workers, and the router's key is sent to them. Known workers
+        keep their driver. If the router is down, the last list is used.
+        """
         with serving({**VLLM, "/health": 200}) as one, serving({**SGLANG, "/health": 200}) as two:
             routes = router(one.url)
             with serving(routes) as server:
@@ -280,7 +288,7 @@ class TestServer:
             assert await driver.expand() == both
 
     async def test_a_router_without_workers(self, recorders, window):
-        """It represents itself, and reports that it has none."""
+        """A router without workers is its own target, and arming it fails with that reason."""
         with serving(router()) as server:
             driver = HttpKind().connect(server.url)
             assert await driver.expand() == [driver]
@@ -288,7 +296,7 @@ class TestServer:
                 await driver.arm(window)
 
     async def test_workers_elsewhere_are_not_followed(self, recorders, window, log):
-        """A router names hosts and paths as it likes: only those near it get its key, and each other one is logged once."""
+        """Only workers near the router are used and get its key. Each refused worker is logged once."""
         with serving({**VLLM, "/health": 200}) as one, serving(VLLM) as two:
             listed = [
                 {"url": "http://169.254.169.254/latest"},
@@ -316,7 +324,7 @@ class TestServer:
         assert 'workers=["198.51.100.7"]' in elsewhere["reason"]
 
     async def test_workers_that_were_named(self, recorders):
-        """The option replaces the router's network."""
+        """The option `workers` replaces the router's own network: only matching workers are used."""
         with serving(VLLM) as one, serving(router(one.url)) as server:
             [worker] = await HttpKind().connect(server.url, workers=["127.0.0.0/8"]).expand()
             assert worker.name == one.url
@@ -324,7 +332,7 @@ class TestServer:
             assert await driver.expand() == [driver]
 
     async def test_no_worker_may_be_followed(self, recorders, window):
-        """The failure says what to write."""
+        """If no worker is accepted, the failure shows the option `workers` to write."""
         with serving(router("http://198.51.100.7:8000")) as server:
             driver = HttpKind().connect(server.url)
             await driver.expand()
@@ -333,7 +341,7 @@ class TestServer:
             assert failure.value.health == "unconfigured"
 
     async def test_a_router_behind_a_router(self, recorders):
-        """Its list is not read: a chain of them would never end."""
+        """The list of a router behind a router is not read, because a chain of routers might never end."""
         asked = []
         with serving(router("http://127.0.0.1:1")) as inner, serving(router(inner.url)) as outer:
             [worker] = await HttpKind().connect(outer.url).expand()
@@ -342,7 +350,7 @@ class TestServer:
         assert asked == ["/version", "/workers"]
 
     async def test_a_router_with_too_many_workers(self, recorders, monkeypatch, log):
-        """Up to the limit they are followed, and the others are logged."""
+        """Workers beyond the limit are refused, and a limited number of log lines gives their count."""
         monkeypatch.setattr(workers, "MOST_WORKERS", 3)
         with serving(router(*(f"http://127.0.0.1:{port}" for port in range(1, 100)))) as server:
             driver = HttpKind().connect(server.url)
@@ -352,7 +360,9 @@ class TestServer:
         assert {line["refused"] for line in refused} == {96}
 
     async def test_a_router_that_hangs(self, recorders, monkeypatch):
-        """After a short wait the previous list of workers is used. A late answer is used the next time."""
+        """If the router hangs, the previous workers are used after a short wait. A late answer is used the
+        next time.
+        """
         with serving(VLLM) as one:
             routes = router(one.url)
             with serving(routes) as server:
@@ -368,7 +378,7 @@ class TestServer:
                 assert await driver.expand() == [driver]
 
     async def test_a_server_that_is_not_a_router(self, recorders):
-        """It represents itself, also when it is down, as the same kind as before."""
+        """A server that is not a router is its own target. If it is down later, it keeps its kind."""
         with serving(VLLM) as server:
             driver = HttpKind().connect(server.url)
             assert await driver.expand() == [driver]
@@ -379,14 +389,14 @@ class TestServer:
 
 class TestClock:
     async def test_the_clock_of_this_host_is_not_measured(self):
-        """One clock: nothing is measured."""
+        """A server on this host has the same clock, so no offset is measured."""
         with serving({}) as server:
             found = await clock(Client(server.url))
         assert found == Clock(socket.gethostname(), 0, 0, "same-host")
 
     @pytest.mark.parametrize("late", [2.6, 30.0])
     async def test_a_date_that_is_late(self, late):
-        """An event loop that was held up sends an old Date: no reason to believe that the server is elsewhere."""
+        """A blocked event loop sends an old Date header. The server still counts as one of this host."""
         routes = {"/v1/models": lambda _: {"data": [{"created": int(time.time())}]}}
         with serving(routes, date=lambda: formatdate(time.time() - late, usegmt=True)) as server:
             client = Client(server.url)
@@ -396,7 +406,7 @@ class TestClock:
             assert (await clock(Client(server.url))).method == "same-host"
 
     def served(self, ahead, stale=0.9):
-        """A server whose clock is another one, as uvicorn shows it."""
+        """Serve the header Date and the model's creation time from another clock, as uvicorn does."""
         return serving(
             {"/v1/models": lambda _: {"data": [{"id": "m", "created": int(time.time() + ahead)}]}},
             date=lambda: formatdate(time.time() + ahead - stale, usegmt=True),
@@ -404,7 +414,7 @@ class TestClock:
 
     @pytest.mark.parametrize("ahead", [-7.25, 0.0, 3.6, 86_400.5])
     async def test_a_clock_on_another_host(self, ahead):
-        """The truth is within the bounds, and they become narrower."""
+        """The true offset is always within the error, and the error becomes smaller with each measurement."""
         with self.served(ahead) as server:
             client = Client(server.url)
             client.same_host = False
@@ -419,7 +429,9 @@ class TestClock:
 
     @pytest.mark.parametrize("ahead", [60.0, -60.0])
     async def test_a_clock_behind_a_tunnel_is_measured(self, ahead):
-        """The connection seems to stay on this host, but the clock differs too much to be its own."""
+        """The connection ends on this host, but the clock differs too much to be this host's. Its offset
+        is measured.
+        """
         with self.served(ahead) as server:
             client = Client(server.url)
             found = await clock(client)
@@ -438,7 +450,7 @@ class TestClock:
         ],
     )
     async def test_a_server_that_does_not_tell_the_time(self, routes):
-        """A Date alone, or a model that is older than the answer: nothing is claimed."""
+        """A Date header alone, or a creation time that is older than the answer, gives no offset."""
         for date in (True, False, lambda: "noon"):
             with serving(routes, date=date) as server:
                 client = Client(server.url)
@@ -446,7 +458,7 @@ class TestClock:
                 assert await clock(client) is None
 
     async def test_without_an_answer_there_is_no_offset(self):
-        """If the clock cannot be read, no offset is stated."""
+        """If the server does not return its time, no offset is stated."""
         with serving({}) as server:
             client = Client(server.url)
             await client.request("GET", "/health")
@@ -458,7 +470,9 @@ class TestClock:
         return Reply(200, b"", headers, sent, received, False)
 
     def test_bounds(self):
-        """A whole second bounds the offset by itself and the round trip, and less with each answer."""
+        """An answer in whole seconds bounds the offset by one second and the round trip. Further answers
+        narrow the bounds.
+        """
         bounds = Bounds()
         bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
         assert (bounds.low, bounds.high) == (-300_000_000, 800_000_000)
@@ -469,7 +483,7 @@ class TestClock:
         assert not bounds.admit(0)
 
     def test_a_date_bounds_one_side(self):
-        """The server's clock is at least as far as its Date, however old that is."""
+        """A Date header is a lower bound of the server's clock, however old it is."""
         bounds = Bounds()
         bounds.note_date(self.reply(100_200_000_000, 100_300_000_000, date=95))
         assert (bounds.low, bounds.high, bounds.known) == (-5_300_000_000, None, False)
@@ -511,7 +525,7 @@ class TestSession:
         return recorded
 
     def test_a_server_that_is_down(self, recorded):
-        """The window runs; the manifest says what could not be reached, and no secret."""
+        """The window runs. The manifest says that the server is unreachable, and contains no secret."""
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
@@ -548,18 +562,20 @@ class TestSession:
 
     @pytest.mark.parametrize("driver", [VllmDriver, SglangDriver, HttpServer, ActorDriver])
     def test_a_driver_is_closed_as_the_contract_says(self, driver):
-        """Its time for exports, and that for an engine that does not answer."""
+        """`close` of each driver takes the timeout for exports and the timeout for an engine that does not
+        answer.
+        """
         assert list(inspect.signature(driver.close).parameters) == ["self", "timeout", "answer_seconds"]
 
     def test_the_end_of_a_run_closes_a_server(self, recorded, log):
-        """All connections are closed, and no warning is logged."""
+        """The end of the run closes all connections and logs no warning."""
         with serving({**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}) as server:
             recorded(server.url)
             stepprof.shutdown()
         assert not [line for line in log if line["event"] == "engine.not_closed"]
 
     def test_a_server_of_unknown_kind(self, recorded):
-        """No start is sent, and the manifest explains how to state its kind."""
+        """No start is sent, and the manifest explains how to state the server's kind."""
         with serving({}) as server:
             [entry] = recorded(server.url).entries
             assert {asked.method for asked in server.asked} == {"GET"}
@@ -567,7 +583,7 @@ class TestSession:
         assert "kind=" in entry.error
 
     def test_the_workers_of_a_router_are_replicas(self, recorded, recorders):
-        """Each worker has its own entry, under its own address."""
+        """Each worker is a replica with its own entry, under its own address."""
         routes = {**VLLM, "/health": 200, "/start_profile": 200, "/stop_profile": 200}
         with (
             serving(dict(routes)) as one,
@@ -587,7 +603,9 @@ class TestSession:
 
 
 async def test_calls_run_at_once():
-    """Identifying thirty servers takes about as long as one."""
+    """Thirty servers that each answer after 0.3 s are identified in less than 6 s, because the requests
+    are concurrent.
+    """
     with serving({"/version": lambda _: time.sleep(0.3) or {"version": "0.32.0"}}) as server:
         began = time.perf_counter()
         await asyncio.gather(*(identify(Client(server.url)) for _ in range(30)))

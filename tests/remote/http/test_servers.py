@@ -1,6 +1,5 @@
-"""Windows over servers that answer badly: by attach, through the drivers of vLLM and SGLang, to the manifest.
-
-The servers here only answer as those do; the real ones are in tests/real.
+"""Windows over servers that answer badly, from `attach` through the drivers of vLLM and SGLang to the
+manifest. The servers here are simulated; tests/real has the real ones.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROFILE = {"output_dir", "start_step", "num_steps", "activities", "with_stack", 
 
 
 def write(path, rank=0):
-    """A trace as torch writes it."""
+    """Write a trace as torch does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         gzip.compress(
@@ -42,7 +41,7 @@ def write(path, rank=0):
 
 
 class VllmLike:
-    """Answers as vLLM 0.32 does; writes its trace when it is stopped."""
+    """Answer as vLLM 0.32 does; write a trace when the server is stopped."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -66,7 +65,7 @@ class VllmLike:
 
 
 class SglangLike:
-    """Answers as SGLang 0.5.23 does; writes its trace into the given folder."""
+    """Answer as SGLang 0.5.23 does; write a trace into the requested folder when the server is stopped."""
 
     def __init__(self, folder):
         self.options = {}
@@ -98,7 +97,7 @@ class SglangLike:
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    """No server is known from an earlier test: ports are used again."""
+    """Forget the servers of earlier tests, because ports are used again."""
     monkeypatch.setattr(kind, "_known", {})
 
 
@@ -120,13 +119,15 @@ def server(request, tmp_path):
 
 
 def begins_nothing(asked):
-    """Return whether a request is SGLang's start for a step that never comes, which shows whether it records."""
+    """Return whether a request is SGLang's start for a step that never comes. It shows whether the server
+    records.
+    """
     return bool(asked.json) and "start_step" in asked.json
 
 
 @pytest.fixture
 def recorded(start):
-    """Return a function that records one window over a server, and returns the outcome and how long training waited."""
+    """Return a function that records one window over a server; it returns the outcome and the waits."""
 
     def recorded(server, until=("complete", "partial", "failed", "skipped"), seconds=15.0, **config):
         session = start(steps="2", backend="null", roles={"rollout": {"ranks": "all"}}, **config)
@@ -152,7 +153,7 @@ def recorded(start):
 
 class TestServers:
     def test_all_is_well(self, server, recorded):
-        """One start, one stop; the file is in the step's folder and passes the check."""
+        """The server gets one start and one stop. Its file is in the step's folder and passes the check."""
         done = recorded(server)
         assert (done.entry.status, done.entry.error, done.entry.health) == ("complete", None, "ok")
         assert [each["path"] for each in done.entry.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
@@ -166,14 +167,16 @@ class TestServers:
         [(401, "unconfigured"), (403, "unconfigured"), (404, None), (409, None), (500, None)],
     )
     def test_a_start_that_is_refused(self, server, recorded, status, health):
-        """The entry has the status and the server's words; what may have begun is stopped, and nothing else is."""
+        """The entry has the status and the server's message. Only a start that may have begun is followed
+        by a stop.
+        """
         server.routes["POST /start_profile"] = (status, {"error": f"no, {KEY} will not do"})
         done = recorded(server)
         assert done.entry.status == "failed"
         assert str(status) in done.entry.error
         assert done.entry.health != "ok"
         assert health in (None, done.entry.health)
-        stepprof.shutdown()  # the stop is sent next to the body
+        stepprof.shutdown()  # the stop is sent while the body runs
         assert server.posts().count("/start_profile") == (1 if "vllm" in done.entry.kind else 0)
         assert server.posts().count("/stop_profile") == (
             1 if status >= 500 and "vllm" in done.entry.kind else 0
@@ -192,7 +195,7 @@ class TestServers:
     )
     @pytest.mark.parametrize("server", [SglangLike], indirect=True)
     def test_an_invalid_description(self, server, recorded, described):
-        """SGLang is not started where it does not list the arguments of its start."""
+        """SGLang is not started if its description does not list the arguments of its start."""
         server.routes["/openapi.json"] = described
         done = recorded(server)
         assert (done.entry.status, done.entry.health) == ("failed", "unconfigured")
@@ -201,7 +204,7 @@ class TestServers:
 
     @pytest.mark.parametrize("status", [401, 500])
     def test_a_stop_that_is_refused(self, server, recorded, status):
-        """The entry lists no files that do not exist."""
+        """If the server refuses the stop, the entry is failed, has an error and lists no files."""
         server.routes["POST /stop_profile"] = (status, {"error": "no"})
         done = recorded(server)
         assert done.entry.status == "failed"
@@ -222,7 +225,7 @@ class TestServers:
         assert len(done.entry.artifacts) == 1
 
     def test_a_stop_that_takes_too_long(self, server, recorded):
-        """Training goes on after the bound; the files still arrive, and the manifest says so in the end."""
+        """Training continues after the timeout. The files still arrive, and the entry becomes complete."""
         stop = server.like.stop
         server.routes["POST /stop_profile"] = lambda handler: time.sleep(3) or stop(handler)
         done = recorded(server, engine_stop_timeout_seconds=0.3)
@@ -231,7 +234,7 @@ class TestServers:
         assert len(done.entry.artifacts) == 1
 
     def test_a_server_that_hangs_from_the_first_request(self, server, recorded):
-        """Training waits no longer than the bound, and nothing was sent that would begin anything."""
+        """Training waits no longer than the timeout, and no start is sent to the server."""
         for path in list(server.routes):
             server.routes[path] = lambda _: time.sleep(4) or 200
         done = recorded(server, engine_start_timeout_seconds=0.5)
@@ -239,7 +242,7 @@ class TestServers:
         assert (done.entry.status, server.posts()) == ("failed", [])
 
     def test_a_connection_that_breaks_in_the_start(self, server, recorded):
-        """The answer is lost, so that it may have begun: a stop is sent for sure."""
+        """If the connection breaks, the server may have started, so a stop is sent."""
 
         def lost(handler):
             handler.close_connection = True
@@ -247,5 +250,5 @@ class TestServers:
         server.routes["POST /start_profile"] = server.a_start(lost)
         done = recorded(server)
         assert (done.entry.status, done.entry.health) == ("failed", "unknown")
-        stepprof.shutdown()  # waits for that stop; the window did not
+        stepprof.shutdown()  # waits for the stop; the window did not wait for it
         assert server.posts() == ["/start_profile", "/stop_profile"]

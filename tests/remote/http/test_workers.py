@@ -1,4 +1,4 @@
-"""The workers of a router that may be followed."""
+"""The choice of a router's workers that stepprof contacts."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TestHosts:
         ],
     )
     def test_admitted_hosts(self, given, host, admitted):
-        """Names, patterns of them, addresses and networks."""
+        """The option accepts host names, patterns of names, addresses and networks."""
         assert Hosts.parse(given).admits(host) is admitted
 
     @pytest.mark.parametrize("given", [[], "", None, 7, ["http://a"], ["a/b"], ["a b"], [3], {"a": 1}])
     def test_invalid_host_options_are_refused(self, given):
-        """An invalid address is refused when it is attached."""
+        """An invalid value of the option `workers` raises ConfigError."""
         with pytest.raises(ConfigError, match="workers"):
             Hosts.parse(given)
 
@@ -79,11 +79,13 @@ class TestNeighbourhood:
         ],
     )
     def test_the_same_host_or_network(self, host, place, worker, admitted):
-        """A name is not looked up for a router: it may be made to point anywhere afterwards."""
+        """Only workers of the router's own host or network are accepted. Their names are not looked up,
+        because a name may later point elsewhere.
+        """
         assert near(host, place).admits(worker.strip("[]")) is admitted
 
     def test_this_hosts_own_address(self):
-        """A router on this host may list its workers by the address that others know the host by."""
+        """A router on this host may list its workers by the host's external address."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             try:
                 sock.connect(("192.0.2.1", 9))
@@ -93,7 +95,9 @@ class TestNeighbourhood:
         assert near("127.0.0.1", "127.0.0.1").admits(own)
 
     async def test_a_routers_own_host_is_admitted(self):
-        """Looked up by its own name, which the user wrote."""
+        """The router's own host name, which the user wrote, is looked up. Workers on that host are
+        accepted.
+        """
         found = await Neighbourhood.of(Client("http://localhost:1"), 5)
         assert found.admits("127.0.0.1")
         unknown = await Neighbourhood.of(Client("http://no.such.host.invalid:1"), 5)
@@ -103,7 +107,9 @@ class TestNeighbourhood:
 
 class TestChoice:
     def test_a_bad_entry_affects_only_itself(self):
-        """Each is refused with its reason; none is shown with control characters or without end."""
+        """Each bad entry is refused with its reason. The text has no control characters and no password,
+        and is short.
+        """
         listed = [
             "http://a:1",
             "http://a/\x1b[2J",
@@ -123,7 +129,7 @@ class TestChoice:
         assert len(shown) < 3000
 
     def test_the_number_of_workers_is_limited(self):
-        """The number of workers is limited, and so is the number of candidates that are checked."""
+        """The number of chosen workers is limited, and so is the number of refused ones."""
         choice = Choice.among((f"http://a:{port}" for port in range(1, 60_000)), Hosts.parse("a"))
         assert len(choice.urls) == MOST_WORKERS
         assert len(choice.refused) < 4 * MOST_WORKERS

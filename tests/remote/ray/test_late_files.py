@@ -1,4 +1,6 @@
-"""What an engine in an actor brings some time after its stop, from both sides of the call."""
+"""Reports that an engine in an actor returns some time after its stop, seen from the actor and from the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BROUGHT = Stopped([Artifact("rollout/replica-0/engine.nsys-rep", "nsys", 3)])
 
 
 class Soon:
-    """Comes, or fails, as soon as it is hurried."""
+    """A pending report that arrives, or fails, as soon as it is hurried."""
 
     def __init__(self, outcome):
         self.outcome = outcome
@@ -38,7 +40,7 @@ class Soon:
 
 
 def collected(owed, seconds=None):
-    """Return the answers of an actor until it has a final answer."""
+    """Ask the actor until it has a final answer; return the answer."""
     deadline = time.monotonic() + 10
     while (answer := owed.collect(WINDOW, seconds)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -56,7 +58,9 @@ class TestInTheActor:
         ],
     )
     def test_the_report_is_returned_once_when_asked(self, outcome, answer):
-        """There is no result until the file exists. Then it is returned once."""
+        """The actor returns nothing until the report is there. Then it returns the report, or the reason
+        for its absence, once.
+        """
         owed = PendingReports()
         owed.begin(WINDOW, Soon(outcome))
         assert owed.collect(WINDOW, None) is None
@@ -68,7 +72,7 @@ class TestInTheActor:
 
 
 def waited(answers, until=None, bring=None):
-    """Wait for an actor that gives these answers; return the arguments of its calls."""
+    """Return the list of calls that an actor with these answers gets, and a function that waits for it."""
     asked: list[float | None] = []
 
     async def ask(seconds):
@@ -92,7 +96,7 @@ def waited(answers, until=None, bring=None):
 
 class TestInTheDriver:
     def test_a_report_that_arrives(self):
-        """Asked again and again, and then brought to where it belongs."""
+        """The driver asks the actor until the report is there, and then brings its files into the run."""
 
         async def bring(stopped):
             return Stopped(stopped.artifacts, partial="left on its host")
@@ -102,14 +106,16 @@ class TestInTheDriver:
         assert asked == [None, None, None]
 
     def test_a_report_that_never_arrives(self):
-        """The outcome is the actor's own."""
+        """If the actor reports a failure, the driver raises it with the same outcome and reason."""
         _, run = waited([Collected(outcome="failed", error="it stays")])
         with pytest.raises(ExportError, match="it stays") as caught:
             run()
         assert caught.value.outcome == "failed"
 
     def test_the_end_is_near(self):
-        """The actor gets its remaining time once, which is less than the total: its reason has to travel back."""
+        """At the end of the run the driver passes the remaining time to the actor once. It is shortened,
+        so that the answer can arrive in time.
+        """
         asked, run = waited([], until=1.0)
         with pytest.raises(ReportLost, match="before the actor returned its report"):
             run()
@@ -118,7 +124,7 @@ class TestInTheDriver:
         assert 0 < reported[0] <= 0.75
 
     def test_an_actor_that_dies(self):
-        """The failure has the actor's reason."""
+        """If the actor dies, the failure has the actor's reason."""
         _, run = waited([None, EngineFailure("the actor is dead", "dead")])
         with pytest.raises(EngineFailure, match="is dead"):
             run()

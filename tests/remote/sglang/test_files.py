@@ -1,5 +1,5 @@
-"""The files that SGLang writes, and their names in the run. The folders of Ascend are generated, because no
-such device was available.
+"""The files that SGLang writes, and their names in the run. The folders of Ascend are generated, because
+no such device was available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECODE = "step[DECODE bs=1]"
 def make_window(
     folder: Path, workers: frozenset[int] | None = None, trace_dir: Path | None = None
 ) -> EngineWindow:
-    """A window of step 2, with its folder made."""
+    """Return a window of step 2, with its folder made."""
     (folder / "rollout" / "replica-0").mkdir(parents=True)
     return EngineWindow(
         Window(2, "rollout"),
@@ -43,7 +43,7 @@ def make_window(
 
 
 def write(path: Path, name: str = DECODE, *, bare: bool = False) -> None:
-    """A small trace."""
+    """Write a small trace."""
     event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.0}
     content = [event] if bare else {"schemaVersion": 1, "traceEvents": [event]}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def write(path: Path, name: str = DECODE, *, bare: bool = False) -> None:
 
 
 def stated(path: Path) -> dict[str, Any]:
-    """What an artifact says about itself."""
+    """Return the metadata that an artifact contains."""
     with gzip.open(path) as file:
         reported: dict[str, Any] = json.load(file)["stepprof"]
         return reported
@@ -82,7 +82,7 @@ class TestNames:
     def test_names_contain_rank_and_stage(
         self, tmp_path: Path, name: str, args: dict[str, Any], expected: str, worker: int
     ) -> None:
-        """SGLang's names since 0.4.6, and ours."""
+        """The rank and the stage of each artifact are read from the file names of SGLang since 0.4.6."""
         window = make_window(tmp_path)
         write(window.output / name)
         facts = Facts.of("engine", args, "", frozenset())
@@ -93,7 +93,9 @@ class TestNames:
         assert [path.name for path in window.output.iterdir()] == [f"{expected}.trace.json.gz"]
 
     def test_others_are_left_alone(self, tmp_path: Path) -> None:
-        """A merged trace, hidden files and memory snapshots are not a rank's."""
+        """A merged trace, a hidden file, a memory snapshot and an unfinished file are not listed as traces
+        of a rank.
+        """
         for name in (
             "merged-x.trace.json.gz",
             ".x-TP-0.trace.json.gz",
@@ -104,7 +106,9 @@ class TestNames:
         assert find(tmp_path) == []
 
     def test_missing_and_unwanted_ranks(self, tmp_path: Path) -> None:
-        """One of the selected ranks is missing, and files of other ranks are removed."""
+        """A selected rank without a trace is reported, and files of ranks that are not selected are
+        removed.
+        """
         window = make_window(tmp_path, workers=frozenset({1, 2}))
         for rank in (0, 1, 3):
             write(window.output / f"x-TP-{rank}.trace.json.gz")
@@ -119,14 +123,16 @@ class TestNames:
         ("first", "stage"), [("step[EXTEND bs=1 toks=3]", "prefill"), (DECODE, "decode"), ("aten::mm", None)]
     )
     def test_stage_that_was_cut_off(self, tmp_path: Path, first: str, stage: str | None) -> None:
-        """A stop within a stage omits the name of the stage: the forward steps inside show it."""
+        """A stop within a stage omits the stage from the file's name. The forward steps in the trace show
+        the stage.
+        """
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz", first)
         brought = bring(window.output, window, Facts("engine"), Request({}, by_stage=True))
         assert brought.stages == (set() if stage is None else {stage})
 
     def test_damaged_file(self, tmp_path: Path) -> None:
-        """The damaged file is kept unchanged and reported. The file of the other rank is moved to the run."""
+        """The damaged file stays and is reported. The file of the other rank becomes an artifact."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz")
         write(window.output / "x-TP-1.trace.json.gz")
@@ -142,7 +148,7 @@ class TestNames:
         assert (window.output / "x-TP-1.trace.json.gz").exists()
 
     def test_discard(self, tmp_path: Path) -> None:
-        """Files of the engine are removed; older files stay."""
+        """Files of the engine are removed; other files stay."""
         write(tmp_path / "x-TP-0.trace.json.gz")
         (tmp_path / "mine").write_text("stays")
         discard(tmp_path)
@@ -151,7 +157,7 @@ class TestNames:
 
 class TestAscend:
     def tree(self, folder: Path, host: str, rank: int | None) -> Path:
-        """What torch_npu's handler leaves for one process and capture."""
+        """Write the folder that torch_npu's handler leaves for one process and capture."""
         place = folder / f"{host}_ascend_pt"
         write(place / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", bare=True)
         (place / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").write_text("Step Id,Name\n")
@@ -161,7 +167,9 @@ class TestAscend:
         return place
 
     def test_ranks_of_a_folder_tree(self, tmp_path: Path) -> None:
-        """Each rank's trace becomes an artifact; its folder stays whole beside it, for the tools that read it."""
+        """Each rank's trace becomes an artifact. The folder of torch_npu stays whole, for the tools that
+        read it.
+        """
         window = make_window(tmp_path)
         places = [self.tree(window.output, f"host_{pid}_2026", rank) for pid, rank in ((7, 1), (8, 0))]
         brought = bring(
@@ -177,14 +185,14 @@ class TestAscend:
         assert len(list(window.output.iterdir())) == 4
 
     def test_engine_of_one_rank(self, tmp_path: Path) -> None:
-        """Without a rank in its name it is rank 0."""
+        """A folder without a rank in its file names belongs to rank 0."""
         window = make_window(tmp_path)
         self.tree(window.output, "host_7_2026", None)
         brought = bring(window.output, window, Facts("engine"), Request({}))
         assert [artifact.path for artifact in brought.artifacts] == ["rollout/replica-0/rank-0.trace.json.gz"]
 
     def test_stages_are_in_the_order_of_time(self, tmp_path: Path) -> None:
-        """Two captures of one rank are its two stages."""
+        """Two captures of one rank are its prefill and its decode stage, in the order of time."""
         window = make_window(tmp_path)
         for pid in (7, 8):
             self.tree(window.output, f"host_{pid}_2026", 0)
@@ -195,7 +203,7 @@ class TestAscend:
         ]
 
     def test_file_system_without_links(self, tmp_path: Path, mocker: MockerFixture) -> None:
-        """Then the trace is copied."""
+        """On a file system without hard links the trace is copied."""
         mocker.patch.object(Path, "hardlink_to", side_effect=OSError("no links here"))
         window = make_window(tmp_path)
         place = self.tree(window.output, "host_7_2026", 0)
@@ -206,19 +214,19 @@ class TestAscend:
 
 class TestFolders:
     def test_a_folder_is_tested_by_writing(self, tmp_path: Path) -> None:
-        """The test file is removed again."""
+        """The folder is made and tested with a file, which is removed again."""
         require_writable(tmp_path / "a" / "b", "started")
         assert list((tmp_path / "a" / "b").iterdir()) == []
 
     def test_a_folder_below_a_file_is_refused(self, tmp_path: Path) -> None:
-        """The error says what SGLang would have done, and what to do."""
+        """If the folder cannot be made, the failure says that SGLang would end its whole process."""
         (tmp_path / "file").write_text("")
         with pytest.raises(EngineFailure, match="would kill its whole process") as caught:
             require_writable(tmp_path / "file" / "b", "started")
         assert caught.value.health == "unconfigured"
 
     def test_disk_is_full(self, tmp_path: Path, mocker: MockerFixture) -> None:
-        """No capture is begun that could not be written; one that runs is stopped all the same."""
+        """If the disk is nearly full, a start is refused. A stop is still allowed."""
         full = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20)
         mocker.patch.object(shutil, "disk_usage", return_value=full)
         with pytest.raises(EngineFailure, match="1 MiB left"):
@@ -226,7 +234,9 @@ class TestFolders:
         require_writable(tmp_path, "stopped")
 
     def test_each_window_has_its_own_shared_folder(self, tmp_path: Path) -> None:
-        """Step, replica and occurrence are in its path: nothing of another window is found there."""
+        """The path in a shared folder contains run, step, role, replica and occurrence, so each window has
+        its own.
+        """
         window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
         assert folder_of(window) == tmp_path / "shared/stepprof/r/step-2/rollout/replica-0/1"
         assert folder_of(make_window(tmp_path / "other")) == tmp_path / "other/rollout/replica-0"
@@ -234,15 +244,17 @@ class TestFolders:
 
 class TestStages:
     def event(self, ts: float, name: str = "aten::mm", cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
-        """An op."""
+        """Return an event of a trace."""
         return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1.0, "args": args}
 
     def names(self, parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
-        """What is in each."""
+        """Return the names of the events in each part."""
         return {stage: [event["name"] for event in events] for stage, events in parts.items()}
 
     def test_events_after_a_forward_step_belong_to_it(self) -> None:
-        """Up to the next one; events without a time are in both parts, events before the first step in its part."""
+        """Events up to the next forward step belong to the current one. Earlier events are in the first
+        step's part, metadata in both.
+        """
         parts = cut_apart(
             [
                 {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0},
@@ -262,7 +274,9 @@ class TestStages:
         }
 
     def test_kernels_belong_to_the_step_that_launched_them(self) -> None:
-        """A device runs behind: it still works on the prefill when the next step has begun."""
+        """A kernel belongs to the step whose launch has its correlation id, even if the next step has
+        begun. An uncorrelated one belongs to the step at its time.
+        """
         parts = cut_apart(
             [
                 self.event(10, "step[EXTEND bs=1 toks=3]", "user_annotation"),
@@ -277,11 +291,11 @@ class TestStages:
         assert "copy" in self.names(parts)["decode"]
 
     def test_without_forward_steps_nothing_is_cut(self) -> None:
-        """Nothing is cut."""
+        """A trace without forward steps has no parts."""
         assert cut_apart([self.event(1)]) == {}
 
     def test_files_are_cut(self, tmp_path: Path) -> None:
-        """Each part is an artifact that states its stage, and the whole is removed."""
+        """Each part becomes an artifact that states its stage, and the whole trace is removed."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz", "step[EXTEND bs=1 toks=3]")
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
@@ -297,7 +311,7 @@ class TestStages:
         }
 
     def test_without_stages_it_stays_whole(self, tmp_path: Path) -> None:
-        """A window in which nothing ran."""
+        """A trace without forward steps becomes one artifact."""
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz", "aten::mm")
         brought = bring(window.output, window, Facts("engine"), Request({}, cut=True))
@@ -306,7 +320,7 @@ class TestStages:
     def test_a_trace_that_cannot_be_cut_is_kept_whole(
         self, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The trace is kept whole, and a warning says so."""
+        """If the process that cuts the trace fails, the trace is kept whole and a warning is logged."""
         monkeypatch.setattr("sys.executable", "/bin/false")
         window = make_window(tmp_path)
         write(window.output / "x-TP-0.trace.json.gz")
@@ -316,8 +330,8 @@ class TestStages:
 
     @pytest.mark.parametrize("ts", ["hunter2", [], {"a": 1}, 10**400])
     def test_a_reason_shows_nothing_of_the_trace(self, tmp_path: Path, ts: object) -> None:
-        """The content of the trace is not in the reason; the reason is logged. Files written before the
-        failure are removed.
+        """The failure contains no content of the trace. Files that were written before the failure are
+        removed.
         """
         events = [self.event(1, DECODE, "user_annotation"), {**self.event(2), "ts": ts}]
         trace = tmp_path / "a.gz"
@@ -330,7 +344,9 @@ class TestStages:
     def test_cutting_takes_no_more_memory_than_it_may(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Lists of 3 bytes take 64 when they are parsed: the machine's memory is training's."""
+        """A trace that needs more memory than the limit is not cut, because training needs the machine's
+        memory.
+        """
         monkeypatch.setattr(stages, "MOST_MEMORY", 512 << 20)
         with gzip.open(tmp_path / "a.gz", "wb", compresslevel=1) as file:
             file.write(b'{"traceEvents": [' + b"[]," * 12_000_000 + b"[]]}")
@@ -338,7 +354,7 @@ class TestStages:
             cut(tmp_path / "a.gz")
 
     def test_cutting_ends_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A trace may be of any size, and the engine's stop waits for its parts."""
+        """Cutting is ended after its timeout, because the engine's stop waits for the parts."""
         monkeypatch.setattr(stages, "CUT_SECONDS", 0.01)
         write(tmp_path / "a.gz")
         with pytest.raises(EngineFailure, match=r"0\.01 s"):
@@ -347,14 +363,16 @@ class TestStages:
     def test_a_trace_that_is_too_large_to_be_parsed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A small file may unpack to any size: it is read so far and no further."""
+        """A compressed file that unpacks to more than the limit is refused."""
         monkeypatch.setattr(stages, "MOST_BYTES", 1 << 20)
         (tmp_path / "a.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 24)))
         with pytest.raises(SystemExit, match="1048576 bytes"):
             stages.main(tmp_path / "a.gz")
 
     def test_parts_are_written_through_no_link(self, tmp_path: Path) -> None:
-        """Their names can be known: what another user put there is replaced, and not followed."""
+        """The name of a part can be guessed. A link that another user placed there is replaced and not
+        followed.
+        """
         private = tmp_path / "private"
         private.write_text("mine")
         write(tmp_path / "a.gz")
@@ -363,7 +381,7 @@ class TestStages:
         assert private.read_text() == "mine"
 
     def test_files_that_unpack_to_any_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Looking for a stage, or for the end of a file, ends where no engine writes more."""
+        """The search for a stage, or for the end of a file, ends at the limit of its unpacked size."""
         monkeypatch.setattr("stepprof.remote.artifacts.MOST_BYTES", 1 << 23)
         window = make_window(tmp_path)
         trace = window.output / "x-TP-0.trace.json.gz"

@@ -1,4 +1,4 @@
-"""Runs of an engine's idle loop: real event loops, run by the threads of stepprof."""
+"""stepprof's threads run the idle event loop of an engine; the loops are real."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepprof.remote.sglang.loop_runs import LoopRuns, runs_of
 
 @pytest.fixture
 def idle() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop that nothing runs, as that of a synchronous engine between two calls."""
+    """Return an event loop that no thread runs, as that of a synchronous engine between two calls."""
     loop = asyncio.new_event_loop()
     yield loop
     assert not loop.is_running()
@@ -60,7 +60,7 @@ class TestRelease:
     def test_ends_the_runs_of_all_calls(
         self, idle: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """After it the caller may run its loop at once, and later runs are not allowed."""
+        """After `release`, the caller can run its loop at once, and later runs are not allowed."""
         monkeypatch.setattr("stepprof.remote.sglang.loop_runs.SLICE_SECONDS", 60.0)
         runs = LoopRuns()
         runs.allow(60)

@@ -1,4 +1,4 @@
-"""SGLang's times to the first token that are accepted, by its version and its counters."""
+"""Which times to the first token are accepted from SGLang, by its version and its counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ WITHOUT = {"generated_tokens": 120, "first_tokens": 3, "token_gaps": 70}
 class TestCredible:
     @pytest.mark.parametrize("version", ["0.4.6", "0.5.12", "0.5.21", "0.5.21.post1"])
     def test_an_old_version_counts_the_time_to_its_first_output(self, version):
-        """Its requests were not streamed: the first 50 tokens came at once."""
+        """An old version counts the time to the first output. For requests that are not streamed, it is
+        left out.
+        """
         assert credible(COUNTED, Facts("e", version)) == WITHOUT
 
     @pytest.mark.parametrize("version", ["0.5.22", "0.5.23", "0.6.0", "of a fork"])

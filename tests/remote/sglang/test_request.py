@@ -32,7 +32,7 @@ from stepprof.remote.sglang.outcome import STAGES_SECONDS
 from stepprof.remote.sglang.request import Facts, Request
 from stepprof.run.model import Window
 
-# `TokenizerManager.start_profile` in the wheels of these versions on PyPI; from 0.5.15 on it takes a request object.
+# The parameters of `TokenizerManager.start_profile` in the wheels of these versions on PyPI. From 0.5.15 on it takes a request object.
 OLDEST = ("output_dir", "num_steps", "activities")
 STAGED = (*OLDEST, "with_stack", "record_shapes", "profile_by_stage")
 STEPPED = ("output_dir", "start_step", *STAGED[1:])
@@ -54,7 +54,7 @@ NEWEST = (
 
 class Manager:
     """Replace the tokenizer manager of a version that cannot be installed together with the newest one. It
-    has the same signature, and keeps its arguments.
+    has the same signature, and records its arguments.
     """
 
     def __init__(self, version: str, **args: Any) -> None:
@@ -70,7 +70,7 @@ class Manager:
 
         async def start_profile(**given: Any) -> None:
             signature.bind(**given)
-            if given.get("start_step"):  # begins nothing, and is refused while it records
+            if given.get("start_step"):  # begins no capture; refused while it records
                 self.asked.append(given)
                 if self.records:
                     raise RuntimeError("in other words")
@@ -87,7 +87,7 @@ class Manager:
             self.event_loop: asyncio.AbstractEventLoop | None = None
 
     leaves: str | None = None
-    """The file that a stop leaves in the folder of its start."""
+    """The file that a stop writes into the folder of its start."""
 
     async def _stop(self) -> None:
         if self.leaves:
@@ -99,12 +99,12 @@ class Manager:
 
 
 def make_window(folder: Path, options: EngineOptions, step: int = 2) -> EngineWindow:
-    """A window of a step."""
+    """Return a window of a step."""
     return EngineWindow(Window(step, "rollout"), 0, folder, "rollout/replica-0", options)
 
 
 def facts(version: str = "0.5.23", fields: tuple[str, ...] = NEWEST, **more: Any) -> Facts:
-    """What a CPU engine says of itself."""
+    """Return what an engine on a CPU reports of itself."""
     return Facts(
         **{
             "name": "engine",
@@ -118,12 +118,12 @@ def facts(version: str = "0.5.23", fields: tuple[str, ...] = NEWEST, **more: Any
 
 
 def request(options: EngineOptions, asked: Facts) -> Request:
-    """The request for a window with these options."""
+    """Return the request for a window with these options."""
     return Request.of(make_window(Path("/run/step-000002"), options), asked, Path("/run/out"))
 
 
 def refusal(options: EngineOptions, asked: Facts) -> str:
-    """Why there is none."""
+    """Return the reason why a request with these options is refused."""
     with pytest.raises(EngineFailure) as caught:
         request(options, asked)
     assert caught.value.health == "unconfigured"
@@ -141,7 +141,9 @@ class TestVersions:
         other_loop: asyncio.AbstractEventLoop,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Everything that it would take a default for is given, nothing that it does not know, and a bound that makes N steps N."""
+        """The request gives a value for every keyword that the engine accepts, and no other keyword. The
+        bound makes N steps N.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__=version))
         manager = Manager(version)
         manager.event_loop = other_loop
@@ -171,7 +173,9 @@ class TestVersions:
     def test_a_recording_engine_is_left_alone(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Asked with a start that begins nothing, it refuses: busy, whatever the words. When it is free, the same driver records."""
+        """A start that begins nothing shows that the engine records: it is busy and gets no other call.
+        When it is free, the same driver records.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop, manager.records = other_loop, True
@@ -189,7 +193,9 @@ class TestVersions:
     def test_a_stage_that_was_not_reached_is_disarmed(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """SGLang would capture it whenever it comes: the smallest capture that there is takes it back, and leaves nothing."""
+        """SGLang would still capture a stage that was not reached. A short capture without stages cancels
+        it and leaves no file.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.3"))
         manager = Manager("0.5.3")
         manager.event_loop = other_loop
@@ -214,7 +220,9 @@ class TestVersions:
     def test_oldest(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """0.4.6 knows its loop by its tasks, and its stop is no coroutine; stacks that it cannot leave out have to be accepted."""
+        """With SGLang 0.4.6, the driver finds the loop by its tasks and calls a synchronous stop. Stacks
+        have to be accepted.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.4.6"))
         manager = Manager("0.4.6")
 
@@ -235,7 +243,9 @@ class TestVersions:
         assert manager.calls == [("start", started), ("stop", None)]
 
     def test_the_oldest_version_refuses_unsupported_options(self) -> None:
-        """Without stacks, stages and limits need a newer version; each is named."""
+        """SGLang 0.4.6 always records stacks, and knows neither stages nor a limit. Each of these options
+        has its message.
+        """
         old = facts("0.4.6", OLDEST, answers=False)
         assert "with_stack = true" in refusal(EngineOptions(), old)
         assert "cannot record by stage" in refusal(
@@ -249,13 +259,13 @@ class TestVersions:
         [("0.5.15", 5), ("0.5.15.post1", 5), ("0.5.16", 4), ("0.5.23", 4), ("0.6.0rc1", 4), ("dev", 4)],
     )
     def test_the_limit_is_corrected_for_old_versions(self, version: str, sent: int) -> None:
-        """Up to 0.5.15 SGLang records one step less than requested."""
+        """Up to 0.5.15, SGLang records one step less than requested, so one more is requested."""
         made = request(EngineOptions(max_iterations=4), facts(version))
         assert made.fields["num_steps"] == sent
         assert made.bound == 4
 
     def test_bound_of_a_stage_was_always_exact(self) -> None:
-        """By stage it counts otherwise."""
+        """By stage, an old version records the requested number of steps, so the limit is sent unchanged."""
         made = request(EngineOptions(max_iterations=4, by_stage=True), facts("0.5.3"))
         assert made.fields["num_steps"] == 4
 
@@ -264,7 +274,9 @@ class TestVersions:
         [("0.4.7", True), ("0.5.13", True), ("0.5.14", False), ("0.5.23", False), ("", False)],
     )
     def test_sglangs_own_stages_are_used_only_where_harmless(self, version: str, sent: bool) -> None:
-        """From 0.5.14 on it ends the scheduler: those are recorded as a whole, and cut afterwards."""
+        """From 0.5.14 on, recording by stage ends SGLang's scheduler. There the whole is recorded and cut
+        afterwards.
+        """
         made = request(EngineOptions(max_iterations=4, by_stage=True), facts(version))
         assert made.fields["profile_by_stage"] is sent
         assert (made.by_stage, made.cut) == (sent, not sent)
@@ -272,7 +284,9 @@ class TestVersions:
 
 class TestRequests:
     def test_by_stage_always_has_a_bound(self) -> None:
-        """Without one the first batch ends the engine."""
+        """Recording by stage gets a default limit of 32. An old version refuses it without a limit,
+        because the first batch would end the engine.
+        """
         made = request(EngineOptions(by_stage=True), facts())
         assert (made.fields["num_steps"], made.bound) == (32, 32)
         unbounded = EngineOptions(by_stage=True, max_iterations="none")
@@ -301,7 +315,9 @@ class TestRequests:
     def test_activities_are_those_of_the_device(
         self, device: str | None, wanted: tuple[str, ...] | None, sent: list[str]
     ) -> None:
-        """Without a wish those that are there; on Ascend SGLang calls the device's GPU, since torch_npu takes CUDA's place."""
+        """By default all activities of the device are requested. SGLang names those of an Ascend device
+        GPU, because torch_npu replaces CUDA.
+        """
         options = EngineOptions()
         object.__setattr__(options, "activities", wanted)
         asked = Facts.of("engine", {"device": device, "sleep_on_idle": True}, "0.5.23", frozenset(NEWEST))
@@ -319,15 +335,17 @@ class TestRequests:
         ],
     )
     def test_an_unavailable_activity_is_refused(self, device: str | None, wanted: str) -> None:
-        """It would end the engine, or record nothing without a word."""
+        """An activity that the device does not have is refused, because it would end the engine or record
+        nothing.
+        """
         assert wanted in refusal(EngineOptions(activities=[wanted]), facts(device=device))
 
     def test_delay_is_refused(self) -> None:
-        """SGLang's start_step is no delay."""
+        """A delay is refused, because SGLang's `start_step` is not a delay."""
         assert "delay_iterations" in refusal(EngineOptions(delay_iterations=1), facts())
 
     def test_shapes_that_it_cannot_record(self, log: Any) -> None:
-        """They are left out with a word."""
+        """If SGLang cannot record shapes, the option is left out of the request and one line is logged."""
         sglang_request._warn_of_shapes.cache_clear()
         made = request(
             EngineOptions(record_shapes=True, with_stack=True), facts("0.4.6", OLDEST, answers=False)
@@ -336,7 +354,9 @@ class TestRequests:
         assert [line["event"] for line in log] == ["engine.limited"]
 
     def test_idle_polling_is_warned_about_once(self, log: Any) -> None:
-        """With its cure; an engine that sleeps gives no cause."""
+        """An engine that polls while it is idle causes one warning with the remedy. An engine that sleeps
+        causes none.
+        """
         sglang_request._warn_of_spinning.cache_clear()
         request(EngineOptions(), facts())
         assert [line for line in log if line["event"] == "engine.idle_polling"] == []
@@ -346,7 +366,9 @@ class TestRequests:
         assert "sleep_on_idle=True" in line["cure"]
 
     def test_workers_of_parallel_engines(self) -> None:
-        """Tensor times pipeline times data; attention replicas are made of the tensor's ranks."""
+        """The number of workers is tensor times pipeline times data. With attention replicas, the tensor's
+        ranks are shared.
+        """
         args = {"tp_size": 4, "pp_size": 2, "dp_size": 2}
         plain = Facts.of("engine", args, "", frozenset())
         assert (plain.workers, plain.ranks, plain.replicas) == (16, 8, 2)
@@ -355,7 +377,9 @@ class TestRequests:
 
     @pytest.mark.parametrize("key", ["tp_size", "pp_size", "dp_size"])
     def test_more_processes_than_an_engine_can_have(self, key) -> None:
-        """Refused: its ranks would be listed one by one."""
+        """An engine that reports too many processes is refused, because its ranks would be listed one by
+        one.
+        """
         with pytest.raises(EngineFailure, match="more than 65536 processes") as refused:
             Facts.of("engine", {"tp_size": 2, key: 10**18}, "", frozenset())
         assert refused.value.health == "unconfigured"
@@ -364,7 +388,7 @@ class TestRequests:
         "version", ["9" * 5000 + ".1.1", "0.5." + "1" * 5000, "\n[forged]", "\u0664.1.1"]
     )
     def test_an_invalid_version(self, version) -> None:
-        """It counts as a new one, and is shown on one line."""
+        """An invalid version counts as a new one, and is shown shortened and on one line."""
         facts = Facts.of("engine", {}, version, frozenset())
         assert facts.is_since((0, 5, 14))
         assert len(facts.version) < 70
@@ -375,7 +399,7 @@ CUDA = {"device": "cuda"}
 
 
 class TestBackends:
-    """What the role's backend makes of the activities."""
+    """The activities that the role's backend requests."""
 
     @pytest.mark.parametrize(
         ("backend", "activities"),
@@ -389,7 +413,7 @@ class TestBackends:
         ],
     )
     def test_each_has_its_activities(self, backend: Any, activities: list[str]) -> None:
-        """With nsys no other activity may use CUPTI."""
+        """Each backend has its own activities. With nsys no other activity may use CUPTI."""
         assert request(EngineOptions(backend=backend), facts(**CUDA)).fields["activities"] == activities
 
     @pytest.mark.parametrize(
@@ -407,24 +431,30 @@ class TestBackends:
     def test_options_that_would_kill_it_are_refused(
         self, backend: str, asked: dict[str, Any], why: str
     ) -> None:
-        """No request is sent, and the message names the setting to keep."""
+        """A backend that would end the engine is refused, and the message names the setting to keep."""
         reported = refusal(EngineOptions(backend=backend), facts(**asked))
         assert reported.startswith(f'engine: engine.backend = "{backend}": it {why}')
         assert 'leave it at engine.backend = "torch"' in reported
 
     def test_by_stage_requires_torch(self) -> None:
-        """SGLang would stop the allocator's history with the first stage."""
+        """The memory backend refuses stages, because SGLang would end the allocator's history with the
+        first stage.
+        """
         options = EngineOptions(backend="memory", by_stage=True)
         assert "cannot record it by stage; leave by_stage out" in refusal(options, facts(**CUDA))
 
     @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
     def test_an_allocator_without_a_history(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-        """torch raises in the scheduler, which dies of it."""
+        """The memory backend refuses an allocator without a history, because torch would raise and end the
+        scheduler.
+        """
         monkeypatch.setenv(variable, "backend:cudaMallocAsync")
         assert "keeps no history" in refusal(EngineOptions(backend="memory"), facts(**CUDA))
 
     def test_snapshots_are_named_by_rank(self, tmp_path: Path) -> None:
-        """SGLang names them by the time; a missing one is reported."""
+        """SGLang names a snapshot by its time; the artifact is named by its rank. A missing snapshot is
+        reported.
+        """
         out = tmp_path / "shared"
         out.mkdir()
         (out / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
@@ -438,7 +468,7 @@ class TestBackends:
         assert list(out.iterdir()) == []
 
     def test_an_abort_removes_snapshots(self, tmp_path: Path) -> None:
-        """An aborted capture leaves nothing."""
+        """`discard`, which an abort calls, removes the snapshots."""
         (tmp_path / "1763781500.5-TP-0-memory.pickle").write_bytes(b"snapshot")
         discard(tmp_path)
         assert list(tmp_path.iterdir()) == []
@@ -472,11 +502,11 @@ class NsysLink(ObjectLink):
 
 
 class TestNsys:
-    """A role whose backend is nsys: the engine marks its part with CUDA_PROFILER."""
+    """The role's backend is nsys: the engine marks its range with the activity CUDA_PROFILER."""
 
     @pytest.fixture(autouse=True)
     def under_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """This process was started under nsys, with reports in a folder of the test."""
+        """Pretend that nsys started this process and writes its reports into a folder of the test."""
         ranges.reset()
         (tmp_path / "nsys").mkdir()
         monkeypatch.setenv(VARIABLE, f"output={tmp_path}/nsys/r_{{pid}};ranges=any;mode=async")
@@ -484,7 +514,7 @@ class TestNsys:
         ranges.reset()
 
     def end(self, link: NsysLink, tmp_path: Path, **options: Any) -> Stopped:
-        """One window."""
+        """Record one window; return the result of the stop."""
         window = make_window(tmp_path / "step-000002", EngineOptions(backend="nsys", **options))
         window.output.mkdir(parents=True, exist_ok=True)
         capture = SglangDriver(link)
@@ -497,7 +527,7 @@ class TestNsys:
         return asyncio.run(asyncio.wait_for(run(), 15))
 
     def brought(self, stopped: Stopped, tmp_path: Path, number: int = 1) -> list[str]:
-        """What comes later, once nsys has written its report."""
+        """Write the report of nsys; return the paths of the late artifacts."""
         (tmp_path / "nsys" / f"r_{os.getpid()}.{number}.nsys-rep").write_bytes(b"report")
         assert stopped.later is not None
         later = asyncio.run(asyncio.wait_for(stopped.later.wait(), 15))
@@ -505,7 +535,9 @@ class TestNsys:
 
     @pytest.mark.parametrize("pipeline", [1, 2])
     def test_a_window_of_it(self, tmp_path: Path, pipeline: int) -> None:
-        """Begun and ended; its report comes later, and no trace is waited for, not even that of a pipeline's later stage."""
+        """The engine is started and stopped, and its report arrives later. The stop does not wait for a
+        trace, nor for that of a later pipeline stage.
+        """
         link = NsysLink(ranks=pipeline)
         began = time.monotonic()
         stopped = self.end(link, tmp_path)
@@ -515,26 +547,30 @@ class TestNsys:
         assert self.brought(stopped, tmp_path) == ["rollout/replica-0/engine.nsys-rep"]
 
     def test_a_capture_that_ended_at_its_limit(self, tmp_path: Path) -> None:
-        """Its own bound: the report is there all the same, also where it came before the stop."""
+        """If the engine ended the capture at its own limit, the report is used, even if nsys wrote it
+        before the stop.
+        """
         (tmp_path / "nsys" / f"r_{os.getpid()}.1.nsys-rep").write_bytes(b"early")
         stopped = self.end(NsysLink(None), tmp_path, max_iterations=3)
         assert (stopped.capped_by, stopped.partial) == ("engine", None)
         assert self.brought(stopped, tmp_path)
 
     def test_a_capture_that_another_client_ended(self, tmp_path: Path) -> None:
-        """The trace covers less than the window, and the outcome says so."""
+        """If another client stopped the capture, the result is partial and says so. Its report is used."""
         stopped = self.end(NsysLink(answer=False), tmp_path)
         assert stopped.partial == "another client stopped it before the window ended"
         assert self.brought(stopped, tmp_path)
 
     def test_an_engine_that_was_not_used(self, tmp_path: Path) -> None:
-        """Nothing was sent: the next window has the first range."""
+        """If nothing was sent to the engine, the stop is a failure, and the next window has the first
+        range.
+        """
         with pytest.raises(EngineFailure, match="nothing was sent to it"):
             self.end(NsysLink(unused=True), tmp_path)
         assert self.brought(self.end(NsysLink(), tmp_path), tmp_path)
 
     def test_an_aborted_window_still_counts_as_a_range(self, tmp_path: Path) -> None:
-        """Its range is ended, and counts: the next window has the second."""
+        """An abort ends the range, which counts: the next window has the second range."""
         link, window = NsysLink(), make_window(tmp_path / "aborted", EngineOptions(backend="nsys"))
         capture = SglangDriver(link)
 
@@ -548,8 +584,8 @@ class TestNsys:
         assert self.brought(self.end(NsysLink(), tmp_path), tmp_path, 2)
 
     def test_inside_a_window_of_this_process(self, tmp_path: Path) -> None:
-        """No start is sent: the engine is in the report of that window, and its stop would end the window's
-        range.
+        """No start is sent, because the engine's stop would end the range of the surrounding window. The
+        result refers to that window.
         """
         ranges.begin((2, "step/rank-0"), own=True)
         link = NsysLink()
@@ -559,7 +595,9 @@ class TestNsys:
 
 class TestObjects:
     def test_an_engine_is_recognised_by_its_class_names(self) -> None:
-        """SGLang's own and what derives from it; the library is not imported for that."""
+        """An instance of SGLang's class, or of a class derived from it, is recognised without importing
+        SGLang.
+        """
         manager = type("TokenizerManager", (), {"__module__": "sglang.srt.managers.tokenizer_manager"})
         derived = type("Mine", (manager,), {})
         kind = SglangKind()
@@ -572,14 +610,16 @@ class TestObjects:
     def test_an_engine_without_a_tokenizer_manager_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """In SGLang's Rust server and gRPC modes there is none to speak to."""
+        """SGLang's Rust server and gRPC modes have no tokenizer manager. The failure suggests to attach
+        the URL.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
         driver = SglangDriver.of_engine(SimpleNamespace(tokenizer_manager=SimpleNamespace(server_args=None)))
         with pytest.raises(EngineFailure, match="attach the URL"):
             remote_loop().submit(driver.arm(make_window(tmp_path, EngineOptions()))).result(10)
 
     def test_loop_that_has_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No call can be sent to an engine whose event loop is closed. Its health says so."""
+        """An engine whose event loop is closed cannot be called; its health is `dead`."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         ended = asyncio.new_event_loop()
@@ -593,7 +633,9 @@ class TestObjects:
     def test_process_that_has_died(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """SGLang's own watchdog knows its processes: nothing is sent to an engine of which one has died, and nothing is waited for."""
+        """SGLang's watchdog shows that a process of the engine has died. The pending stop fails, and the
+        engine gets no further call.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager: Any = Manager("0.5.14")
         process = SimpleNamespace(name="scheduler_0", pid=7, exitcode=None)
@@ -621,7 +663,7 @@ class TestObjects:
     def test_an_engine_that_is_never_used_is_sent_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A window in which an engine that was never used is not used either: nothing is sent to it."""
+        """An engine whose event loop never ran gets no call, and the stop says that it was not used."""
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         driver, window = SglangDriver.of_engine(manager), make_window(tmp_path, EngineOptions())
@@ -637,8 +679,8 @@ class TestObjects:
         assert manager.calls == []
 
     def test_a_loop_that_is_not_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is run for the answer to a start, while the caller waits. An abort waits until its
-        owner runs it: the caller continues meanwhile.
+        """stepprof runs an idle loop for the answer to a start. An abort waits until the loop's owner runs
+        it.
         """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
@@ -660,7 +702,7 @@ class TestObjects:
         manager.event_loop.close()
 
     def test_the_loop_is_free_when_the_caller_continues(self) -> None:
-        """Another call still waits for its answer: it no longer runs the loop, which its owner may run now."""
+        """While a stop is unanswered, `release` returns the loop to its owner, who can run it."""
         manager = Manager("0.5.14")
         manager.event_loop = loop = asyncio.new_event_loop()
         manager.stop_profile = lambda: asyncio.sleep(60)
@@ -684,7 +726,9 @@ class TestObjects:
     def test_a_capture_left_by_another_driver_is_ended_on_an_idle_loop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The caller waits for the second driver's start, which sends the stop of the first one: the loop is run for both."""
+        """The start of the second driver first stops the first driver's capture. stepprof runs the idle
+        loop for both calls.
+        """
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.14"))
         manager = Manager("0.5.14")
         manager.event_loop = asyncio.new_event_loop()
@@ -704,6 +748,6 @@ class TestObjects:
         manager.event_loop.close()
 
     def test_options_are_read_only(self) -> None:
-        """The facts of an engine do not change under a request."""
+        """The facts of an engine cannot be changed."""
         with pytest.raises(dataclasses.FrozenInstanceError):
             facts().version = "1"  # type: ignore[misc]

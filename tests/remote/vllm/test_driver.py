@@ -1,8 +1,5 @@
-"""The parts of the vLLM driver that need no vLLM: its files under every version's names, the folder with
-the link, and engines that do not run here. Everything that runs on a CPU is tested with the real vLLM in
-`tests/real/vllm`.
-
-Whatever runs on a CPU is tested with the real vLLM in `tests/real/vllm`.
+"""The parts of the vLLM driver that need no vLLM: file names of every version, trace folders, and engines
+that do not run here. `tests/real/vllm` tests everything that runs on a CPU with the real vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ STAMP = "1795182684740183604"
 
 
 def make_window(folder: Path, workers: frozenset[int] | None = None, **options: Any) -> EngineWindow:
-    """The window of a step."""
+    """Return the window of a step."""
     trace_dir, step = options.pop("trace_dir", None), options.pop("step", 2)
     place = folder / f"step-{step:06d}"
     (place / "rollout" / "replica-0").mkdir(parents=True, exist_ok=True)
@@ -56,7 +53,7 @@ def make_window(folder: Path, workers: frozenset[int] | None = None, **options: 
 def write_trace(
     path: Path, pid: int = 100, rank: int | None = None, steps: int = 1, host: str = "elsewhere"
 ) -> None:
-    """A trace as torch writes it, with so many forward steps."""
+    """Write a trace as torch does, with a number of forward steps."""
     content: dict[str, Any] = {"schemaVersion": 1}
     if rank is not None:
         content["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 2}
@@ -79,7 +76,7 @@ def brought_as(
     workers: Workers | None = None,
     asked: frozenset[int] | None = None,
 ) -> list[str]:
-    """Have an engine write these files in a window; what they are called then."""
+    """Return the names of the artifacts of a window in which an engine writes these files."""
     link = lay_out(folder / "traces")
     place = TraceFolder(link, "object:1", lambda: True)
     place.prepare()
@@ -94,14 +91,14 @@ def brought_as(
 
 
 def kept(folder: Path, name: str) -> dict[str, Any]:
-    """What is in an artifact of `bring`."""
+    """Return the content of an artifact."""
     path = folder / "step-000002" / "rollout" / "replica-0" / f"{name}.trace.json.gz"
     content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     return content
 
 
 class TestNames:
-    """The names that versions and devices give their files."""
+    """The file names of vLLM's versions and devices."""
 
     @pytest.mark.parametrize(
         "name",
@@ -114,12 +111,14 @@ class TestNames:
         ],
     )
     def test_the_rank_is_in_the_name(self, name: str, tmp_path: Path) -> None:
-        """From 0.32 back to 0.12, on a device and on a CPU, compressed or not."""
+        """The rank is read from the names of all versions from 0.12 to 0.32, compressed or not."""
         names = {name.format(rank, STAMP): {"pid": 100 - rank} for rank in (0, 1)}
         assert brought_as(tmp_path, names) == ["rank-0", "rank-1"]
 
     def test_the_oldest_versions_state_the_rank_in_the_trace(self, tmp_path: Path) -> None:
-        """0.8.5 names its files after the host and the process only."""
+        """vLLM 0.8.5 names its files after the host and the process only, so the rank is read from the
+        trace.
+        """
         names = {
             f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid, "rank": 1 - pid % 2} for pid in (10, 11)
         }
@@ -129,7 +128,9 @@ class TestNames:
         assert stated["traceEvents"][0]["pid"] == 11
 
     def test_numbers_that_cannot_be(self, tmp_path: Path) -> None:
-        """A number of 5,000 digits is neither a process id nor a rank."""
+        """A process id or a rank with 5,000 digits makes its trace invalid. The other trace becomes an
+        artifact.
+        """
         link = lay_out(tmp_path / "traces")
         place = TraceFolder(link, "object:1", lambda: True)
         place.prepare()
@@ -147,14 +148,14 @@ class TestNames:
         assert len(brought.problems) == 2
 
     def test_without_any_rank_the_order_of_the_processes_counts(self, tmp_path: Path) -> None:
-        """Workers are started in the order of their ranks."""
+        """Without a rank in the name or the trace, the order of the process ids gives the ranks."""
         names = {f"node_{pid}.{STAMP}.pt.trace.json.gz": {"pid": pid} for pid in (900, 1000)}
         assert sorted(brought_as(tmp_path, names)) == ["rank-0", "rank-1"]
         first = kept(tmp_path, "rank-0")
         assert first["traceEvents"][0]["pid"] == 900
 
     def test_the_front_ends_file_is_left_out(self, tmp_path: Path) -> None:
-        """It is left out, should there be one."""
+        """A trace of the front end does not become an artifact."""
         names: dict[str, dict[str, Any]] = {
             f"rank0.{STAMP}.pt.trace.json.gz": {},
             f"node_7.async_llm.{STAMP}.pt.trace.json.gz": {},
@@ -162,7 +163,9 @@ class TestNames:
         assert brought_as(tmp_path, names) == ["rank-0"]
 
     def test_data_parallel_engines_on_another_host_are_numbered_by_process(self, tmp_path: Path) -> None:
-        """Same names, other process: numbered in the order of the processes, the same in each window."""
+        """Files with the same rank belong to different engines, which are numbered in the order of their
+        process ids.
+        """
         names = {
             f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
             for pid, rank in ((210, 0), (211, 1), (205, 0), (206, 1))
@@ -172,7 +175,9 @@ class TestNames:
         assert first["traceEvents"][0]["pid"] == 205
 
     def test_data_parallel_engines_on_this_host_are_found_by_parent_process(self, tmp_path: Path) -> None:
-        """A worker is a core's own process, or descends from it; the order of their numbers says nothing."""
+        """The parent process shows the engine that a worker belongs to, whatever the order of the process
+        ids.
+        """
         sleepers = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in "ab"]
         first, second = sorted(sleeper.pid for sleeper in sleepers)
         try:
@@ -189,7 +194,7 @@ class TestNames:
         assert stated["traceEvents"][0]["pid"] == second
 
     def test_the_group_in_the_name_counts_where_it_differs(self, tmp_path: Path) -> None:
-        """Mixture-of-experts engines know their place in the group, and write it."""
+        """If the group in the names differs, as for mixture-of-experts engines, it is the engine's number."""
         names = {
             f"dp{group}_pp0_tp0_dcp0_ep{group}_rank0.{STAMP}.pt.trace.json.gz": {"pid": 300 - group}
             for group in (0, 1)
@@ -197,7 +202,7 @@ class TestNames:
         assert brought_as(tmp_path, names) == ["dp-0-rank-0", "dp-1-rank-0"]
 
     def test_a_worker_of_a_group_is_counted_through(self, tmp_path: Path) -> None:
-        """The engine's own rank 3 of two times two workers is worker 1 of the second."""
+        """With two engines of two workers each, the selected rank 3 is worker 1 of the second engine."""
         names = {
             f"rank{rank}.{int(STAMP) + pid}.pt.trace.json.gz": {"pid": pid}
             for pid, rank in ((205, 0), (206, 1), (210, 0), (211, 1))
@@ -206,10 +211,12 @@ class TestNames:
 
 
 class TestFolder:
-    """The folder with the link, and folders without one."""
+    """Trace folders with a link, and folders without one."""
 
     def test_a_folder_that_is_missing_is_made(self, tmp_path: Path) -> None:
-        """Named on another host: vLLM would make a plain folder where the link has to be."""
+        """A missing folder is made. If its name is that of the link, the link is made, because vLLM would
+        make a plain folder.
+        """
         link = tmp_path / "engine-7" / "current"
         place = TraceFolder(link, "object:1", lambda: True)
         place.prepare()
@@ -225,7 +232,7 @@ class TestFolder:
         assert TraceFolder(link.parent, "object:1", lambda: True).link == link
 
     def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
-        """With the path, the reason and the way out."""
+        """The failure names the path and the reason, and suggests `trace_dir`."""
         (tmp_path / "file").write_text("")
         place = TraceFolder(tmp_path / "file" / "traces", "object:1", lambda: True)
         with pytest.raises(EngineFailure, match=r"cannot be used: .*trace_dir names it") as caught:
@@ -233,7 +240,7 @@ class TestFolder:
         assert caught.value.health == "unconfigured"
 
     def test_existing_files_are_left_alone(self, tmp_path: Path) -> None:
-        """A plain folder: only new files, and of engines that share it only our own."""
+        """In a folder without a link, only new files with the engine's own prefix become artifacts."""
         plain = tmp_path / "plain"
         plain.mkdir()
         write_trace(plain / f"rank0.{STAMP}.pt.trace.json.gz")
@@ -250,7 +257,9 @@ class TestFolder:
         assert len(list(plain.iterdir())) == 2
 
     def test_a_claim_of_a_dead_engine_is_free(self, tmp_path: Path) -> None:
-        """An engine that was built anew with the same arguments takes the folder over; while the first lives it is refused."""
+        """A second engine with the same folder is refused while the first lives. After the first has
+        ended, the second can use it.
+        """
         link = lay_out(tmp_path)
         alive = [True]
         TraceFolder(link, "object:1", lambda: alive[0]).prepare()
@@ -261,7 +270,7 @@ class TestFolder:
         second.prepare()
 
     def test_a_claim_of_another_process_is_not(self, tmp_path: Path) -> None:
-        """Two actors with the same arguments: the second one gets the error."""
+        """While another process holds the folder, an engine with the same arguments is refused."""
         link = lay_out(tmp_path)
         script = (
             "import sys; from pathlib import Path; from stepprof.remote.vllm.folder import TraceFolder\n"
@@ -281,7 +290,9 @@ class TestFolder:
         place.prepare()
 
     def test_a_damaged_trace_is_named_and_stays(self, tmp_path: Path) -> None:
-        """The complete trace next to it is kept, and the outcome is partial."""
+        """The complete trace becomes an artifact. The damaged one stays, is named, and makes the result
+        partial.
+        """
         link = lay_out(tmp_path / "traces")
         place = TraceFolder(link, "object:1", lambda: True)
         place.prepare()
@@ -302,10 +313,10 @@ class TestFolder:
 
 
 class TestWords:
-    """The text of a capture's result."""
+    """The messages of a capture's result."""
 
     def test_missing_workers_make_it_partial(self, tmp_path: Path) -> None:
-        """Those of another node wrote to their own disk."""
+        """If only 2 of 4 workers left a trace, the result is partial and states both numbers."""
         brought = Brought(found=2, steps=None)
         stopped = outcome(
             make_window(tmp_path), brought, Workers(width=4, groups=1), early=False, asleep=False, name="e"
@@ -314,15 +325,13 @@ class TestWords:
         assert stopped.partial.startswith("2 of its 4 workers left a trace")
 
     def test_nothing_but_damaged_files_is_a_failure(self, tmp_path: Path) -> None:
-        """There is nothing to keep."""
+        """If all files are damaged, the result is a failure."""
         brought = Brought(found=1, problems=["it is cut off"])
         with pytest.raises(EngineFailure, match="it is cut off"):
             outcome(make_window(tmp_path), brought, Workers(), early=False, asleep=False, name="e")
 
     def test_each_difference_has_its_message(self, tmp_path: Path) -> None:
-        """Each difference has its own message: requested options that are not configured, and configured
-        options that are dangerous.
-        """
+        """Each option that differs from the engine's settings has its own message."""
         window = make_window(tmp_path, activities=["cpu", "cuda"], record_shapes=True)
         built = Settings("/t", with_stack=True, record_shapes=False, activities=("cpu",))
         shapes, stacks, activities = differences(window, built, {"max_iterations"})
@@ -344,8 +353,8 @@ class TestWords:
     def test_a_bound_that_holds_as_the_engine_was_built(
         self, tmp_path: Path, asked: dict[str, Any], built: Settings, reported: str | None
     ) -> None:
-        """Up to 0.31 the default bound cannot be set for a capture. The engine is recorded nevertheless,
-        with a warning.
+        """Up to 0.31 the limit cannot be set for a capture. The engine is recorded all the same, and a
+        difference is reported.
         """
         window = make_window(tmp_path, **asked)
         assert start_arguments(window, built, {"profile_prefix"}, "p") == {"profile_prefix": "p"}
@@ -365,24 +374,28 @@ class TestWords:
     def test_a_bound_for_each_capture(
         self, tmp_path: Path, asked: dict[str, Any], built: Settings, given: dict[str, Any]
     ) -> None:
-        """From 0.32 on; also for an engine that does not report its arguments."""
+        """From 0.32 on the limit is sent if it differs from the engine's setting, or if the setting is
+        unknown.
+        """
         assert start_arguments(make_window(tmp_path, **asked), built, {"max_iterations"}, "p") == given
 
 
 def engine_class(name: str, **members: Any) -> type:
-    """A class that is called like one of vLLM's, for versions that do not run here."""
+    """Return a class that is named like one of vLLM's, for versions that do not run here."""
     return type(name, (), {"__module__": f"vllm.{name.lower()}", **members})
 
 
 class _ExecutorBase:
-    """What the worker is kept by."""
+    """Replace the executor of an engine."""
 
 
 class TestEngines:
     """Engine objects of versions that do not run here, and those of unknown kinds."""
 
     def test_an_engine_before_version_1_is_its_own_worker(self) -> None:
-        """0.8.5's ``LLMEngine``: core and executor run in the process that built it."""
+        """In vLLM 0.8.5, core and executor of ``LLMEngine`` run in the process that built it, so the
+        driver is `inside`.
+        """
         executor = type("UniProcExecutor", (_ExecutorBase,), {})()
         engine = engine_class("LLMEngine", start_profile=lambda self: None)()
         engine.model_executor = executor
@@ -392,7 +405,9 @@ class TestEngines:
         assert not VllmDriver.of_engine(engine).inside
 
     def test_an_engine_without_a_loop_is_not_sent_anything(self, tmp_path: Path) -> None:
-        """Its first call would bind it to stepprof's own loop for ever."""
+        """An engine that has not run on a loop gets no start, because the call would bind it to stepprof's
+        own loop.
+        """
 
         async def start_profile(self: object) -> None:
             raise AssertionError("sent")
@@ -410,7 +425,9 @@ class TestEngines:
         assert caught.value.health == "unreachable"
 
     def test_attached_in_a_coroutine_it_lives_on_that_loop(self) -> None:
-        """As long as the engine itself does not say where it lives."""
+        """An engine that does not report its loop, and is attached in a coroutine, lives on that
+        coroutine's loop.
+        """
 
         async def attached() -> bool:
             async def start_profile(self: object) -> None: ...
@@ -423,7 +440,7 @@ class TestEngines:
     def test_a_loop_that_ends_in_the_middle_of_a_call_ends_the_waiting(
         self, tmp_path: Path, other_loop: asyncio.AbstractEventLoop
     ) -> None:
-        """``asyncio.run`` is over and the answer will never come: unreachable, at once and not at the bound."""
+        """If the engine's loop ends during a stop, the stop fails at once, and the engine is unreachable."""
 
         async def start_profile(self: object) -> None: ...
 
@@ -448,7 +465,9 @@ class TestEngines:
         assert caught.value.health == "unreachable"
 
     def test_a_stop_that_failed_is_sent_again_before_the_next_start(self, tmp_path: Path) -> None:
-        """The engine may still record: vLLM would refuse the start."""
+        """After a failed stop the engine may still record and would refuse a start, so the stop is sent
+        again first.
+        """
         calls: list[str] = []
 
         def start_profile(self: object) -> None:
@@ -485,7 +504,7 @@ class TestEngines:
     def test_an_unconfigured_profiler_is_explained(
         self, config: dict[str, Any], missing: str, tmp_path: Path
     ) -> None:
-        """Never switched on, switched on for another tool, or writing where no folder is."""
+        """The failure says whether the profiler is off, is another one, or has no folder."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.llm_engine = _table(vllm_config=_table(profiler_config=_table(**config)))
         with pytest.raises(EngineFailure, match="LLM\\(…, \\*\\*args\\)") as caught:
@@ -494,7 +513,7 @@ class TestEngines:
         assert caught.value.health == "unconfigured"
 
     def test_an_unknown_option_is_named(self) -> None:
-        """An object has no key to send."""
+        """An engine object takes no `api_key`; the error names the option."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(ConfigError, match="api_key"):
             VllmKind().connect(engine, api_key="secret")
@@ -502,10 +521,12 @@ class TestEngines:
 
 
 class TestNsys:
-    """A role whose backend is nsys: the engine marks its part with cudaProfilerStart and cudaProfilerStop."""
+    """The role's backend is nsys: the engine marks its range with cudaProfilerStart and cudaProfilerStop."""
 
     def test_an_engine_is_built_for_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """None of torch's settings is passed, because vLLM refuses them together with another profiler."""
+        """The arguments contain none of torch's settings, because vLLM refuses them together with another
+        profiler.
+        """
         fields = dict.fromkeys(
             ("profiler", "torch_profiler_dir", "ignore_frontend", "max_iterations", "delay_iterations")
         )
@@ -520,7 +541,7 @@ class TestNsys:
         }
 
     def test_a_version_too_old_for_nsys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Up to 0.12 the environment says what is recorded, and knows only torch."""
+        """Up to 0.12 vLLM can only record with torch, so `engine_args` refuses nsys."""
         monkeypatch.setitem(sys.modules, "vllm.config", _table())
         with pytest.raises(
             ConfigError, match=r'options\.backend = "nsys": vLLM marks its part for nsys from 0\.13 on'
@@ -531,7 +552,9 @@ class TestNsys:
     def test_engine_args_checks_where_it_is_called(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, refused: bool
     ) -> None:
-        """Off CUDA an engine would not start with it; where no device is seen, it is built elsewhere."""
+        """On a device other than CUDA, `engine_args` refuses nsys. Without a device it accepts nsys,
+        because the engine is built elsewhere.
+        """
         config = type("ProfilerConfig", (), {"__dataclass_fields__": {"profiler": None}})
         monkeypatch.setitem(sys.modules, "vllm.config", _table(ProfilerConfig=config))
         monkeypatch.setitem(
@@ -544,9 +567,7 @@ class TestNsys:
             assert engine_args(tmp_path, {"backend": "nsys"})["profiler_config"] == {"profiler": "cuda"}
 
     def test_a_window_of_it(self, tmp_path: Path) -> None:
-        """Started and stopped; no link is retargeted, and the report's fate is known later: here,
-        that nsys has started nothing.
-        """
+        """The engine is started and stopped. The process runs without nsys, so the late report is lost."""
         calls: list[str] = []
 
         def start_profile(self: Any, *, max_iterations: int | None = None) -> None:
@@ -569,7 +590,7 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_a_capture_left_open_is_stopped_first(self, tmp_path: Path) -> None:
-        """The stop of an earlier window failed. This capture is stopped before the next one begins."""
+        """After a failed stop, the capture is stopped again before the next start."""
         calls: list[str] = []
 
         def stop_profile(self: Any) -> None:
@@ -593,7 +614,7 @@ class TestNsys:
             _remote(driver.stop(window)).result(10)
 
     def test_a_delay_is_refused(self, tmp_path: Path) -> None:
-        """It would be unknown whether a range has begun in its window, and its report would go to the next one."""
+        """With a delay it is unknown whether a range has begun in its window, so the arm is refused."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         with pytest.raises(EngineFailure, match="delay_iterations = 3: under nsys"):
             _remote(
@@ -601,7 +622,7 @@ class TestNsys:
             ).result(10)
 
     def test_a_delay_is_refused_when_it_is_attached(self, tmp_path: Path) -> None:
-        """The message names the key."""
+        """`attach` refuses the delay, and the error names the configuration key."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         roles = {"rollout": {"engine": {"backend": "nsys", "delay_iterations": 3}}}
         stepprof.init({"steps": "2", "backend": "null", "roles": roles, "output_dir": str(tmp_path)}, rank=0)
@@ -612,7 +633,7 @@ class TestNsys:
             stepprof.shutdown()
 
     def test_an_engine_built_for_torch_is_refused(self, tmp_path: Path) -> None:
-        """It cannot be switched over; the message says how to build it."""
+        """An engine that was built for torch cannot record with nsys; the failure says how to build it."""
         engine = engine_class("LLM", start_profile=lambda self: None)()
         engine.vllm_config = _table(profiler_config=_table(profiler="torch", torch_profiler_dir="/t"))
         with pytest.raises(EngineFailure, match='profiler is "torch", not "cuda"') as caught:
@@ -620,7 +641,7 @@ class TestNsys:
         assert "engine_args(folder, options)" in str(caught.value)
 
     def test_memory_is_refused(self, tmp_path: Path) -> None:
-        """vLLM has nothing of the kind: when it is built, when it is attached, and before anything is sent."""
+        """vLLM cannot record memory: `engine_args`, `attach` and the arm refuse it."""
         reported = (
             r'engine\.backend = "memory": a vLLM engine cannot record with it \(one of: torch, npu, nsys\)'
         )
@@ -637,7 +658,9 @@ class TestNsys:
             stepprof.shutdown()
 
     def test_the_engines_backend_follows_the_role(self) -> None:
-        """The role's backend, as far as an engine has the like; what the engine's table says, before that."""
+        """The engine's own backend comes first, then the part of the role's backend that an engine can
+        record with, then torch.
+        """
 
         def follows(**config: Any) -> object:
             return stepprof.Config(**config).policy("rollout").engine.backend
@@ -661,7 +684,9 @@ class TestArguments:
     def test_engine_args_without_vllm_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Called in the driver instead of where the engine is built."""
+        """Without vLLM, `engine_args` raises ConfigError, because it must be called where the engine is
+        built, and makes no file.
+        """
         monkeypatch.setitem(sys.modules, "vllm", None)
         monkeypatch.delitem(sys.modules, "vllm.config", raising=False)
         with pytest.raises(ConfigError, match="call engine_args where the engine is built"):
@@ -669,12 +694,14 @@ class TestArguments:
         assert not list(tmp_path.iterdir())
 
     def test_an_unknown_option_of_engine_args_is_refused(self, tmp_path: Path) -> None:
-        """Before anything is made."""
+        """An unknown option raises ConfigError with a suggestion."""
         with pytest.raises(ConfigError, match=r"options\.with_stacks.*with_stack"):
             environment(tmp_path, {"with_stacks": True})
 
     def test_the_environment_of_another_process(self, tmp_path: Path) -> None:
-        """Up to 0.12 that is all there is."""
+        """`environment` returns the variables that set the folder, the stacks and the limit, for versions
+        up to 0.12.
+        """
         variables = environment(tmp_path, {"max_iterations": 3})
         assert variables["VLLM_TORCH_PROFILER_DIR"] == str(tmp_path / "engine-1" / "current")
         assert variables["VLLM_TORCH_PROFILER_WITH_STACK"] == "0"
@@ -682,7 +709,7 @@ class TestArguments:
 
 
 def _table(**members: Any) -> Any:
-    """An object with these attributes."""
+    """Return an object with these attributes."""
     return type("Table", (), members)()
 
 

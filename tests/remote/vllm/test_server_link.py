@@ -1,6 +1,4 @@
-"""Answers of a vLLM server that the real server cannot be made to give: its failures, and those of other
-versions. The real server is recorded in `tests/real/vllm/test_vllm_server.py`.
-
+"""Answers that the real vLLM server does not give on demand: its failures, and those of other versions.
 The real server is recorded in `tests/real/vllm/test_vllm_server.py`.
 """
 
@@ -39,26 +37,28 @@ READY = {
 
 @contextmanager
 def vllm(**changed: Any) -> Iterator[tuple[SimpleNamespace, VllmDriver]]:
-    """A server that answers like vLLM but for what is changed, and its driver; names are written ``POST_stop_profile``."""
+    """Yield a server that answers like vLLM, except for the changed routes, and its driver. Routes are
+    written ``POST_stop_profile``.
+    """
     routes = {name.replace("_", " /", 1): answer for name, answer in changed.items()}
     with serving({**READY, **routes}) as server:
         yield server, VllmDriver.of_server(Client(server.url))
 
 
 def run(work: Any) -> Any:
-    """Await it where stepprof does."""
+    """Wait for a coroutine on stepprof's own loop."""
     return remote_loop().submit(work).result(20)
 
 
 def refusal(work: Any) -> EngineFailure:
-    """How it fails."""
+    """Return the failure of a coroutine."""
     with pytest.raises(EngineFailure) as caught:
         run(work)
     return caught.value
 
 
 def entries(window: EngineWindow) -> list[dict[str, Any]]:
-    """What the manifest says of a window's engines."""
+    """Return the entries of a window's engines in the manifest."""
     (path,) = (window.folder / "manifest").iterdir()
     reported: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return reported
@@ -70,7 +70,7 @@ def posts(server: SimpleNamespace) -> list[str]:
 
 
 def started(server: SimpleNamespace) -> Any:
-    """What its start said. Its metrics are asked for at the same time."""
+    """Return the body of the start that was sent. The server's metrics are requested at the same time."""
     return next(
         asked.json for asked in server.asked if asked.path == "/start_profile" and asked.method == "POST"
     )
@@ -95,7 +95,7 @@ def shared(tmp_path: Path) -> Callable[..., EngineWindow]:
 
 class TestArm:
     def test_a_dead_engine_behind_a_living_server(self, window: EngineWindow) -> None:
-        """Its health is 503: dead."""
+        """A server whose health is 503 has a dead engine, and gets no start."""
         with vllm(GET_health=(503, "EngineDeadError")) as (server, driver):
             error = refusal(driver.arm(window))
             assert error.health == "dead"
@@ -103,19 +103,23 @@ class TestArm:
             assert not posts(server)
 
     def test_something_else_that_answers(self, window: EngineWindow) -> None:
-        """vLLM answers this request with 404 or 405 only, so another server has answered."""
+        """vLLM answers GET /start_profile only with 404 or 405. If the answer is 500, the engine is
+        unreachable.
+        """
         with vllm(GET_start_profile=(500, "a proxy")) as (_, driver):
             error = refusal(driver.arm(window))
             assert error.health == "unreachable"
             assert "answered 500 to GET /start_profile: a proxy" in str(error)
 
     def test_a_proxy_that_wants_a_key(self, window: EngineWindow) -> None:
-        """The remedy is in the message."""
+        """If the server answers 401, the failure names the option `api_key`."""
         with vllm(GET_start_profile=401) as (_, driver):
             assert "pass attach(…, api_key=…)" in str(refusal(driver.arm(window)))
 
     def test_an_older_server_takes_no_bounds(self, tmp_path: Path) -> None:
-        """Before 0.32 they belong to its command line, which it does not report."""
+        """Before 0.32 a limit belongs to the server's command line, so a limit for a window is refused.
+        Without one the start is sent.
+        """
         with vllm(GET_version={"version": "0.31.0"}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, max_iterations=3)))
             assert error.health == "unconfigured"
@@ -139,9 +143,7 @@ class TestArm:
         ],
     )
     def test_settings_of_a_wrong_type(self, tmp_path: Path, reported: Any) -> None:
-        """A value in a server's answer is used if it has the right type. Otherwise it is ignored, and the
-        call does not fail.
-        """
+        """Settings of a wrong type in the server's answer do not make the arm fail."""
         with serving({**READY, "GET /server_info?config_format=json": reported}) as server:
             run(VllmDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
 
@@ -149,7 +151,7 @@ class TestArm:
     def test_a_folder_that_cannot_be(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
     ) -> None:
-        """The server names it: it is refused with the reason."""
+        """If the server names an impossible folder, it is refused with the reason."""
         monkeypatch.chdir(tmp_path)
         config = {"vllm_config": {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder}}}
         with serving({**READY, "GET /server_info?config_format=json": config}) as server:
@@ -159,13 +161,13 @@ class TestArm:
 
     @pytest.mark.parametrize("version", ["9" * 5000 + ".1", 7, None, [], {"a": 1}])
     def test_an_invalid_version(self, tmp_path: Path, version: Any) -> None:
-        """For an unreadable version, the server's description decides which parameters its start takes."""
+        """If the version is invalid, the server's description decides which parameters its start accepts."""
         with vllm(GET_version={"version": version}) as (server, driver):
             run(driver.arm(make_window(tmp_path)))
         assert "/openapi.json" in [asked.path for asked in server.asked]
 
     def test_an_unknown_version_reports_its_parameters(self, tmp_path: Path) -> None:
-        """Its version says nothing; the description of its routes does."""
+        """If the version is unknown, the server's description decides which parameters its start accepts."""
         described = '{"StartProfileRequest": {"properties": {"profile_prefix": {}, "max_iterations": {}}}}'
         with vllm(**{"GET_version": {"version": "0.1.dev1+gabc"}, "GET_openapi.json": (200, described)}) as (
             server,
@@ -179,7 +181,7 @@ class TestArm:
             assert set(body) == {"max_iterations", "profile_prefix"}
 
     def test_a_server_that_would_crash_is_refused(self, window: EngineWindow) -> None:
-        """In development mode it reports that its front end is on."""
+        """A server that reports `ignore_frontend = false` would crash, so it is refused and gets no start."""
         reported = {"vllm_config": {"profiler_config": {"profiler": "torch", "ignore_frontend": False}}}
         with vllm(**{"GET_server_info?config_format=json": reported}) as (server, driver):
             error = refusal(driver.arm(window))
@@ -190,7 +192,7 @@ class TestArm:
     def test_a_server_that_may_crash_is_warned_about_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A plain folder without settings: it is unknown whether the front end is on."""
+        """A server that does not report its settings may crash, which is logged once."""
         with vllm() as (_, driver):
             for _ in range(2):
                 run(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "plain")))
@@ -200,7 +202,9 @@ class TestArm:
 
 class TestStart:
     def test_another_living_driver_has_it(self, shared: Callable[..., EngineWindow]) -> None:
-        """Busy, with the driver's window and process: nothing is sent, and its capture is whole. Then the engine is free."""
+        """While the first driver records, the second is refused, and the failure names the first one.
+        After an abort the second driver records.
+        """
         with vllm() as (server, driver):
             run(driver.arm(shared()))
             run(driver.start(shared()))
@@ -216,7 +220,9 @@ class TestStart:
             assert posts(server) == ["/start_profile", "/stop_profile"] * 2
 
     def test_a_dead_drivers_capture_is_stopped_first(self, shared: Callable[..., EngineWindow]) -> None:
-        """When the next one arms, before its start has to be quick. The files are kept under the step that they belong to."""
+        """When the next driver arms, the dead driver's capture has ended, and its files are in the
+        manifest of its own step.
+        """
         with vllm() as (server, driver):
             window = shared()
             run(driver.arm(window))
@@ -226,7 +232,7 @@ class TestStart:
             driver.retire()
             again = VllmDriver.of_server(Client(server.url))
             run(again.arm(shared(step=3)))
-            assert posts(server) == ["/start_profile"]  # its files are there: another stop has ended it
+            assert posts(server) == ["/start_profile"]  # the files are there, so no stop is sent
             (entry,) = entries(window)
             assert (entry["status"], entry["artifacts"][0]["path"]) == (
                 "partial",
@@ -240,7 +246,9 @@ class TestStart:
     def test_a_dead_driver_without_files(
         self, shared: Callable[..., EngineWindow], window: EngineWindow, folder: bool
     ) -> None:
-        """The engine is stopped. Its window stays lost, with the reason; where its files cannot be seen, the reason says where they are."""
+        """The arm of the next driver stops the engine. The old window stays lost, and its entry says why
+        there is no trace.
+        """
         with vllm() as (server, driver):
             made = shared() if folder else window
             run(driver.arm(made))
@@ -266,7 +274,9 @@ class TestStart:
     def test_each_refusal_has_its_message(
         self, answer: Any, health: str, owes: bool, words: str, shared: Callable[..., EngineWindow]
     ) -> None:
-        """After a possible start a stop must follow, which an abort sends; a refused start leaves the link unchanged."""
+        """Each refusal has its own message and health. If the start may have begun, an abort sends the
+        stop. Otherwise the link stays idle.
+        """
         with vllm(POST_start_profile=answer) as (server, driver):
             window = shared()
             run(driver.arm(window))
@@ -282,7 +292,7 @@ class TestStart:
                 assert (window.trace_dir / "current").readlink() == Path("idle")
 
     def test_a_start_whose_answer_is_lost_must_be_stopped(self, window: EngineWindow) -> None:
-        """It may have begun."""
+        """A start without an answer may have begun, so a stop must follow."""
 
         def lost(handler: Any) -> None:
             handler.close_connection = True
@@ -295,7 +305,7 @@ class TestStart:
 
 class TestStop:
     def test_files_written_at_the_limit_are_kept(self, shared: Callable[..., EngineWindow]) -> None:
-        """The stop fails, and there is a file already: partial."""
+        """The stop fails, but the trace is already there: it is kept, and the result is partial."""
         with vllm(POST_stop_profile=(500, "EngineDeadError")) as (_, driver):
             window = shared(max_iterations=2)
             run(driver.arm(window))
@@ -309,7 +319,9 @@ class TestStop:
     def test_a_stop_that_failed_is_sent_again_before_the_next_start(
         self, shared: Callable[..., EngineWindow]
     ) -> None:
-        """The server may still record."""
+        """After a failed stop the server may still record, so the stop is sent again before the next
+        start.
+        """
         answers = iter([(500, "a bad moment"), 200])
         with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
             window = shared()
@@ -322,9 +334,7 @@ class TestStop:
     def test_a_close_while_a_stop_is_pending(
         self, shared: Callable[..., EngineWindow], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The close waits for that stop and sends no second one: the later of two stops would find that the
-        files have already been taken.
-        """
+        """`close` waits for a pending stop and sends no second one, so the stop finds its files."""
         release = threading.Event()
 
         def stop(_: Any) -> int:
@@ -348,18 +358,20 @@ class TestStop:
         assert "capture.recovered" not in caplog.text
 
     def test_without_a_folder_only_the_failure_is_reported(self, window: EngineWindow) -> None:
-        """Without a folder no files can be found, so only the failure is reported."""
+        """If the folder is unknown, the failed stop has no files and is raised."""
         with vllm(POST_stop_profile=(500, "boom")) as (_, driver):
             run(driver.arm(window))
             run(driver.start(window))
             assert "boom" in str(refusal(driver.stop(window)))
 
     def test_a_refused_abort_is_reported(self, window: EngineWindow) -> None:
-        """A route that is not there has nothing to end; a server that fails has."""
+        """An abort that the server answers with 404 is accepted; one that fails with 500 raises. Before a
+        start nothing is sent.
+        """
         for answer in (404, (500, "boom")):
             with vllm(POST_stop_profile=answer) as (server, driver):
                 run(driver.abort())
-                assert not posts(server)  # nothing was begun here
+                assert not posts(server)  # this driver has started no capture
                 run(driver.arm(window))
                 run(driver.start(window))
                 if answer == 404:
@@ -369,17 +381,19 @@ class TestStop:
                 driver.retire()
 
     def test_a_local_servers_clock_is_this_hosts(self, window: EngineWindow) -> None:
-        """Both ends of the connection are here."""
+        """A server on this host has the same clock, so its offset is 0."""
         with vllm() as (_, driver):
             run(driver.arm(window))
             assert run(driver.clock()).offset_ns == 0
 
 
 class TestNsys:
-    """A role whose backend is nsys: the server marks its part, and its report is where its own command says."""
+    """The role's backend is nsys: the server marks its range, and its own command line defines where the
+    report is.
+    """
 
     def test_a_window(self, shared: Callable[..., EngineWindow]) -> None:
-        """Begun and ended; no folder is led anywhere, though one was named. This process is the server's, and nsys has not started it."""
+        """The server gets a start and a stop. Its process runs without nsys, so the late report is lost."""
         with vllm() as (server, driver):
             window = shared(backend="nsys")
             run(driver.arm(window))
@@ -393,9 +407,7 @@ class TestNsys:
     def test_a_server_whose_process_cannot_be_inspected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server belongs to another user or runs in a container, and no folder was named. Its files are
-        not lost, but they are not in the run.
-        """
+        """If the server's process cannot be inspected and no folder is given, the result is partial."""
         monkeypatch.setattr("stepprof.remote.nsys.listener", lambda port: None)
         with vllm() as (_, driver):
             window = make_window(tmp_path, backend="nsys")
@@ -404,7 +416,7 @@ class TestNsys:
             assert run(driver.stop(window)).partial == ELSEWHERE
 
     def test_a_stop_that_failed(self, tmp_path: Path) -> None:
-        """It is sent again before the next start; an abort has nothing left to wait for."""
+        """A failed stop is sent again before the next start. After an abort there is no capture to stop."""
         answers = iter([(500, "a bad moment"), 200, 200])
         with vllm(POST_stop_profile=lambda _: next(answers)) as (server, driver):
             window = make_window(tmp_path, backend="nsys")
@@ -420,7 +432,9 @@ class TestNsys:
     def test_a_server_started_for_another_profiler_is_refused(
         self, tmp_path: Path, backend: str, started_for: str
     ) -> None:
-        """If it reports its arguments, it is refused before the start."""
+        """If the server reports that it was started for another profiler, the arm is refused and nothing
+        is sent.
+        """
         reported = {"vllm_config": {"profiler_config": {"profiler": started_for, "ignore_frontend": True}}}
         with vllm(**{"GET_server_info?config_format=json": reported}) as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, backend=backend)))
@@ -429,7 +443,9 @@ class TestNsys:
             assert posts(server) == []
 
     def test_memory_is_refused(self, tmp_path: Path) -> None:
-        """What kind of server it is, was not known when it was attached: nothing is sent."""
+        """A vLLM server cannot record memory. The arm is refused, because the kind of server is unknown
+        before, and nothing is sent.
+        """
         with vllm() as (server, driver):
             error = refusal(driver.arm(make_window(tmp_path, backend="memory")))
             assert error.health == "unconfigured"

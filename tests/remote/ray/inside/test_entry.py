@@ -1,4 +1,6 @@
-"""What runs inside an actor, without an actor: the entry that its handle calls, on the main thread and on others."""
+"""The code that runs inside an actor, tested without an actor: its entry is called on the main thread and
+on others.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from stepprof.run.requests import Request
 
 @pytest.fixture
 def run(tmp_path):
-    """The run's folder of the other process, with the file in it by which it is recognised."""
+    """Return the run's folder of the driver process, with the marker file by which an actor recognises it."""
     run = tmp_path / "runs" / "job"
     run.mkdir(parents=True)
     (run / ".seen").touch()
@@ -42,7 +44,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def attachment(run):
-    """Return a function that makes the messages of the driver process."""
+    """Return a function that makes the attachments that the driver process sends."""
 
     def attachment(kind="engine", **fields):
         config = {"steps": "2-4", "ranks": "all", "backend": "null", "output_dir": "elsewhere"}
@@ -59,7 +61,7 @@ def attachment(run):
 
 
 def window(run, step=2, role="rollout", *, rank=False):
-    """A window as the fan-out makes it."""
+    """Return a window as the driver makes it."""
     folder, stem = (run, "") if rank else (run / step_folder(step), f"{role}/replica-0")
     (folder / stem).mkdir(parents=True, exist_ok=True)
     return EngineWindow(Window(step, role), 0, folder, stem, EngineOptions(), {"step": step})
@@ -67,7 +69,9 @@ def window(run, step=2, role="rollout", *, rank=False):
 
 @pytest.fixture(params=["main thread", "other thread"])
 def ask(request):
-    """Return a function that calls the entry as a plain actor does, or as any other, until the answer is there."""
+    """Return a function that calls the entry on the main thread or on another thread, and waits for the
+    answer.
+    """
 
     def ask(actor, verb, *arguments, token=request.node.name):
         return until_answered(entry(request.param, actor, token, verb, *arguments), request.param)
@@ -98,7 +102,9 @@ class TestEngines:
     """An engine that an actor holds."""
 
     def test_a_window(self, ask, run, attachment, engine):
-        """Found, armed, started, stopped; its file lies where the other process sees it."""
+        """The engine is found, armed, started and stopped. Its file is in the run's folder, which the
+        driver sees.
+        """
         actor, here = SimpleNamespace(engine=engine()), window(run)
         facts = ask(actor, "arm", attachment(), here)
         assert (facts.kind, facts.visible, facts.rank) == ("simulated", True, None)
@@ -109,7 +115,9 @@ class TestEngines:
         assert ask(actor, "leave", 5.0) == []
 
     def test_a_disk_of_its_own(self, ask, run, attachment, engine, tmp_path):
-        """Where the run's folder is not seen, the files lie on this host, and the report says where."""
+        """If the actor does not see the run's folder, its files stay on its own disk, and the report names
+        the folder.
+        """
         actor, here = SimpleNamespace(engine=engine()), window(run)
         disk = tmp_path / "disk"
         assert not ask(actor, "arm", attachment(own_dir=str(disk)), here).visible
@@ -119,8 +127,8 @@ class TestEngines:
         assert (disk / "job" / "step-000002" / report.stopped.artifacts[0].path).is_file()
 
     def test_the_same_path_on_another_disk(self, run, attachment, engine):
-        """A folder with the same name is no proof that the disk is shared: the driver has left a marker
-        file in its own folder.
+        """A folder with the same path does not count as shared if the driver's marker file is missing in
+        it.
         """
         facts = until_answered(
             serve(
@@ -130,7 +138,7 @@ class TestEngines:
         assert not facts.visible
 
     def test_abort(self, ask, run, attachment, engine):
-        """What it does with the engine is the driver's; before there is one, nothing."""
+        """An abort before the arm does nothing; after the arm it aborts the engine."""
         actor, here = SimpleNamespace(engine=engine()), window(run)
         ask(actor, "abort")
         ask(actor, "arm", attachment(), here)
@@ -138,7 +146,7 @@ class TestEngines:
         assert actor.engine.calls == ["arm", "abort"]
 
     def test_an_engine_that_hangs(self, run, attachment, engine):
-        """It holds up a plain actor for the bound of the call; its answer is there when it comes."""
+        """A start that hangs blocks the actor only for the timeout. Its answer can be fetched later."""
         hold = threading.Event()
         actor, here = SimpleNamespace(engine=engine(hold={"start": hold})), window(run)
         until_answered(serve(actor, "hangs", "arm", attachment(start_seconds=0.2), here))
@@ -151,7 +159,9 @@ class TestEngines:
         until_answered(serve(actor, "hangs", "stop", here))
 
     def test_a_stop_that_never_comes(self, run, attachment, engine, monkeypatch):
-        """The process that started it has ended: past its limit the capture is ended, so that it does not grow for ever."""
+        """If no stop arrives, the actor stops the capture after its maximum duration, so that it does not
+        grow without limit.
+        """
         monkeypatch.setattr(inside_guest, "GRACE_SECONDS", 0.0)
         actor, here = SimpleNamespace(engine=engine()), window(run)
         until_answered(serve(actor, "gone", "arm", attachment(max_seconds=0.2), here))
@@ -162,7 +172,7 @@ class TestEngines:
         assert actor.engine.calls == ["arm", "start", "stop"]
 
     def test_an_engine_that_raises(self, ask, run, attachment, engine):
-        """Nothing reaches the actor; the exception is returned as a failure, after which a stop must follow if it was a start."""
+        """An exception of the engine is returned as a failure. After a failed start, a stop must follow."""
         actor, here = SimpleNamespace(engine=engine(failing={"start": ValueError("odd")})), window(run)
         ask(actor, "arm", attachment(), here)
         with pytest.raises(EngineFailure, match="in the actor: ValueError: odd") as caught:
@@ -170,7 +180,7 @@ class TestEngines:
         assert caught.value.owes_stop
 
     def test_an_unknown_exception_class_is_returned_as_plain(self, run, attachment, engine):
-        """A failure of a class that the driver process may not have is returned as a plain one."""
+        """A failure of a class that the driver process may not have is returned as a plain EngineFailure."""
 
         class OwnError(EngineFailure):
             def __init__(self):
@@ -190,7 +200,9 @@ class TestEngines:
         )
 
     def test_a_process_that_was_not_armed_was_restarted(self, ask, run):
-        """A process that was not armed is another one than was: it has been restarted."""
+        """A start or an answer that the process does not know raises Unknown: the actor has been
+        restarted.
+        """
         with pytest.raises(Unknown, match="restarted"):
             ask(None, "start", window(run))
         with pytest.raises(Unknown, match="restarted"):
@@ -198,12 +210,14 @@ class TestEngines:
         assert ask(None, "leave", 1.0) == []
 
     def test_the_worker_is_this_process(self, ask, run, attachment, engine):
-        """It is never started."""
+        """An engine whose worker is the actor's own process is not armed; the error suggests
+        `kind="both"`.
+        """
         with pytest.raises(Inside, match='kind="both"'):
             ask(SimpleNamespace(engine=engine(inside=True)), "arm", attachment(), window(run))
 
     def test_the_only_engine_is_found(self, run, attachment, engine):
-        """The only engine among its attributes; of two, nothing is guessed."""
+        """The only engine among the actor's attributes is used. If there are two, the failure names both."""
         guest = Guest("token")
         actor = SimpleNamespace(name="x", none=None, llm=engine(), url="http://localhost:1")
         assert guest.arm(actor, attachment(find=None), window(run)).kind == "simulated"
@@ -221,13 +235,13 @@ class TestEngines:
         ],
     )
     def test_engines_that_cannot_be_found(self, find, message):
-        """Each way has its message."""
+        """Each reason why the engine cannot be found has its own message."""
         with pytest.raises(EngineFailure, match=message) as caught:
             locate(SimpleNamespace(engine=SimpleNamespace(a=1), missing=None), find)
         assert caught.value.health == "unconfigured"
 
     def test_a_folder_that_cannot_be_made(self, run, attachment, engine, tmp_path):
-        """The host and the cure are named."""
+        """The failure names the host and suggests to attach with `output_dir`."""
         (tmp_path / "file").touch()
         with pytest.raises(EngineFailure, match=r"cannot be made on .*; attach with output_dir"):
             Guest("token").arm(
@@ -249,7 +263,9 @@ class TestSessions:
     """A session that follows the windows of another process."""
 
     def test_a_rank(self, ask, run, attachment):
-        """Its session is made for it, with the configuration of the other process, its rank and the run; and ends with the attachment."""
+        """The actor's session has the driver's configuration and run, and its own rank. It ends when the
+        driver leaves.
+        """
         here = window(run, role="actor", rank=True)
         facts = ask(None, "arm", attachment("rank", position=3), here)
         assert (facts.rank, facts.visible, cell.session.run_id) == (3, True, "job")
@@ -264,7 +280,7 @@ class TestSessions:
         assert (reported["status"], reported["rank"]) == ("complete", 3)
 
     def test_a_disk_of_its_own(self, ask, run, attachment, tmp_path):
-        """The run's folder lies there; the files of spans are named at the end."""
+        """If the run's folder is on the actor's own disk, leaving returns the paths of the span files."""
         here = window(run, role="actor", rank=True)
         assert not ask(None, "arm", attachment("rank", own_dir=str(tmp_path / "disk")), here).visible
         ask(None, "start", here)
@@ -272,7 +288,7 @@ class TestSessions:
         assert ask(None, "leave", 5.0) == [str(tmp_path / "disk" / "job" / "spans" / "rank-0.000001.jsonl")]
 
     def test_refusals(self, run, attachment):
-        """A second start, a stop without a start, a step that is not selected there."""
+        """A second start, a stop without a start, and a step that the actor does not select are failures."""
         here = window(run, role="actor", rank=True)
         guest = Guest("token")
         guest.arm(None, attachment("rank"), here)
@@ -288,7 +304,9 @@ class TestSessions:
         guest.leave(5.0)
 
     def test_a_request_reaches_the_actor_with_its_window(self, run, attachment):
-        """It reaches the actor with the window, wherever the folder of requests lies; one that cannot be met is refused."""
+        """The driver sends a request together with the window, and the actor records it. An invalid
+        request is refused.
+        """
         here, guest = window(run, 9, role="actor", rank=True), Guest("token")
         asked = Request.make(9, role="actor")
         guest.arm(None, attachment("rank", requests=(asked.to_dict(),)), here)
@@ -302,7 +320,7 @@ class TestSessions:
         assert reported["status"] == "complete"
 
     def test_abort(self, run, attachment):
-        """What is open is closed as partial."""
+        """An abort closes the open window as partial."""
         here = window(run, role="actor", rank=True)
         guest = Guest("token")
         guest.arm(None, attachment("rank"), here)
@@ -317,7 +335,7 @@ class TestSessions:
         guest.leave(5.0)
 
     def test_two_attachments_share_one_session(self, run, attachment):
-        """They share one session, which ends with the last of them."""
+        """Two attachments of one actor share its session, which ends when the second one leaves."""
         one, other = Guest("token"), Guest("token")
         one.arm(None, attachment("rank"), window(run, role="actor", rank=True))
         other.arm(None, attachment("rank"), window(run, role="ref", rank=True))
@@ -327,7 +345,7 @@ class TestSessions:
         assert cell.session is None
 
     def test_an_existing_session_is_used(self, run, attachment):
-        """The actor's existing session is used, and not ended."""
+        """If the actor already has a session, it is used, and leaving does not end it."""
         session = stepprof.init(
             {"output_dir": run.parent, "steps": [2], "backend": "null"}, rank=0, run_id="job"
         )
@@ -337,7 +355,7 @@ class TestSessions:
         assert cell.session is session
 
     def test_a_configuration_that_is_invalid_in_the_actor(self, run, attachment, monkeypatch):
-        """The driver process gets the error."""
+        """If the configuration is invalid in the actor, the driver process gets the error."""
         monkeypatch.setenv("RANK", "5")
         config = {"steps": "2", "ranks": "7", "output_dir": "x"}
         with pytest.raises(EngineFailure, match=r"no session in the actor.*ranks") as caught:
@@ -345,18 +363,20 @@ class TestSessions:
         assert caught.value.health == "unconfigured"
 
     def test_a_process_with_stepprof_off_is_named(self, run, attachment, monkeypatch):
-        """STEPPROF=0 here is named."""
+        """If STEPPROF=0 is set in the actor, the failure says so."""
         monkeypatch.setenv("STEPPROF", "0")
         with pytest.raises(EngineFailure, match="switched off in the actor \\(STEPPROF = '0'"):
             Guest("token").arm(None, attachment("rank"), window(run, rank=True))
 
     def test_spans(self, ask, run, attachment):
-        """Regions carry the step that was announced, until its end is; nothing is captured."""
+        """Regions in the actor have the step that the driver announced, until the driver announces its
+        end. No capture runs.
+        """
         assert not ask(None, "announce", 0, [(1, None)])
         ask(None, "join", attachment("spans"))
         for step in (2, 3):
             assert ask(None, "announce", 2 * step, [(step, "rollout")])
-            assert ask(None, "announce", 1, [(9, None)])  # overtaken
+            assert ask(None, "announce", 1, [(9, None)])  # an older announcement that arrives late
             with stepprof.region("score"):
                 pass
             assert stepprof.current_step() == step
@@ -373,11 +393,11 @@ class TestSessions:
 
 
 class TestLeases:
-    """What ends with the process that drives this one."""
+    """What ends in the actor when the driver process ends."""
 
     @pytest.fixture
     def driver(self, monkeypatch):
-        """A process that lives until it is killed; the actor looks more often than in a job."""
+        """Start a process that lives until it is killed. The actor checks it more often than in a job."""
         monkeypatch.setattr(lease, "LOOK_SECONDS", 0.02)
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         yield process
@@ -386,7 +406,7 @@ class TestLeases:
         process.stdin.close()
 
     def kill(self, process):
-        """End it, and give the actor time to see it."""
+        """Kill the process, and wait until the actor has noticed it."""
         self.kill_only(process)
         deadline = time.monotonic() + 10
         while watch._leases and time.monotonic() < deadline:
@@ -394,13 +414,13 @@ class TestLeases:
         time.sleep(0.2)
 
     def kill_only(self, process):
-        """End it."""
+        """Kill the process."""
         process.kill()
         process.wait()
 
     @pytest.mark.parametrize("left", [True, False])
     def test_an_idle_engine_is_left_alone(self, ask, run, attachment, engine, driver, left):
-        """Whether its driver has detached it or was killed: another run may be recording it by now."""
+        """If the driver is killed, an idle engine gets no call, because another run may already record it."""
         actor = SimpleNamespace(engine=engine())
         ask(actor, "arm", attachment(lease=Lease(writer_identity(driver.pid))), window(run))
         if left:
@@ -409,7 +429,7 @@ class TestLeases:
         assert actor.engine.calls == ["arm"]
 
     def test_a_recording_engine_is_stopped(self, ask, run, attachment, engine, driver):
-        """Its capture does not outlive its driver."""
+        """If the driver is killed while the engine records, the actor stops the engine."""
         actor, here = SimpleNamespace(engine=engine()), window(run)
         ask(actor, "arm", attachment(lease=Lease(writer_identity(driver.pid))), here)
         ask(actor, "start", here)
@@ -417,7 +437,7 @@ class TestLeases:
         assert actor.engine.calls == ["arm", "start", "stop"]
 
     def test_the_session_ends(self, ask, run, attachment, driver):
-        """The window is partial, and there is no session any more."""
+        """If the driver is killed, the actor's session ends and its open window is partial."""
         here = window(run, rank=True)
         ask(None, "arm", attachment("rank", lease=Lease(writer_identity(driver.pid))), here)
         fragment = ask(None, "start", here)
@@ -432,7 +452,9 @@ class TestLeases:
         )
 
     def test_a_run_after_another_of_one_driver(self, ask, run, attachment, driver):
-        """A process has one run at a time. When the next run begins, the previous one ends."""
+        """A driver process has one run at a time. When its next run begins, the actor's session of the
+        previous run ends.
+        """
         held = Lease(writer_identity(driver.pid))
         ask(None, "join", attachment("spans", lease=held), token="before")
         facts = ask(None, "join", attachment("spans", lease=held, run_id="next", marker=""), token="after")
@@ -441,7 +463,7 @@ class TestLeases:
         ask(None, "leave", 5.0, token="after")
 
     def test_two_drivers_of_one_run_share_the_session(self, ask, run, attachment, driver):
-        """They share the session; it ends with the last of them."""
+        """Two drivers of one run share the actor's session, which ends with the last driver."""
         ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="one")
         ask(None, "join", attachment("spans", lease=new_lease()), token="other")
         session = cell.session
@@ -454,7 +476,9 @@ class TestLeases:
         assert cell.session is None
 
     def test_a_session_of_a_living_driver_is_not_taken(self, ask, run, attachment, driver):
-        """Its session is not taken away; the message says whose it is."""
+        """A driver of another run is refused while the first driver lives; the failure names the run and
+        the driver.
+        """
         ask(None, "join", attachment("spans", lease=Lease(writer_identity(driver.pid))), token="before")
         with pytest.raises(
             EngineFailure, match=f"run job, whose driver is alive .pid {driver.pid}"
