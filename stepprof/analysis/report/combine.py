@@ -15,7 +15,7 @@ from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.no_rollout import no_rollout
 from stepprof.analysis.findings.signs import Signs
-from stepprof.analysis.report.critical_path import Segment, Timeline, critical_path, timelines
+from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
 from stepprof.analysis.report.gantt import gantt
@@ -33,7 +33,6 @@ from stepprof.analysis.report.schema import (
     Problem,
     Report,
     Shortfall,
-    Slack,
     SourceInfo,
     TimeOf,
 )
@@ -172,9 +171,9 @@ def _part(
 ) -> tuple[Island, dict[str, list[Any]]]:
     """Return an island, and the tables of the report that compare its times, by their names."""
     start, end = _bounds(processes)
-    known = timelines(processes, waits, _unfinished(processes, shortfalls))
-    path = critical_path(known, start, end, engine_roles)
     short = {each.label for each in shortfalls}
+    known = timelines(processes, waits, _unfinished(processes, short))
+    path = critical_path(known, start, end, engine_roles)
     rollouts, works = engines_of(processes, start, short, engines)
     graph = StepGraph(known, start, engine_roles)
     facts = Facts(
@@ -200,7 +199,9 @@ def _part(
         "engines": works,
         "memory": memory_peaks(processes, start),
         "path": [_segment(each, start) for each in path],
-        "slack": _slack(graph, known),
+        "slack": graph.spare(
+            [each for each in known if each.process.is_followed and not each.process.open_ended()]
+        ),
         "findings": findings_of(facts),
     }
 
@@ -223,9 +224,8 @@ def _raised(everyone: Sequence[Process]) -> list[Finding]:
     return [Finding(text, "coverage", process=None if more else raised[0][0])]
 
 
-def _unfinished(processes: Sequence[Process], shortfalls: Sequence[Shortfall]) -> set[str]:
+def _unfinished(processes: Sequence[Process], short: set[str]) -> set[str]:
     """Return the engines' workers whose captures do not show when they finished."""
-    short = {each.label for each in shortfalls}
     return {
         process.label
         for process in processes
@@ -247,12 +247,6 @@ def _segment(segment: Segment, start: int) -> PathSegment:
         segment.role,
         "/".join(segment.region) or None,
     )
-
-
-def _slack(graph: StepGraph, known: Sequence[Timeline]) -> list[Slack]:
-    """Return how much longer the processes could have worked whose windows have known ends."""
-    followed = [each for each in known if each.process.is_followed and not each.process.open_ended()]
-    return [Slack(each.label, each.role, each.nanoseconds / 1e9) for each in graph.spare(followed)]
 
 
 def _signs(processes: Sequence[Process], evidence: Sequence[Evidence]) -> dict[str, Signs]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepprof.analysis.report.processes import Process, unsure_ns
+from stepprof.analysis.report.processes import Process, largest_unsure_ns
 
 TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
@@ -44,7 +44,7 @@ def meetings(
     found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for of in visits.values():
         if len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS:
-            error = _error([visit.process for visit in of])
+            error = largest_unsure_ns(of[0].process, [visit.process for visit in of[1:]])
             if error is not None:
                 _add(found, of, error)
     return found
@@ -66,9 +66,3 @@ def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], erro
             if row != latest[call] and begin < last[call]:
                 last_to_enter = of[int(latest[call])].process.label
                 found[visit.process.label].append((begin, int(last[call]), last_to_enter))
-
-
-def _error(processes: Sequence[Process]) -> int | None:
-    """Return the largest error of a comparison of two of them; None: some cannot be compared."""
-    errors = [unsure_ns(processes[0], other) for other in processes[1:]]
-    return None if None in errors else max(each for each in errors if each is not None)

@@ -216,6 +216,12 @@ def unsure_ns(one: Process, other: Process) -> int | None:
     return clocks.unsure_ns(one.alignment, other.alignment)
 
 
+def largest_unsure_ns(one: Process, others: Iterable[Process]) -> int | None:
+    """Return the largest error of a comparison of a process with others; None: its clock and another one were never compared."""
+    errors = [unsure_ns(one, other) for other in others]
+    return None if None in errors else max(each for each in errors if each is not None)
+
+
 def gather(
     digests: Sequence[Digest],
     windows: Sequence[Mapping[str, Any]],

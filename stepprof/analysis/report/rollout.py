@@ -98,21 +98,15 @@ class Samples(PackedCurve, frozen=True):
     longest first.
     """
 
-    count: int
     longest: list[SampleTime]
-    lengths: bytes = b""
-    """Nanoseconds of each sample, as in a `Distribution`."""
-    first_tokens: Distribution = Distribution()
+    times: Distribution
+    """Nanoseconds of each sample."""
+    first_tokens: Distribution
     """Nanoseconds from each request to its first token."""
-    per_token: Distribution = Distribution()
+    per_token: Distribution
     """Nanoseconds between two tokens of each request."""
-    generated: Distribution = Distribution()
+    generated: Distribution
     """Generated tokens of each request."""
-
-    @property
-    def times(self) -> Distribution:
-        """The durations of the samples."""
-        return Distribution(self.count, self.lengths)
 
 
 def collect_samples(
@@ -159,9 +153,8 @@ def collect_samples(
     steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     return Samples(
         *_summed(np.concatenate((first, last)), steps).reduced(MOST_POINTS).pack(),
-        len(first),
         longest,
-        packed(last - first),
+        Distribution(len(first), packed(last - first)),
         distribution_of([each.first_token for each in made]),
         distribution_of([each.per_token for each in made]),
         distribution_of([each.generated for each in made]),

@@ -17,7 +17,7 @@ from stepprof.analysis.report.collectives import Columns, columns_of
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.matching import Peer, match
-from stepprof.analysis.report.processes import Process, unsure_ns
+from stepprof.analysis.report.processes import Process, largest_unsure_ns, unsure_ns
 from stepprof.analysis.report.schema import PhaseSkew, ProcessTime, UnmatchedTime
 from stepprof.analysis.report.waiting import Phase, PhaseWaits, Unmatched, Waiting, Waits, waits_in
 from stepprof.run.model import WHOLE_STEP
@@ -85,8 +85,7 @@ def _row(phase: Phase, parts: list[_Part]) -> PhaseSkew:
     straggler, earliest = parts[0], parts[-1]
     unsure = unsure_ns(straggler.process, earliest.process)
     # behind the median by more than the error of the clocks, also compared with other machines
-    doubts = [unsure_ns(straggler.process, part.process) for part in parts[1:]]
-    doubt = None if None in doubts else max(each for each in doubts if each is not None)
+    doubt = largest_unsure_ns(straggler.process, [part.process for part in parts[1:]])
     spread = straggler.last - earliest.last
     behind = straggler.last - median(part.last for part in parts[1:])
     # the profiler may have held up the last process for longer than the others

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from stepprof.analysis.report.critical_path import LEAST_NS, Timeline
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import unsure_ns
+from stepprof.analysis.report.schema import Slack
 
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
@@ -35,14 +36,6 @@ class Wait(NamedTuple):
     awaited: str
     mutual: bool
     """Whether the other one would wait too if it came first."""
-
-
-class Spare(NamedTuple):
-    """How much longer a process could have worked in a role before the step ends later."""
-
-    label: str
-    role: str | None
-    nanoseconds: int
 
 
 @dataclass(slots=True)
@@ -135,7 +128,7 @@ class StepGraph:
             for label, end in self.ends.items()
         }
 
-    def spare(self, known: Sequence[Timeline]) -> list[Spare]:
+    def spare(self, known: Sequence[Timeline]) -> list[Slack]:
         """Return how much longer each process could have worked in a role before the step ends later, the longest first.
 
         Where it waits, it works instead. Processes of which no wait in either direction is known are left out.
@@ -155,8 +148,8 @@ class StepGraph:
                     if begins <= start and end <= last
                 )
                 if at < len(rows):
-                    found.append(Spare(each.label, role, waited + rows[at][1]))
-        return sorted(found, key=lambda spare: -spare.nanoseconds)
+                    found.append(Slack(each.label, role, (waited + rows[at][1]) / 1e9))
+        return sorted(found, key=lambda slack: -slack.seconds)
 
     def _allowed(self) -> dict[str, list[tuple[int, int]]]:
         """Return for each process by how much its work up to a time may end later, as (time, nanoseconds) in order."""

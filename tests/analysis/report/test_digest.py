@@ -341,7 +341,7 @@ class TestRollout:
             (("sample", "b"), "region", "generate", 10, 20),
         ]
         samples = digest(source(Origin("spans", "s"), *on)).samples
-        assert samples.count == 2
+        assert samples.times.count == 2
         longest = samples.longest[0]
         assert (longest.sample, longest.start - T0, longest.end - T0) == ("a", 0, 100 * MS)
         assert longest.spent == {"trajectory": 10 * MS, "generate": 60 * MS, "tool_call": 30 * MS}

@@ -169,7 +169,7 @@ def test_a_gain_is_between_zero_and_the_removed_time(seed):
 
 
 def spare(known):
-    return {(each.label, each.role): each.nanoseconds / US for each in graph(*known).spare(known)}
+    return {(each.process, each.role): round(each.seconds * 1e9) / US for each in graph(*known).spare(known)}
 
 
 def test_how_much_longer_a_rank_could_take():
