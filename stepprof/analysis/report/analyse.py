@@ -29,11 +29,10 @@ from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
-from stepprof.analysis.timeline.manifest_sources import Process, windows_edges
-from stepprof.analysis.timeline.model import Origin
+from stepprof.analysis.timeline.manifest_sources import windows_edges
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
-from stepprof.run.evidence import Evidence, read_evidence
+from stepprof.run.evidence import read_evidence
 from stepprof.run.fields import LONGEST_NAME
 from stepprof.run.runs import read_run
 
@@ -73,8 +72,12 @@ def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task
     """Return the arguments of `digest_input` for each source, for the process that reads the
     source.
     """
-    bounds = _bounds_of_processes(found)
-    return [(wanted, _bounds_of(wanted.origin, bounds), assume) for wanted in found.inputs]
+    windows = [window for manifest in found.manifests for window in manifest["windows"]]
+    # a capture of a rank may cover several steps: of the step is what is in windows of its process
+    bounds = windows_edges(map(measurable, windows))
+    origins = [wanted.origin for wanted in found.inputs]
+    edges = [bounds.get(origin.process) if origin.kind == "rank" else None for origin in origins]
+    return [(wanted, edge, assume) for wanted, edge in zip(found.inputs, edges, strict=True)]
 
 
 def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
@@ -90,9 +93,10 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
         for each in digests
     ]
+    step, runs = found.step, found.runs
     report = combine(
         digests,
-        step=found.step,
+        step=step,
         run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
         manifests=found.manifests,
         problems=[
@@ -100,18 +104,18 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
             *(Problem(None, problem) for problem in problems),
         ],
         placed=placed,
-        evidence=_evidence(found),
+        evidence=[] if step is None else [each for run in runs for each in read_evidence(run, step)],
         counts=read_counts(found.folder, found.manifests),
-        neighbours=None if found.step is None or not found.runs else Neighbours(found.runs, found.step),
-        runs=found.runs,
+        neighbours=None if step is None or not runs else Neighbours(runs, step),
+        runs=runs,
     )
     return msgspec.structs.replace(
         report,
         occurrence=found.occurrence,
         occurrences=found.occurrences,
-        job=job_of(found.runs),
+        job=job_of(runs),
         recording=_cost(found),
-        neighbourhood=None if found.step is None else neighbourhood(found.runs, found.step),
+        neighbourhood=None if step is None else neighbourhood(runs, step),
     )
 
 
@@ -158,13 +162,6 @@ def placed(
     )
 
 
-def _evidence(found: Found) -> list[Evidence]:
-    """Return the evidence of the step from the spans of its runs."""
-    if found.step is None:
-        return []
-    return [each for run in found.runs for each in read_evidence(Path(run), found.step)]
-
-
 def digest_input(
     wanted: Input, bounds: Bounds | None = None, assume: Mapping[str, int] | None = None
 ) -> Digest:
@@ -198,17 +195,6 @@ def _cost(found: Found) -> RecordingCost | None:
         [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
     ]
     return recording_cost(found.runs[0], found.step, *entries)
-
-
-def _bounds_of_processes(found: Found) -> dict[Process, Bounds]:
-    """Return when each process was in windows of the step. A capture may cover several steps."""
-    windows = [window for manifest in found.manifests for window in manifest["windows"]]
-    return windows_edges(map(measurable, windows))
-
-
-def _bounds_of(origin: Origin, bounds: Mapping[Process, Bounds]) -> Bounds | None:
-    """Return when the process of a rank's capture was in windows of the step; None for any other source."""
-    return bounds.get(origin.process) if origin.kind == "rank" else None
 
 
 def _without(wanted: Input, reason: str) -> Digest:

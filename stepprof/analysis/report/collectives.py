@@ -199,11 +199,11 @@ class Calls(msgspec.Struct, frozen=True):
         start: Times,
         duration: Times,
         *,
-        reported: CallArguments | None = None,
-        regions: tuple[list[str], npt.NDArray[np.int64]] | None = None,
-        world: int = 0,
-        rank: int = -1,
-        configured: Sequence[str] = (),
+        reported: CallArguments,
+        region: npt.NDArray[np.int64],
+        world: int,
+        rank: int,
+        configured: list[str],
     ) -> Calls:
         """Pack the communication of a source.
 
@@ -213,43 +213,36 @@ class Calls(msgspec.Struct, frozen=True):
             start: of each call [ns].
             duration: of each call [ns].
             reported: the arguments of the calls, from `groups_of`.
-            regions: the names of regions, and of each call the innermost one that holds it.
+            region: the name of the innermost region that holds each call, into `names`; -1: none does.
             world: ranks of the job; 0: not known.
             rank: of the process; -1: not known.
             configured: the ranks of each process group of the process.
         """
-        about = {"world": world, "rank": rank, "configured": list(configured)}
         if len(name) > MOST_CALLS:
-            return cls(left_out=len(name), **about)  # type: ignore[arg-type]
+            return cls(world=world, rank=rank, configured=configured, left_out=len(name))
         order = np.argsort(start, kind="stable")
         texts: dict[str, int] = {}
-        stated = [None] * len(name) if reported is None else reported.collective
         where = [
-            texts.setdefault(stated[at] or names[number], len(texts))
+            texts.setdefault(reported.collective[at] or names[number], len(texts))
             for at, number in zip(order.tolist(), name[order].tolist(), strict=True)
         ]
-        groups, group, seq = (
-            ([], None, None)
-            if reported is None or not reported.groups
-            else (reported.groups, reported.group, reported.seq)
-        )
-        inside, region = regions if regions is not None else ([], None)
-        kept = [] if region is None else sorted(set(region[region >= 0].tolist()))
+        kept = sorted(set(region[region >= 0].tolist()))
         places = {number: at for at, number in enumerate(kept)}
+        inside = [places.get(number, -1) for number in region[order].tolist()]
         return cls(
             names=list(texts),
             name=np.array(where, "<i4").tobytes(),
             start=start[order].astype("<i8").tobytes(),
             duration=duration[order].astype("<i8").tobytes(),
-            groups=groups,
-            group=b"" if group is None else group[order].astype("<i4").tobytes(),
-            seq=b"" if seq is None else seq[order].astype("<i8").tobytes(),
-            regions=[inside[number] for number in kept],
-            region=b""
-            if region is None
-            else np.array([places.get(number, -1) for number in region[order].tolist()], "<i4").tobytes(),
-            unfinished=[] if reported is None else np.flatnonzero(reported.unfinished[order]).tolist(),
-            **about,  # type: ignore[arg-type]
+            groups=reported.groups,
+            group=reported.group[order].astype("<i4").tobytes() if reported.groups else b"",
+            seq=reported.seq[order].astype("<i8").tobytes() if reported.groups else b"",
+            regions=[names[number] for number in kept],
+            region=np.array(inside, "<i4").tobytes(),
+            unfinished=np.flatnonzero(reported.unfinished[order]).tolist(),
+            world=world,
+            rank=rank,
+            configured=configured,
         )
 
     def __len__(self) -> int:

@@ -40,11 +40,7 @@ class Segment:
     region: tuple[str, ...]
     """The regions around it, the innermost one last."""
     kind: str
-    """``work``: in a window; ``communication``: in a collective after the last rank had entered;
-    ``waiting``: in a collective, for a rank whose time cannot be compared; ``unmatched``: in
-    communication that was not matched across ranks; ``engine``: an engine generated; ``handover``: after the process that this one waited for had
-    finished; ``recording``: the profiler held the process up; ``outside``: in no window.
-    """
+    """As in `stepprof.analysis.report.schema.PathSegment`."""
 
 
 @dataclass(slots=True)
@@ -266,13 +262,7 @@ class _Walk:
         self._add(at, self.start, None, "outside")
         return self.found[::-1]
 
-    def _add(
-        self,
-        at: Timeline,
-        start: int,
-        stretch: Stretch | None,
-        kind: str,
-    ) -> None:
+    def _add(self, at: Timeline, start: int, stretch: Stretch | None, kind: str) -> None:
         """Add what a process did from a time on, and go back to that time."""
         start = max(start, self.start)
         if self.returns:

@@ -20,7 +20,7 @@ from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.engine_work import Batches, batches_of
 from stepprof.analysis.report.intervals import Indices, Intervals, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
-from stepprof.analysis.report.ops import OpTable, count_kernels, count_ops, op_self_times
+from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
 from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
 from stepprof.analysis.report.region_calls import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
@@ -183,8 +183,8 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         works=_works(source, chosen),
         calls=_calls(source, chosen),
         issued=issued(source, bounds),
-        ops=count_ops(source.names, slices.name[ops], slices.duration[ops], own),
-        kernels=count_kernels(source.names, slices.name[device], slices.duration[device]),
+        ops=op_table(source.names, slices.name[ops], slices.duration[ops], own),
+        kernels=op_table(source.names, slices.name[device], slices.duration[device], slices.duration[device]),
         batches=batches_of(source, _counters(source, lambda name: name.endswith(BATCH_SIZE))),
         samples=_samples(source, chosen),
         memory=_memory(source),
@@ -196,16 +196,15 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
 
 def _calls(source: Source, chosen: Chosen) -> Calls:
     slices, which = source.slices, chosen.calls
-    reported = None if slices.args is None else groups_of([slices.args[at] for at in which.tolist()])
+    args = slices.args or [None] * len(slices)
     world, rank, configured = configured_groups(source.metadata)
-    start, duration = slices.start[which], slices.duration[which]
     return Calls.collect(
         source.names,
         slices.name[which],
-        start,
-        duration,
-        reported=reported,
-        regions=(source.names, regions_around(source, chosen)),
+        slices.start[which],
+        slices.duration[which],
+        reported=groups_of([args[at] for at in which.tolist()]),
+        region=regions_around(source, chosen),
         world=world,
         rank=rank,
         configured=configured,

@@ -103,21 +103,16 @@ def pack_gantt(rows: Sequence[GanttRow], seconds: float) -> tuple[dict[str, obje
         A JSON-able table: ``tick`` (seconds per unit), ``names``, ``roles``, ``rows`` (each with the number of its ``bars`` per depth and of its ``busy`` intervals), ``left_out``; and
         the columns start, length, name (into ``names``), role (into ``roles``), busy_start, busy_length.
     """
-    reach = max(
-        [seconds, *(bar.start + bar.seconds for row in rows for bar in row.bars), *(a + b for row in rows for a, b in row.busy)]
-    )  # fmt: skip
-    earliest = min(
-        [
-            0.0,
-            *(bar.start for row in rows for bar in row.bars),
-            *(start for row in rows for start, _ in row.busy),
-        ]
-    )
+    all_bars = [bar for row in rows for bar in row.bars]
+    all_busy = [stretch for row in rows for stretch in row.busy]
+    ends = [bar.start + bar.seconds for bar in all_bars] + [start + length for start, length in all_busy]
+    reach = max([seconds, *ends])
+    earliest = min([0.0, *(bar.start for bar in all_bars), *(start for start, _ in all_busy)])
     tick = max(_FINEST, (reach - earliest) / 2**31)
     names: dict[str, int] = {}
     roles: dict[str | None, int] = {}
-    shortest = _shortest_kept([bar.seconds for row in rows for bar in row.bars], MOST_BARS)
-    shortest_busy = _shortest_kept([length for row in rows for _, length in row.busy], MOST_STRETCHES)
+    shortest = _shortest_kept([bar.seconds for bar in all_bars], MOST_BARS)
+    shortest_busy = _shortest_kept([length for _, length in all_busy], MOST_STRETCHES)
     starts, lengths, name_of, role_of, busy_starts, busy_lengths = [], [], [], [], [], []
     described = []
     left_out = 0

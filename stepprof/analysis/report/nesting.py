@@ -215,7 +215,8 @@ class _Sweep:
     def nest(self) -> Nest:
         """Return the places that were swept."""
         place_of = self._places()
-        self._follow(place_of)
+        for begin, until, at in _innermost(self.start, self.end):
+            self._add(begin, until, place_of[at])
         start, end, place = (
             np.array(column, "<i8").tobytes() for column in zip(*self.stretches, strict=True)
         ) if self.stretches else (b"", b"", b"")  # fmt: skip
@@ -240,11 +241,6 @@ class _Sweep:
             self.members[number].append(at)
             place_of.append(number)
         return place_of
-
-    def _follow(self, place_of: list[int]) -> None:
-        """Add the stretches of the place that is innermost."""
-        for start, end, at in _innermost(self.start, self.end):
-            self._add(start, end, place_of[at])
 
     def _add(self, start: int, end: int, place: int) -> None:
         if self.stretches and self.stretches[-1][1:] == (start, place):

@@ -47,17 +47,8 @@ def op_self_times(slices: Slices, ops: Indices, regions: Indices) -> Times:
     return self_times(slices.track[which], slices.start[which], slices.duration[which])[: len(ops)]
 
 
-def count_ops(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: Times) -> OpTable:
-    """Return the operators on the threads of one source, with their self times."""
-    return _table(names, name, duration, own)
-
-
-def count_kernels(names: list[str], name: npt.NDArray[np.int32], duration: Times) -> OpTable:
-    """Return the kernels and copies on the streams of one source."""
-    return _table(names, name, duration, duration)
-
-
-def _table(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: Times) -> OpTable:
+def op_table(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: Times) -> OpTable:
+    """Return the operators of one source, or its kernels and copies, with their self times."""
     calls = np.bincount(name, minlength=len(names))
     totals = np.bincount(name, weights=duration, minlength=len(names))
     owns = np.bincount(name, weights=own, minlength=len(names))
@@ -67,13 +58,12 @@ def _table(names: list[str], name: npt.NDArray[np.int32], duration: Times, own: 
     return OpTable(times, int(own.sum()))
 
 
-def merge_ops(tables: Iterable[tuple[str, OpTable]], kind: str, most: int = MOST_OPS) -> list[Op]:
+def merge_ops(tables: Iterable[tuple[str, OpTable]], kind: str) -> list[Op]:
     """Return the costliest names over all sources, by self time.
 
     Args:
         tables: the process's label and its table; a process may come several times.
         kind: ``op`` or ``kernel``.
-        most: how many.
     """
     by_name: dict[str, dict[str, list[int]]] = defaultdict(dict)
     everything = 0
@@ -101,4 +91,4 @@ def merge_ops(tables: Iterable[tuple[str, OpTable]], kind: str, most: int = MOST
             )
         )
     ops.sort(key=lambda op: (-op.self_seconds, -op.seconds, op.name))
-    return ops[:most]
+    return ops[:MOST_OPS]
