@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stepprof.analysis.report.processes import Process, is_of
+from stepprof.analysis.report.processes import COVERS, WHOLE, Process, is_of
 from stepprof.analysis.report.schema import Shortfall
 from stepprof.analysis.report.totals import recorded_steps
 from stepprof.run.summary import SESSIONS, engine_label
 
-_WHOLE = ("complete", "joined")
 NOT_A_CAPTURE = "null"
 """The backend that records nothing."""
 
@@ -25,11 +24,11 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
     ]
     steps = recorded_steps(processes)
     for engine in engines:
-        whole = engine["status"] in _WHOLE and engine["capped_by"] is None
-        if whole or (engine["kind"] in SESSIONS and engine["status"] in _WHOLE):
+        whole = engine["status"] in WHOLE and engine["capped_by"] is None
+        if whole or (engine["kind"] in SESSIONS and engine["status"] in WHOLE):
             continue
         recorded = _seconds(engine["start_unix_ns"], engine["end_unix_ns"])
-        if engine["status"] not in (*_WHOLE, "partial"):
+        if engine["status"] not in COVERS:
             recorded = None
         label, capped = engine_label(engine), engine["capped_by"]
         by_itself = capped == "engine" and recorded is not None
@@ -57,7 +56,7 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         if digest.origin.kind != "spans"
     )
     if (status == "joined" or window["backend"] == NOT_A_CAPTURE) or (
-        status in _WHOLE and capped is None and not damaged
+        status in WHOLE and capped is None and not damaged
     ):
         return None
     start = window["start_unix_ns"]
@@ -67,12 +66,10 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         spans = [each for each in process.windows if each.ends and each.role == window["role"]]
         nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)
         own = None if nearest is None or nearest.end <= begin else nearest.end - nearest.start
-    recorded = (
-        _seconds(start, window["end_unix_ns"]) if status in (*_WHOLE, "partial") and not damaged else None
-    )
+    recorded = _seconds(start, window["end_unix_ns"]) if status in COVERS and not damaged else None
     return Shortfall(
         label=process.label,
-        status="damaged" if damaged and status in _WHOLE else status,
+        status="damaged" if damaged and status in WHOLE else status,
         capped_by=capped,
         reason=window["error"],
         recorded=recorded,

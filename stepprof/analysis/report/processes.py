@@ -21,8 +21,8 @@ from stepprof.analysis.timeline.profiler_stalls import profiler_times
 from stepprof.run.summary import engine_label
 
 _LARGEST = 2**62
-_WHOLE = ("complete", "joined")
-_COVERS = (*_WHOLE, "partial")
+WHOLE = ("complete", "joined")
+COVERS = (*WHOLE, "partial")
 """Outcomes of a capture that contains its window."""
 
 
@@ -96,7 +96,7 @@ class Process:
     def is_whole(self) -> bool:
         """Whether its captures contain all of its windows, from start to end."""
         short = any(
-            window["capped_by"] is not None or window["status"] not in _WHOLE
+            window["capped_by"] is not None or window["status"] not in WHOLE
             for window in self.manifest_windows
         )
         return bool(self.manifest_windows) and not short and all(digest.whole for digest in self.digests)
@@ -163,7 +163,7 @@ class Process:
         return Intervals.of(
             edges
             for window in self.manifest_windows
-            if window["status"] in _COVERS and any(is_of(window, path) for path in paths)
+            if window["status"] in COVERS and any(is_of(window, path) for path in paths)
             if (edges := self.edges(window)) is not None
         )
 
