@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from stepprof.analysis.report.clock_estimate import UNKNOWN_NS, Estimate, Member, Move, Series, estimate
 from stepprof.analysis.report.collectives import Kind, kind_of
-from stepprof.analysis.report.digest import Digest, MemoryPeak, Window
-from stepprof.analysis.report.engine_work import Batches
+from stepprof.analysis.report.digest import Digest
+from stepprof.analysis.report.intervals import Moment, Moments
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.rollout import Samples
 from stepprof.analysis.timeline.manifest_sources import Process, process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 
@@ -145,9 +145,6 @@ def _series(digest: Digest, threads: set[str], edges: Sequence[int]) -> dict[str
     return series
 
 
-_Curve = TypeVar("_Curve", Batches, Samples)
-
-
 def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
     """Return the digest with all its times earlier by `offset_ns`.
 
@@ -156,55 +153,30 @@ def moved(digest: Digest, offset_ns: int, alignment: Alignment) -> Digest:
         offset_ns: nanoseconds to subtract.
         alignment: the new alignment of its source.
     """
-    replace = msgspec.structs.replace
+    earlier: Digest = _earlier(digest, offset_ns)
+    return msgspec.structs.replace(earlier, alignment=alignment)
 
-    def at(time: int) -> int:
-        return time - offset_ns
 
-    def packed(times: bytes) -> bytes:
-        return (np.frombuffer(times, "<i8") - offset_ns).astype("<i8").tobytes()
+def _earlier(value: Any, offset_ns: int) -> Any:
+    """Return a part of a digest with its times earlier: they are the fields of the types `Moment` and `Moments`."""
+    if isinstance(value, list):
+        return [_earlier(each, offset_ns) for each in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    parts: dict[str, Any] = {}
+    for name, is_time in _fields(type(value)):
+        part = getattr(value, name)
+        if not is_time:
+            parts[name] = _earlier(part, offset_ns)
+        elif isinstance(part, bytes):
+            parts[name] = (np.frombuffer(part, "<i8") - offset_ns).astype("<i8").tobytes()
+        elif part is not None:
+            parts[name] = part - offset_ns
+    return msgspec.structs.replace(value, **parts)
 
-    def curve(values: _Curve | None) -> _Curve | None:
-        return None if values is None else replace(values, time=packed(values.time))
 
-    nest = digest.nest
-    if nest is not None:
-        nest = replace(
-            nest,
-            start=packed(nest.start),
-            end=packed(nest.end),
-            concurrent=packed(nest.concurrent),
-            others=[replace(each, when=packed(each.when)) for each in nest.others],
-            places=[replace(place, total=packed(place.total)) for place in nest.places],
-            coroutines=[
-                replace(each, when=packed(each.when), last=packed(each.last)) for each in nest.coroutines
-            ],
-        )
-    batches = curve(digest.batches)
-    if batches is not None:
-        batches = replace(batches, surplus=packed(batches.surplus), repeats=packed(batches.repeats))
-    samples = curve(digest.samples)
-    if samples is not None:
-        longest = [replace(each, start=at(each.start), end=at(each.end)) for each in samples.longest]
-        samples = replace(samples, longest=longest)
-    return replace(
-        digest,
-        alignment=alignment,
-        start=None if digest.start is None else at(digest.start),
-        end=None if digest.end is None else at(digest.end),
-        windows=[Window(each.role, at(each.start), at(each.end), each.ends) for each in digest.windows],
-        regions=[
-            replace(each, first=at(each.first), last=at(each.last), when=packed(each.when))
-            for each in digest.regions
-        ],
-        nest=nest,
-        works=[
-            replace(each, computing=packed(each.computing), communicating=packed(each.communicating))
-            for each in digest.works
-        ],
-        calls=replace(digest.calls, start=packed(digest.calls.start)),
-        batches=batches,
-        samples=samples,
-        allocating=packed(digest.allocating),
-        memory=[MemoryPeak(each.device, each.peak, at(each.at)) for each in digest.memory],
-    )
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, bool]]:
+    """Return the fields of a struct, and whether each is a point in time."""
+    times = (Moment, Moments, Moment | None)
+    return [(field.name, field.type in times) for field in msgspec.structs.fields(kind)]

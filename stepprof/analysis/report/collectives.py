@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.intervals import Times
+from stepprof.analysis.report.intervals import Moments, Times
 
 MOST_CALLS = 50_000
 """The largest number of calls of a source that a digest contains. A source with more contributes
@@ -170,7 +170,7 @@ class Calls(msgspec.Struct, frozen=True):
 
     names: list[str] = []
     name: bytes = b""
-    start: bytes = b""
+    start: Moments = b""
     duration: bytes = b""
     groups: list[Group] = []
     group: bytes = b""

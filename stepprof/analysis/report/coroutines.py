@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.containment import NOWHERE, containers
-from stepprof.analysis.report.intervals import Indices, Intervals
+from stepprof.analysis.report.intervals import Indices, Intervals, Moments
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
@@ -33,9 +33,9 @@ class Concurrent(msgspec.Struct, frozen=True):
     longest: float
     """Seconds of the longest call."""
     median: float
-    when: bytes
+    when: Moments
     """Packed intervals in which at least one was open."""
-    last: bytes
+    last: Moments
     """The packed interval in which only the last ones were open."""
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.engine_work import Batches, batches_of
-from stepprof.analysis.report.intervals import Indices, Intervals, Times
+from stepprof.analysis.report.intervals import Indices, Intervals, Moment, Moments, Times
 from stepprof.analysis.report.nesting import Nest, nest_of
 from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
 from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
@@ -37,8 +37,6 @@ _ALLOCATES = re.compile(
     r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree)|cuMem(?:Create|Map|Unmap|Release|SetAccess)|aclrt(?:Malloc|Free)"
 )
 """Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
-Packed = bytes
-"""A type of its own, because a `Digest` has a field of the name `bytes`."""
 _MEMORY = re.compile(r"memory (allocated|reserved) ")
 
 
@@ -46,8 +44,8 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     """One window of ``profile_step``; nanoseconds on the common clock."""
 
     role: str | None
-    start: int
-    end: int
+    start: Moment
+    end: Moment
     ends: bool = True
     """Whether `end` is the window's end. False: its capture ended then, and the window continued."""
 
@@ -60,10 +58,10 @@ class RegionTotal(msgspec.Struct, frozen=True):
     calls: int
     covered: int
     """Nanoseconds in which any call ran; overlapping calls count once."""
-    first: int
-    last: int
+    first: Moment
+    last: Moment
     """Start of the first call, end of the last one."""
-    when: bytes
+    when: Moments
     """Packed intervals, at most `REGION_STRETCHES`."""
     window: bool = False
     """Whether it is a window. A trace without spans shows a window only as far as it was captured."""
@@ -74,7 +72,7 @@ class MemoryPeak(msgspec.Struct, frozen=True, array_like=True):
 
     device: str
     peak: int
-    at: int
+    at: Moment
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -90,9 +88,9 @@ class Work(msgspec.Struct, frozen=True):
     communication: int
     overlapped: int
     busy: int
-    computing: bytes
+    computing: Moments
     """While it computed, or copied data of a device."""
-    communicating: bytes
+    communicating: Moments
     closed: int
     """Nanoseconds of closed gaps, which the two sets of intervals above count as busy."""
 
@@ -103,9 +101,9 @@ class Digest(msgspec.Struct, frozen=True):
     origin: Origin
     alignment: Alignment
     events: int
-    start: int | None = None
+    start: Moment | None = None
     """First start and last end of all events in the step; None if there are no events."""
-    end: int | None = None
+    end: Moment | None = None
     windows: list[Window] = []
     regions: list[RegionTotal] = []
     nest: Nest | None = None
@@ -124,7 +122,7 @@ class Digest(msgspec.Struct, frozen=True):
     """It is not known which of these forward steps are in the engine's window."""
     samples: Samples | None = None
     memory: list[MemoryPeak] = []
-    allocating: Packed = b""
+    allocating: Moments = b""
     """While it asked a device's driver for memory or gave some back; packed intervals."""
     findings: list[str] = []
     bytes: int | None = None

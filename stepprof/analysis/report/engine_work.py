@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.intervals import EMPTY, Indices, Intervals, Times
+from stepprof.analysis.report.intervals import EMPTY, Indices, Intervals, Moments, Times
 from stepprof.analysis.report.rollout import MOST_POINTS, Curve, PackedCurve, total_curve
 from stepprof.analysis.timeline.iterations import ForwardStep, forward_step, occupied
 from stepprof.analysis.timeline.model import Source
@@ -41,11 +41,11 @@ class Batches(PackedCurve, frozen=True):
     """The peak of single iterations; a mean over many is lower."""
     stages: list[StageTotal]
     """The same iterations by stage."""
-    surplus: bytes
+    surplus: Moments
     """Packed intervals: the extra time of iterations with more than one token per continued sequence."""
     opening_tokens: int
     """The tokens of prompts before the first decode step of each scheduler."""
-    repeats: bytes
+    repeats: Moments
     """Packed intervals: when it worked on prompts alone after that."""
 
 

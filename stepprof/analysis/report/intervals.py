@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
+Moment = Annotated[int, "time"]
+"""A point in time in a digest: nanoseconds on the clock of its source's island."""
+Moments = Annotated[bytes, "time"]
+"""Packed points in time, or the packed edges of intervals."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

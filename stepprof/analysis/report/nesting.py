@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
-from stepprof.analysis.report.intervals import Indices, Intervals, Times
+from stepprof.analysis.report.intervals import Indices, Intervals, Moments, Times
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True):
     role: str | None
     window: bool
     calls: int
-    total: bytes
+    total: Moments
     """Packed intervals in which it was open, at most `STRETCHES`."""
     longest: float
     """Seconds of its longest call."""
@@ -59,7 +59,7 @@ class Other(msgspec.Struct, frozen=True):
 
     name: str
     role: str | None
-    when: bytes
+    when: Moments
     """Packed intervals in which one was open, at most `STRETCHES`."""
     average: float
     """How many were open at the same time in them, on average; 1 if none overlaps."""
@@ -69,10 +69,10 @@ class Nest(msgspec.Struct, frozen=True):
     """The innermost place at each moment, as packed columns: start, end [ns], place."""
 
     places: list[Place] = []
-    start: bytes = b""
-    end: bytes = b""
+    start: Moments = b""
+    end: Moments = b""
     place: bytes = b""
-    concurrent: bytes = b""
+    concurrent: Moments = b""
     """Packed intervals in which regions of other threads and of coroutines were open."""
     others: list[Other] = []
     """The longest of these regions that are in threads."""

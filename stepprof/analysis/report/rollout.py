@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepprof.analysis.report.intervals import Times, nesting_order, self_times
+from stepprof.analysis.report.intervals import Moment, Moments, Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
 from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
 
@@ -63,7 +63,7 @@ class Curve:
 class PackedCurve(msgspec.Struct, frozen=True):
     """A curve, packed."""
 
-    time: bytes
+    time: Moments
     value: bytes
 
     def curve(self) -> Curve:
@@ -86,8 +86,8 @@ class SampleTime(msgspec.Struct, frozen=True):
     """One sample; nanoseconds, `spent` by the name of the region."""
 
     sample: str
-    start: int
-    end: int
+    start: Moment
+    end: Moment
     spent: dict[str, int]
     requests: RequestTimes = RequestTimes()
     """The times of its requests."""
