@@ -10,7 +10,7 @@ may be the one that the others wait for. Other calls stay unmatched, and no rank
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -304,9 +304,7 @@ def _distinct(entries: Mapping[int, Rows], peers: Sequence[Peer]) -> dict[int, R
     """Return one entry of each rank. A rank that two processes claim has none: neither can be
     trusted.
     """
-    count: dict[int, int] = defaultdict(int)
-    for at in entries:
-        count[peers[at].rank] += 1
+    count = Counter(peers[at].rank for at in entries)
     return {at: rows for at, rows in entries.items() if peers[at].rank < 0 or count[peers[at].rank] == 1}
 
 
@@ -413,15 +411,11 @@ def _hold_the_same(
 
 def _overlap(entries: Mapping[int, Rows], found: Matching, error: int) -> bool:
     """Return whether the calls of all members overlap, one by one."""
-    latest: Times | None = None
-    earliest: Times | None = None
-    for at, rows in entries.items():
-        start = found.columns[at].start[rows]
-        end = start + found.columns[at].duration[rows]
-        latest = start if latest is None else np.maximum(latest, start)
-        earliest = end if earliest is None else np.minimum(earliest, end)
-    if latest is None or earliest is None or not len(latest):
+    times = [_times(found, at, rows) for at, rows in entries.items()]
+    if not times or not len(times[0][0]):
         return False
+    latest = np.max([begin for begin, _ in times], axis=0)
+    earliest = np.min([end for _, end in times], axis=0)
     return bool((earliest - latest >= -TOLERANCE_NS - error).all())
 
 

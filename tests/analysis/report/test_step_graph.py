@@ -1,4 +1,4 @@
-"""Replays of hand-made steps: when the step would end without a cause."""
+"""Replays of steps that were made by hand: when the step would end without a cause."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def rollout():
 
 def test_a_driver_waits_for_its_engines():
     assert gain(rollout(), driver=[(70, 80)]) == 10
-    assert gain(rollout(), engine_9=[(50, 70)]) == 10  # then engine 8 ends last
+    assert gain(rollout(), engine_9=[(50, 70)]) == 10  # then engine 8 is the last
     assert gain(rollout(), engine_8=[(50, 60)], engine_9=[(50, 70)]) == 20
 
 
@@ -174,7 +174,7 @@ def test_a_gain_is_between_zero_and_the_removed_time(seed):
 
 
 def spare(known):
-    return {(each.label, each.role): round(each.seconds * 1e9) / US for each in graph(*known).spare(known)}
+    return {(each.process, each.role): round(each.seconds * 1e9) / US for each in graph(*known).spare(known)}
 
 
 def test_how_much_longer_a_rank_could_take():
