@@ -11,7 +11,7 @@ numbers, its arguments are a few thousand strings. They are kept once while the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -97,18 +97,6 @@ class Shortened:
         return known
 
 
-class _Codes(dict["bytes | None", int]):
-    """Caches the result of a function for each key."""
-
-    def __init__(self, code: Callable[[bytes | None], int]) -> None:
-        super().__init__()
-        self._code = code
-
-    def __missing__(self, raw: bytes | None) -> int:
-        code = self[raw] = self._code(raw)
-        return code
-
-
 class Arguments:
     """Encodes the arguments of one source. Names and texts are interned; `interned()` returns those
     that are new since its last call.
@@ -126,7 +114,7 @@ class Arguments:
         """Return the indices of debug annotations for raw JSON objects. Equal objects are encoded
         once.
         """
-        codes = _Codes(self._code)
+        codes = {raw: self._code(raw) for raw in dict.fromkeys(raws)}
         return np.array([codes[raw] for raw in raws], np.int64)
 
     def _code(self, raw: bytes | None) -> int:

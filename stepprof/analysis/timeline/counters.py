@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from stepprof.analysis.timeline.tracks import Place, Rows
 
 MEMORY = "[memory]"
 """Kineto's name for an allocation event."""
+ValuesOf = Callable[[Event], Iterator[tuple[str, float]]]
 _DEVICES = {0: "CPU", 1: "GPU"}
 
 
@@ -43,15 +44,8 @@ class Counted:
         self._rows, self._counters = rows, counters
         self.unreadable = 0
 
-    def counters(self, events: Iterable[Event], times: Iterable[int]) -> None:
-        """Add counters: each number in the arguments is one series."""
-        self._add(events, times, _series)
-
-    def allocations(self, events: Iterable[Event], times: Iterable[int]) -> None:
-        """Add allocations. Each states the sum so far, which is a counter for each device."""
-        self._add(events, times, _sums)
-
-    def _add(self, events: Iterable[Event], times: Iterable[int], values_of: Any) -> None:
+    def add(self, events: Iterable[Event], times: Iterable[int], values_of: ValuesOf) -> None:
+        """Add the values of events: `values_of` is `series` for counters, and `sums` for allocations."""
         rows: list[tuple[int, float, int]] = []
         for event, at in zip(events, times, strict=True):
             try:
@@ -65,15 +59,17 @@ class Counted:
             self._counters.add(*zip(*rows, strict=True))
 
 
-def _series(event: Event) -> Iterator[tuple[str, float]]:
+def series(event: Event) -> Iterator[tuple[str, float]]:
+    """Yield each number in the arguments of a counter, with the name of its series."""
     values = _values.decode(event.args)
-    for series, value in values.items():
+    for name, value in values.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
-            plain = len(values) == 1 and series in ("value", event.name)
-            yield event.name if plain else f"{event.name} {series}", float(value)
+            plain = len(values) == 1 and name in ("value", event.name)
+            yield event.name if plain else f"{event.name} {name}", float(value)
 
 
-def _sums(event: Event) -> Iterator[tuple[str, float]]:
+def sums(event: Event) -> Iterator[tuple[str, float]]:
+    """Yield what an allocation states: the sums so far, which are counters of each device."""
     allocation = _allocation.decode(event.args)
     device = _DEVICES.get(allocation.kind, f"device {allocation.kind}")
     of = device if allocation.kind == 0 else f"{device} {allocation.number}"

@@ -19,7 +19,7 @@ from stepprof.analysis.timeline.columns import (
     Interned,
     SliceColumns,
 )
-from stepprof.analysis.timeline.counters import MEMORY, Counted
+from stepprof.analysis.timeline.counters import MEMORY, Counted, series, sums
 from stepprof.analysis.timeline.event import Event, nanoseconds
 from stepprof.analysis.timeline.event_kinds import COMPLETE, OTHER, Kinds
 from stepprof.analysis.timeline.event_lines import EventLines
@@ -214,13 +214,13 @@ class _Reader:
 
     def _counter(self, events: list[Event]) -> None:
         events, time, _ = self._timed(events)
-        self.counted.counters(events, time.tolist())
+        self.counted.add(events, time.tolist(), series)
 
     def _instant(self, events: list[Event]) -> None:
         events, time, _ = self._timed(events)
         memory = np.array([event.name == MEMORY for event in events], dtype=np.bool_)
         if memory.any():
-            self.counted.allocations(compress(events, memory), time[memory].tolist())
+            self.counted.add(compress(events, memory), time[memory].tolist(), sums)
             events, time = list(compress(events, ~memory)), time[~memory]
         name = np.array([self.names[event.name] for event in events], np.int32)
         self.instants.add(

@@ -111,33 +111,27 @@ class Cluster:
             else:
                 waiting.setdefault(node, deque()).append(number)
         running: dict[Any, tuple[int, str]] = {}
+
+        def submit(node: str) -> None:
+            number = waiting[node].popleft()
+            running[self._on(node, call).remote(function, tasks[number])] = (number, node)
+
         for node, queue in waiting.items():
             for _ in range(min(len(queue), workers or CONCURRENT_TASKS)):
-                self._submit(function, tasks, node, queue, running)
+                submit(node)
         for number in here:
             note(number, call(function, tasks[number]))
         while running:
             ready, _ = self._ray.wait(list(running), num_returns=1)
             number, node = running.pop(ready[0])
             if waiting[node]:
-                self._submit(function, tasks, node, waiting[node], running)
+                submit(node)
             try:
                 result = self._ray.get(ready[0])
             except self._ray.exceptions.RayError as error:
                 result = Failed(f"its task on a node of the cluster failed: {_first_line(error)}")
             note(number, result)
         return [results[number] for number in range(len(tasks))]
-
-    def _submit(
-        self,
-        function: Callable[..., Any],
-        tasks: Sequence[tuple[Any, ...]],
-        node: str,
-        queue: deque[int],
-        running: dict[Any, tuple[int, str]],
-    ) -> None:
-        number = queue.popleft()
-        running[self._on(node, call).remote(function, tasks[number])] = (number, node)
 
     def _on(self, node: str, function: Callable[..., Any]) -> Any:
         """Return the function as a task on that node only."""
