@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stepprof.errors import ConfigError
@@ -18,9 +19,23 @@ def check_options(args: argparse.Namespace, format_: Format) -> None:
     """Raise ConfigError for a value out of range, or for options that contradict each other."""
     _check_range(args)
     if args.critical_path:
-        _check_whole(args, format_)
+        # the timeline would have no place for the path, or not all of its processes
+        given = {
+            "--format archive": format_ == "archive",
+            "--per-replica": args.per_replica,
+            "--roles": args.roles is not None,
+            "--ranks": args.ranks is not None,
+        }
+        _refuse(given, "--critical-path, which needs all processes of the step")
     if format_ == "archive":
-        _check_archive(args)
+        # these would change the traces, or need their files here
+        given = {option: value is not None for option, value in _numbers(args).items()}
+        given |= {"--no-cpu-ops": args.no_cpu_ops, "--ray": args.ray is not None}
+        _refuse(given, "--format archive, which copies the traces as they were recorded")
+
+
+def _numbers(args: argparse.Namespace) -> dict[str, float | None]:
+    return {"--from": args.from_seconds, "--to": args.to_seconds, "--min-us": args.min_us}
 
 
 def chosen_format(text: str) -> Format:
@@ -36,41 +51,15 @@ def chosen_format(text: str) -> Format:
     )
 
 
-def _check_archive(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that would change the traces, or that need their files here."""
-    for option, value in (
-        ("--from", args.from_seconds),
-        ("--to", args.to_seconds),
-        ("--min-us", args.min_us),
-        ("--no-cpu-ops", args.no_cpu_ops or None),
-        ("--ray", args.ray),
-    ):
-        if value is not None:
-            raise ConfigError(
-                f"{option}: cannot be combined with --format archive, which copies the traces as they were recorded; omit one of them"
-            )
-
-
-def _check_whole(args: argparse.Namespace, format_: Format) -> None:
-    """Raise ConfigError for options with which the timeline has no place for the critical path, or not all of its processes."""
-    for option, given in (
-        ("--format archive", format_ == "archive"),
-        ("--per-replica", args.per_replica),
-        ("--roles", args.roles is not None),
-        ("--ranks", args.ranks is not None),
-    ):
-        if given:
-            raise ConfigError(
-                f"{option}: cannot be combined with --critical-path, which needs all processes of the step; omit one of them"
-            )
+def _refuse(given: Mapping[str, bool], beside: str) -> None:
+    """Raise ConfigError for the first option that is given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{option}: cannot be combined with {beside}; omit one of them")
 
 
 def _check_range(args: argparse.Namespace) -> None:
-    for option, value in (
-        ("--from", args.from_seconds),
-        ("--to", args.to_seconds),
-        ("--min-us", args.min_us),
-    ):
+    for option, value in _numbers(args).items():
         if value is not None and not abs(value) < _LARGEST:
             raise ConfigError(f"{option} = {value}: must be between {-_LARGEST:g} and {_LARGEST:g}")
     if args.min_us is not None and args.min_us < 0:

@@ -6,14 +6,11 @@ Below a trainer that opens windows itself, such as Transformers', it adds region
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.integrations.activation import attach
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked, timed
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 ACCELERATOR = "accelerate.accelerator:Accelerator"
 OPTIMIZER = "accelerate.optimizer:AcceleratedOptimizer"
@@ -77,25 +74,17 @@ def _step_ends(token: Any, error: BaseException | None) -> None:
             _steps.optimized(optimizer)
 
 
-def _attach(patches: Patches) -> None:
-    patches.around(f"{ACCELERATOR}.backward", _backward_begins, close_timer)
-    patches.around(f"{ACCELERATOR}.save_state", lambda *_: open_timer("save_checkpoint"), close_timer)
-    patches.around(f"{ACCELERATOR}.clip_grad_norm_", lambda *_: open_timer("clip_grad_norm"), close_timer)
-    patches.around(f"{OPTIMIZER}.step", _step_begins, _step_ends)
-
-
 ADAPTERS = (
-    Adapter(
-        name="accelerate",
+    hooked(
+        "accelerate",
+        ACCELERATOR,
+        [
+            around(f"{ACCELERATOR}.backward", _backward_begins, close_timer, needs=("loss",)),
+            timed(f"{ACCELERATOR}.save_state", "save_checkpoint"),
+            timed(f"{ACCELERATOR}.clip_grad_norm_", "clip_grad_norm", needs=("parameters",)),
+            around(f"{OPTIMIZER}.step", _step_begins, _step_ends),
+        ],
         distributions=("accelerate",),
         tested=">=1.4,<1.16",
-        trigger="accelerate.accelerator",
-        needs={
-            f"{ACCELERATOR}.backward": ("loss",),
-            f"{ACCELERATOR}.save_state": (),
-            f"{ACCELERATOR}.clip_grad_norm_": ("parameters",),
-            f"{OPTIMIZER}.step": (),
-        },
-        attach=_attach,
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from stepprof.integrations.names import look_up
+from stepprof.integrations.patches import look_up
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches

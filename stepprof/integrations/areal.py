@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
-from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
+from stepprof.integrations.hooks import Hook, around, hooked
 from stepprof.integrations.training_loop import (
     TrainingLoop,
     close_timer,
@@ -143,13 +143,6 @@ def _as_configuration(config: Any) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def _attach_trainers(patches: Patches) -> None:
-    for trainer in TRAINERS:
-        patches.around(f"{trainer}.train", _training_begins, _training_ends)
-        patches.around(f"{trainer}._save_perf_tracer", _step_is_over, _step_ends)
-        patches.around(f"{trainer}._evaluate_fn", _evaluation_begins, end_evaluations)
-
-
 # -- other processes
 
 
@@ -185,11 +178,12 @@ def _scope_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return open_timer(name, ROLES.get(name))
 
 
-def _attach_scopes(patches: Patches) -> None:
-    bound = {scope: _bound_elsewhere(scope) for scope in SCOPES}
-    for scope in SCOPES:
-        for target in (scope, *bound[scope]):
-            patches.block(target, _scope_begins, close_timer, timer=True)
+def _attach_scope(scope: str, patches: Patches) -> None:
+    for target in (scope, *_bound_elsewhere(scope)):
+        patches.block(target, _scope_begins, close_timer, timer=True)
+
+
+def _switch_own_profiler_off(patches: Patches) -> None:
     if own_profiler.is_asked_for():
         patches.result(OWN_PROFILER, lambda *_: False)
 
@@ -206,23 +200,28 @@ def _bound_elsewhere(scope: str) -> list[str]:
     ]
 
 
-_adapter = partial(Adapter, distributions=("areal",), tested=">=1.0.4,<1.0.5")
+_adapter = partial(hooked, distributions=("areal",), tested=">=1.0.4,<1.0.5")
 
 ADAPTERS = (
     _adapter(
         "areal.scopes",
         TRACER,
-        _attach_scopes,
-        {**dict.fromkeys(SCOPES, ("name", "args")), OWN_PROFILER: ("requested", "global_step")},
+        [
+            *(Hook(scope, ("name", "args"), partial(_attach_scope, scope)) for scope in SCOPES),
+            Hook(OWN_PROFILER, ("requested", "global_step"), _switch_own_profiler_off),
+        ],
     ),
     _adapter(
         "areal",
         "areal.trainer",
-        _attach_trainers,
-        {
-            **{f"{trainer}.train": () for trainer in TRAINERS},
-            **{f"{trainer}._save_perf_tracer": ("step",) for trainer in TRAINERS},
-            **{f"{trainer}._evaluate_fn": () for trainer in TRAINERS},
-        },
+        [
+            hook
+            for trainer in TRAINERS
+            for hook in (
+                around(f"{trainer}.train", _training_begins, _training_ends),
+                around(f"{trainer}._save_perf_tracer", _step_is_over, _step_ends, needs=("step",)),
+                around(f"{trainer}._evaluate_fn", _evaluation_begins, end_evaluations),
+            )
+        ],
     ),
 )

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.instrument.context import cell
 from stepprof.integrations.activation import attach
 from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked, timed
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 REGIONS = {
     "train_dataloader_next": "fetch_data",
@@ -161,20 +159,15 @@ def fabric_callbacks(package: str) -> list[object]:
 
 def _trainer_adapter(package: str) -> Adapter:
     passive = f"{package}.profilers.base:PassThroughProfiler"
-
-    def patch(patches: Patches) -> None:
-        patches.around(f"{passive}.start", _action_begins, timer=True)
-        patches.around(f"{passive}.stop", _action_ends, timer=True)
-
     callback = f"{package}.callbacks.callback:Callback"
-    return Adapter(
-        name=package,
-        distributions=("lightning", "pytorch-lightning"),
-        tested=">=2.4,<2.7",
-        trigger=f"{package}.trainer.trainer",
-        needs={
-            f"{passive}.start": ("action_name",),
-            f"{passive}.stop": ("action_name",),
+    return hooked(
+        package,
+        f"{package}.trainer.trainer",
+        [
+            around(f"{passive}.start", _action_begins, needs=("action_name",), timer=True),
+            around(f"{passive}.stop", _action_ends, needs=("action_name",), timer=True),
+        ],
+        {
             f"{callback}.on_train_start": ("trainer",),
             f"{callback}.on_train_batch_start": ("trainer", "batch", "batch_idx"),
             f"{callback}.on_train_end": ("trainer",),
@@ -184,37 +177,30 @@ def _trainer_adapter(package: str) -> Adapter:
             f"{package}.trainer.trainer:Trainer.global_step": (),
             f"{package}.trainer.trainer:Trainer.sanity_checking": (),
         },
-        attach=patch,
+        distributions=("lightning", "pytorch-lightning"),
+        tested=">=2.4,<2.7",
     )
+
+
+def _backward_begins(fabric: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    for callback in fabric._callbacks:
+        if isinstance(callback, _FabricEvents):
+            callback.on_before_backward()
+    return open_timer("backward")
 
 
 def _fabric_adapter(package: str) -> Adapter:
     fabric = f"{package}.fabric:Fabric"
-
-    def backward_begins(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for callback in instance._callbacks:
-            if isinstance(callback, _FabricEvents):
-                callback.on_before_backward()
-        return open_timer("backward")
-
-    def patch(patches: Patches) -> None:
-        patches.around(f"{fabric}.backward", backward_begins, close_timer)
-        patches.around(f"{fabric}.save", lambda *_: open_timer("save_checkpoint"), close_timer)
-        patches.around(
-            f"{package}.wrappers:_FabricOptimizer.step", lambda *_: open_timer("optimizer_step"), close_timer
-        )
-
-    return Adapter(
-        name=package,
+    return hooked(
+        package,
+        f"{package}.fabric",
+        [
+            around(f"{fabric}.backward", _backward_begins, close_timer, needs=("tensor",)),
+            timed(f"{fabric}.save", "save_checkpoint", needs=("path",)),
+            timed(f"{package}.wrappers:_FabricOptimizer.step", "optimizer_step"),
+        ],
         distributions=("lightning", "lightning-fabric"),
         tested=">=2.4,<2.7",
-        trigger=f"{package}.fabric",
-        needs={
-            f"{fabric}.backward": ("tensor",),
-            f"{fabric}.save": ("path",),
-            f"{package}.wrappers:_FabricOptimizer.step": (),
-        },
-        attach=patch,
     )
 
 

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations import own_profiler
-from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
+from stepprof.integrations.hooks import around, hooked, result, timed
 from stepprof.integrations.mindspeed_rl_profiler import OwnProfiler
-from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
-from stepprof.integrations.training_loop import close_timer, is_incomplete, open_timer, start_session
+from stepprof.integrations.timed_job import TimedJob, codetiming_hooks
+from stepprof.integrations.training_loop import is_incomplete, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from stepprof.integrations.patches import Patches
 
 TRAINERS = (
     "mindspeed_rl.trainer.grpo_trainer_hybrid:RayGRPOTrainer",
@@ -117,41 +115,25 @@ def _groups(trainer: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
         yield getattr(reward, "actor_handlers", ()), ("reward",)  # a rule is an actor without a rank
 
 
-def _attach_timers(patches: Patches) -> None:
-    patch_codetiming(patches, lambda: _jobs[0] if _jobs else None)
-    for method, role in PHASES.items():
-        patches.around(f"{GROUP}.{method}", lambda *_, of=(method, role): open_timer(*of), close_timer)
-    patches.result(f"{GROUP}.get_iteration", _iteration_is_known)
-    patches.around(f"{GROUP}.__init__", _own.group_begins)
-
-
-def _attach_trainer(target: str, patches: Patches) -> None:
-    patches.around(f"{target}.fit", _fit_begins, _fit_ends)
-
-
-_adapter = partial(Adapter, distributions=("mindspeed_rl",), tested=">=2.1.0,<2.1.1")
+_adapter = partial(hooked, distributions=("mindspeed_rl",), tested=">=2.1.0,<2.1.1")
 
 ADAPTERS = (
     _adapter(
         "mindspeed_rl.timers",
         GROUP,
-        _attach_timers,
-        {
-            **CODETIMING,
-            **{f"{GROUP}.{method}": () for method in PHASES},
-            f"{GROUP}.get_iteration": (),
-            f"{GROUP}.__init__": ("profiler_config",),
-        },
+        [
+            *codetiming_hooks(lambda: _jobs[0] if _jobs else None),
+            *(timed(f"{GROUP}.{method}", method, role) for method, role in PHASES.items()),
+            result(f"{GROUP}.get_iteration", _iteration_is_known),
+            around(f"{GROUP}.__init__", _own.group_begins, needs=("profiler_config",)),
+        ],
     ),
     *(
         _adapter(
             f"mindspeed_rl.{target.partition(':')[2]}",
             target,
-            partial(_attach_trainer, target),
-            {
-                f"{target}.fit": ("data_iters",),
-                f"{BASE}.__init__": ("train_iters", "reward_list", *GROUPS),
-            },
+            [around(f"{target}.fit", _fit_begins, _fit_ends, needs=("data_iters",))],
+            {f"{BASE}.__init__": ("train_iters", "reward_list", *GROUPS)},
         )
         for target in TRAINERS
     ),

@@ -15,7 +15,8 @@ import stepprof
 from stepprof.integrations import nemo_rl_nsys, own_profiler
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
-from stepprof.integrations.names import look_up
+from stepprof.integrations.hooks import Hook, around, hooked
+from stepprof.integrations.patches import look_up
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob
 from stepprof.integrations.training_loop import (
     close_timer,
@@ -184,49 +185,49 @@ def _step_is_announced(_: object, args: tuple[Any, ...], kwargs: dict[str, Any])
         job.number = int(args[1] if len(args) > 1 else kwargs["step"])
 
 
-def _attach_timer(patches: Patches) -> None:
-    patches.around(f"{TIMER}.start", _timer_begins)
-    patches.around(f"{TIMER}.stop", _timer_ends)
-
-
 def _attach_nsys(patches: Patches) -> None:
     nemo_rl_nsys.take_over(NSYS)
     patches.around(NUMBER, _step_is_announced)
 
 
-def _attach_trainers(targets: list[str], patches: Patches) -> None:
-    for target in targets:
-        patches.around(target, partial(_training_begins, target), _training_ends)
-
-
-_adapter = partial(Adapter, distributions=("nemo-rl",), tested=">=0.6.0,<0.6.1")
+_adapter = partial(hooked, distributions=("nemo-rl",), tested=">=0.6.0,<0.6.1")
 
 
 def _of_module(module: str) -> Adapter:
     """Return the adapter of a module that has loops."""
-    needs = {
+    loops = {
         f"nemo_rl.algorithms.{each}": given
         for each, given in TRAINERS.items()
         if each.startswith(f"{module}:")
     }
-    group = {f"{WORKERS}.{each}": () for each in ("workers", "dp_size")}
-    owners = {f"{WORKERS}.get_dp_leader_worker_idx": ("dp_shard_idx",)}
-    attach = partial(_attach_trainers, list(needs))
-    return _adapter(f"{NAME}.{module}", f"nemo_rl.algorithms.{module}", attach, {**needs, **group, **owners})
+    return _adapter(
+        f"{NAME}.{module}",
+        f"nemo_rl.algorithms.{module}",
+        [
+            around(target, partial(_training_begins, target), _training_ends, needs=given)
+            for target, given in loops.items()
+        ],
+        {
+            **{f"{WORKERS}.{each}": () for each in ("workers", "dp_size")},
+            f"{WORKERS}.get_dp_leader_worker_idx": ("dp_shard_idx",),
+        },
+    )
 
 
 ADAPTERS = (
     _adapter(
-        f"{NAME}.timer", TIMER, _attach_timer, {f"{TIMER}.{each}": ("label",) for each in ("start", "stop")}
+        f"{NAME}.timer",
+        TIMER,
+        [
+            around(f"{TIMER}.start", _timer_begins, needs=("label",)),
+            around(f"{TIMER}.stop", _timer_ends, needs=("label",)),
+        ],
     ),
     _adapter(
         f"{NAME}.nsys",
         NSYS,
-        _attach_nsys,
-        {
-            NUMBER: ("policy", "step"),
-            **{f"{NSYS}:{each}": () for each in (nemo_rl_nsys.RANGE, nemo_rl_nsys.PATTERNS)},
-        },
+        [Hook(NUMBER, ("policy", "step"), _attach_nsys)],
+        {f"{NSYS}:{each}": () for each in (nemo_rl_nsys.RANGE, nemo_rl_nsys.PATTERNS)},
     ),
     *(_of_module(each) for each in dict.fromkeys(target.partition(":")[0] for target in TRAINERS)),
 )

@@ -9,12 +9,14 @@ the last samples of the last episode, or with the evaluation that follows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import is_ray_worker
+from stepprof.integrations.hooks import Hook, around, hooked, result, timed
 from stepprof.integrations.training_loop import (
     TrainingLoop,
     close_timer,
@@ -155,61 +157,61 @@ def _evaluation_begins(*_: object) -> list[tuple[TrainingLoop, StepWindow | None
     return [(job.loop, job.loop.evaluation(job.step)) for job in _jobs]
 
 
-def _attach_trainer(patches: Patches) -> None:
-    if not is_ray_worker():  # in the job's own process a patch would hide the original from pickling
-        return
-    patches.around(f"{TRAINER}.restore_best_checkpoint_state", _fit_is_due)
-    patches.around(f"{TRAINER}.train_step", _training_begins, _training_ends)
-    patches.around(f"{TRAINER}.save_logs_and_checkpoints", _saving_begins, _saving_ends)
-    patches.around(
-        f"{TRAINER}.save_best_checkpoint", lambda *_: open_timer("save_best_checkpoint"), _best_is_saved
-    )
-    patches.around(f"{GENERATOR}.generate_samples", _rollout_begins, close_timer)
-    patches.around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, end_evaluations)
-    for method, (name, role) in PHASES.items():
-        patches.around(method, lambda *_, of=(name, role): open_timer(*of), close_timer)
+# -- adapters
 
 
-def _attach_samples(patches: Patches) -> None:
-    if is_ray_worker():
-        patches.result(f"{GENERATOR}.generate_samples", _samples_are_made)
+def _in_workers(name: str, hooks: list[Hook], needs: dict[str, tuple[str, ...]]) -> Adapter:
+    """Return an adapter of the trainer that makes no patch in the job's own process, where it would
+    hide the original from pickling.
+    """
+    adapter = _adapter(name, TRAINER, hooks, needs)
+
+    def attach(patches: Patches) -> None:
+        if is_ray_worker():
+            adapter.attach(patches)
+
+    return replace(adapter, attach=attach)
 
 
-# -- ranks
-
-
-def _attach_rank(owner: str, patches: Patches) -> None:
-    for method, name in STAGES.items():
-        if method.startswith(owner):
-            patches.around(method, lambda *_, name=name: open_timer(name), close_timer)
-
-
-_adapter = partial(Adapter, distributions=("openrlhf",), tested=">=0.11.2,<0.11.3")
+_adapter = partial(hooked, distributions=("openrlhf",), tested=">=0.11.2,<0.11.3")
 
 ADAPTERS = (
-    _adapter(
+    _in_workers(
         "openrlhf",
-        TRAINER,
-        _attach_trainer,
+        [
+            around(f"{TRAINER}.restore_best_checkpoint_state", _fit_is_due, needs=("checkpoint_states",)),
+            around(
+                f"{TRAINER}.train_step",
+                _training_begins,
+                _training_ends,
+                needs=("rollout_samples", "global_step"),
+            ),
+            around(
+                f"{TRAINER}.save_logs_and_checkpoints",
+                _saving_begins,
+                _saving_ends,
+                needs=("global_step",),
+            ),
+            around(
+                f"{TRAINER}.save_best_checkpoint",
+                lambda *_: open_timer("save_best_checkpoint"),
+                _best_is_saved,
+            ),
+            around(f"{GENERATOR}.generate_samples", _rollout_begins, close_timer),
+            around(f"{GENERATOR}.generate_eval_samples", _evaluation_begins, end_evaluations),
+            *(timed(method, *phase) for method, phase in PHASES.items()),
+        ],
         {
             f"{TRAINER}.__init__": (*GROUPS, "vllm_engines"),
-            f"{TRAINER}.restore_best_checkpoint_state": ("checkpoint_states",),
-            f"{TRAINER}.train_step": ("rollout_samples", "global_step"),
-            f"{TRAINER}.save_logs_and_checkpoints": ("global_step",),
-            f"{TRAINER}.save_best_checkpoint": (),
-            f"{GENERATOR}.generate_samples": (),
-            f"{GENERATOR}.generate_eval_samples": (),
             "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": ("method_name",),
-            **dict.fromkeys(PHASES, ()),
         },
     ),
-    _adapter("openrlhf.samples", TRAINER, _attach_samples, {f"{GENERATOR}.generate_samples": ()}),
+    _in_workers("openrlhf.samples", [result(f"{GENERATOR}.generate_samples", _samples_are_made)], {}),
     *(
         _adapter(
             name,
             target,
-            partial(_attach_rank, target),
-            {each: () for each in STAGES if each.startswith(target)},
+            [timed(method, region) for method, region in STAGES.items() if method.startswith(target)],
         )
         for name, target in (("openrlhf.actor", ACTOR), ("openrlhf.critic", CRITIC))
     ),

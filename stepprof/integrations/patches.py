@@ -10,13 +10,13 @@ Ray copies every method of an actor's class into a class that it pickles.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
-from stepprof.integrations.names import look_up
 from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
 
@@ -306,6 +306,20 @@ def _around_generator(
         return result
 
     return call
+
+
+def look_up(need: str) -> Any:
+    """Return the object that ``module:dotted.name`` names.
+
+    Raises:
+        ImportError: there is no such module.
+        AttributeError: it has no such name.
+    """
+    module, _, name = need.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part)
+    return found
 
 
 def _resolve(target: str) -> tuple[Any, str, Any]:

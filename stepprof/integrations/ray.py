@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.config.config import load
 from stepprof.config.loaders import CONFIG_VARIABLE, VARIABLES
 from stepprof.integrations import bootstrap
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import hooked, result
 from stepprof.run.output_root import output_root
-
-if TYPE_CHECKING:
-    pass
 
 RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
 """Called by `ray.init`. It also applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`, because Ray knows only one."""
@@ -45,12 +42,11 @@ def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
 
 
 ADAPTERS = (
-    Adapter(
-        name="ray",
+    hooked(
+        "ray",
+        RUNTIME_ENVIRONMENT,
+        [result(RUNTIME_ENVIRONMENT, with_variables, needs=("runtime_env",))],
         distributions=("ray",),
         tested=">=2.60,<2.61",
-        trigger="ray._private.worker",
-        needs={RUNTIME_ENVIRONMENT: ("runtime_env",)},
-        attach=lambda patches: patches.result(RUNTIME_ENVIRONMENT, with_variables),
     ),
 )

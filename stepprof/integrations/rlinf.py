@@ -8,14 +8,14 @@ calls its `register`.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stepprof
 import stepprof_autoload
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
-from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
+from stepprof.integrations.hooks import around, block, hooked
 from stepprof.integrations.timed_job import Close, TimedJob
 from stepprof.integrations.training_loop import (
     close_timer,
@@ -24,9 +24,6 @@ from stepprof.integrations.training_loop import (
     open_timer,
     start_session,
 )
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 TIMER = "rlinf.utils.distributed:ScopedTimer.__call__"
 RANGE = "rlinf.scheduler.hardware.accelerators.accelerator:AcceleratorUtil.profiling_range"
@@ -120,36 +117,25 @@ def _range_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return open_timer(kwargs["label"] if "label" in kwargs else args[1])
 
 
-def _attach_runner(target: str, patches: Patches) -> None:
-    patches.around(f"{target}.run", partial(_run_begins, *RUNNERS[target]), _run_ends)
-
-
-_adapter = partial(Adapter, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
+_adapter = partial(hooked, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter(
-        "rlinf.timers",
-        TIMER,
-        lambda patches: patches.block(TIMER, _timer_begins, _timer_ends),
-        {TIMER: ("name",)},
-    ),
+    _adapter("rlinf.timers", TIMER, [block(TIMER, _timer_begins, _timer_ends, needs=("name",))]),
     _adapter(
         "rlinf.workers",
         "rlinf.scheduler.worker.worker",
-        lambda patches: patches.block(RANGE, _range_begins, close_timer, timer=True),
-        {RANGE: ("label",)},
+        [block(RANGE, _range_begins, close_timer, needs=("label",), timer=True)],
     ),
     *(
         _adapter(
             f"rlinf.{target.partition(':')[2]}",
             target,
-            partial(_attach_runner, target),
+            [around(f"{target}.run", partial(_run_begins, *runner), _run_ends)],
             {
-                f"{target}.run": (),
                 f"{target}.__init__": ("actor",),
                 "rlinf.scheduler.worker.worker_group:WorkerGroup.worker_info_list": (),
             },
         )
-        for target in RUNNERS
+        for target, runner in RUNNERS.items()
     ),
 )

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.integrations import own_profiler
-from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.groups import merged
-from stepprof.integrations.timed_job import CODETIMING, TimedJob, patch_codetiming
+from stepprof.integrations.hooks import around, hooked
+from stepprof.integrations.timed_job import TimedJob, codetiming_hooks
 from stepprof.integrations.training_loop import end_jobs, is_incomplete, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from stepprof.integrations.patches import Patches
 
 PIPELINES = (
     "roll.pipeline.rlvr.rlvr_pipeline:RLVRPipeline",
@@ -91,26 +89,16 @@ def _groups(pipeline: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
         yield each.workers, ("ref",)
 
 
-def _attach_pipeline(target: str, patches: Patches) -> None:
-    patches.around(f"{target}.run", _run_begins, _run_ends)
-
-
-_adapter = partial(Adapter, distributions=("roll",), tested=">=0.3.0,<0.3.1")
+_adapter = partial(hooked, distributions=("roll",), tested=">=0.3.0,<0.3.1")
 
 ADAPTERS = (
-    _adapter(
-        "roll.timers",
-        "roll.pipeline",
-        lambda patches: patch_codetiming(patches, lambda: _jobs[0] if _jobs else None),
-        CODETIMING,
-    ),
+    _adapter("roll.timers", "roll.pipeline", codetiming_hooks(lambda: _jobs[0] if _jobs else None)),
     *(
         _adapter(
             f"roll.{target.partition(':')[2]}",
             target,
-            partial(_attach_pipeline, target),
+            [around(f"{target}.run", _run_begins, _run_ends)],
             {
-                f"{target}.run": (),
                 STATE: ("step",),
                 f"{CLUSTER}.__init__": ("worker_config",),
                 CONFIG: ("profiler_timeline", "max_steps"),

@@ -7,16 +7,13 @@ fully asynchronous trainer refuses callbacks, so none is added.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stepprof
 from stepprof.integrations import own_profiler, skyrl_profiler
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked
 from stepprof.integrations.timed_job import KEPT, Close, TimedJob, close_kept
 from stepprof.integrations.training_loop import end_jobs, start_session
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 TRAINER = "skyrl.train.trainer:RayPPOTrainer"
 ASYNC_TRAINER = "skyrl.train.fully_async_trainer:FullyAsyncRayPPOTrainer"
@@ -104,25 +101,20 @@ def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         timer.__dict__[KEPT] = job.begin(timer.message)
 
 
-def _attach_trainer(patches: Patches) -> None:
-    patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
-    for kind in ("", "a"):
-        patches.around(f"{TIMER}.__{kind}enter__", _timer_begins)
-        patches.around(f"{TIMER}.__{kind}exit__", close_kept)
-
-
-_adapter = partial(Adapter, distributions=("skyrl",), tested=">=0.3.0,<0.4.1")
+_adapter = partial(hooked, distributions=("skyrl",), tested=">=0.3.0,<0.4.1")
 
 ADAPTERS = (
     _adapter(
         "skyrl",
         TRAINER,
-        _attach_trainer,
+        [
+            around(f"{TRAINER}.train", _training_begins, _training_ends),
+            *(around(f"{TIMER}.__{name}__", _timer_begins) for name in ("enter", "aenter")),
+            *(around(f"{TIMER}.__{name}__", close_kept) for name in ("exit", "aexit")),
+        ],
         {
-            f"{TRAINER}.train": (),
             f"{TRAINER}.__init__": ("inference_engine_client",),
             f"{TIMER}.__init__": ("message",),
-            **{f"{TIMER}.__{name}__": () for name in ("enter", "exit", "aenter", "aexit")},
             CLIENT: ("server_urls",),
             skyrl_profiler.CONFIG: skyrl_profiler.FIELDS,
         },
@@ -130,7 +122,6 @@ ADAPTERS = (
     _adapter(
         "skyrl.fully_async",
         ASYNC_TRAINER,
-        lambda patches: patches.around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends),
-        {f"{ASYNC_TRAINER}.train": ()},
+        [around(f"{ASYNC_TRAINER}.train", _training_begins, _training_ends)],
     ),
 )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import Hook, around, hooked
 from stepprof.integrations.slime_job import CALLS, METHODS, Job
 from stepprof.integrations.training_loop import close_timer, open_timer
 from stepprof_autoload import activate
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepprof.integrations.patches import Patches
-
-    Needs = dict[str, tuple[str, ...]]
 
 ACROSS_STEPS = "train_wait"
 """The timer that runs while no other one does, from one step into the next."""
@@ -174,17 +173,6 @@ def _method_ends(token: list[tuple[Job, Any]] | None, error: BaseException | Non
         job.method_ends(nested, error)
 
 
-def _attach_driver(package: Package, patches: Patches) -> None:
-    patches.result(package.manager, partial(_manager_is_created, patches, package))
-    patches.around(f"{package.group}.{package.created}", _group_is_created, _group_answers)
-    for name in METHODS:
-        patches.around(f"{package.group}.{name}", partial(_method_begins, name), _method_ends)
-    train = f"{package.group}.{package.train}"
-    patches.around(train, _train_begins, _train_ends if package.waits is None else None)
-    if package.waits is not None:
-        patches.around(package.waits, _wait_begins, _wait_ends)
-
-
 # -- timers of every process
 
 
@@ -198,24 +186,28 @@ def _timer_ends(timer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     close_timer(timer.__dict__.get(TIMED, {}).pop(args[0] if args else kwargs["name"], None))
 
 
-def _attach_timer(package: Package, patches: Patches) -> None:
-    patches.around(f"{package.timer}.start", _timer_begins, timer=True)
-    patches.around(f"{package.timer}.end", _timer_ends, timer=True)
-
-
 def _adapters(package: Package) -> tuple[Adapter, Adapter]:
-    driver: Needs = {
-        package.manager: ("args", "pg"),
-        f"{package.group}.__init__": ("role",),
-        f"{package.group}.{package.train}": package.parameters,
-        **{f"{package.group}.{name}": () for name in (*METHODS, package.created)},
-        **({} if package.waits is None else {package.waits: ()}),
-    }
-    timers: Needs = {f"{package.timer}.{name}": ("name",) for name in ("start", "end")}
-    made = partial(Adapter, distributions=(package.distribution,), tested=package.tested)
+    group, waits = package.group, package.waits
+    train_ends = _train_ends if waits is None else None
+
+    def watch_manager(patches: Patches) -> None:
+        patches.result(package.manager, partial(_manager_is_created, patches, package))
+
+    driver = [
+        Hook(package.manager, ("args", "pg"), watch_manager),
+        around(f"{group}.{package.created}", _group_is_created, _group_answers),
+        *(around(f"{group}.{name}", partial(_method_begins, name), _method_ends) for name in METHODS),
+        around(f"{group}.{package.train}", _train_begins, train_ends, needs=package.parameters),
+        *([] if waits is None else [around(waits, _wait_begins, _wait_ends)]),
+    ]
+    timers = [
+        around(f"{package.timer}.start", _timer_begins, needs=("name",), timer=True),
+        around(f"{package.timer}.end", _timer_ends, needs=("name",), timer=True),
+    ]
+    made = partial(hooked, distributions=(package.distribution,), tested=package.tested)
     return (
-        made(package.name, package.manager, partial(_attach_driver, package), driver),
-        made(f"{package.name}.timer", package.timer, partial(_attach_timer, package), timers),
+        made(package.name, package.manager, driver, {f"{group}.__init__": ("role",)}),
+        made(f"{package.name}.timer", package.timer, timers),
     )
 
 

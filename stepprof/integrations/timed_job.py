@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepprof.integrations.hooks import Hook, around
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 Close = Callable[[BaseException | None], None]
 """Closes the window or region of a timer; the argument is the exception that ended the timer, or None."""
 
-CODETIMING = {f"codetiming:Timer.__{each}__": () for each in ("enter", "exit")}
-"""What an adapter needs for `patch_codetiming`."""
+CODETIMING = ("codetiming:Timer.__enter__", "codetiming:Timer.__exit__")
 
 KEPT = "_stepprof_timer"
 """The attribute of a timer that holds what closes its window."""
@@ -60,11 +57,10 @@ class TimedJob:
         self.loop.end(error)
 
 
-def patch_codetiming(patches: Patches, job: Callable[[], TimedJob | None]) -> None:
-    """Make the blocks of codetiming's timers windows and regions.
+def codetiming_hooks(job: Callable[[], TimedJob | None]) -> list[Hook]:
+    """Return the hooks that make the blocks of codetiming's timers windows and regions.
 
     Args:
-        patches: of the adapter.
         job: returns the job of this process; None: it has none, so that timers are regions.
     """
 
@@ -75,8 +71,7 @@ def patch_codetiming(patches: Patches, job: Callable[[], TimedJob | None]) -> No
             timer.__dict__[KEPT] = running.begin(timer.name) if running else partial(close_timer, opened)
 
     enter, leave = CODETIMING
-    patches.around(enter, begins)
-    patches.around(leave, close_kept)
+    return [around(enter, begins), around(leave, close_kept)]
 
 
 def close_kept(timer: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> None:

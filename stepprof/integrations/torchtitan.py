@@ -7,16 +7,13 @@ of torchtitan's profiler is a torch schedule that begins with step 1.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.integrations import own_profiler
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked
 from stepprof.integrations.timed_job import KEPT, TimedJob, close_kept
 from stepprof.integrations.training_loop import close_timer, end_jobs, ensure_session, open_timer
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 TRAINER = "torchtitan.trainer:Trainer"
 SPAN = "torchtitan.observability.structured_logger.structured_logging:log_trace_span"
@@ -74,28 +71,23 @@ def _span_begins(span: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
             span.__dict__[KEPT] = lambda error: close_timer(timer, error)
 
 
-def _attach(patches: Patches) -> None:
-    patches.around(f"{TRAINER}.train", _training_begins, _training_ends)
-    patches.around(f"{SPAN}.__enter__", _span_begins)
-    patches.around(f"{SPAN}.__exit__", close_kept)
-
-
 ADAPTERS = (
-    Adapter(
-        name="torchtitan",
-        distributions=("torchtitan",),
-        tested=">=0.3.0,<0.3.1",
-        trigger="torchtitan.trainer",
-        attach=_attach,
-        needs={
-            f"{TRAINER}.train": (),
+    hooked(
+        "torchtitan",
+        TRAINER,
+        [
+            around(f"{TRAINER}.train", _training_begins, _training_ends),
+            around(f"{SPAN}.__enter__", _span_begins),
+            around(f"{SPAN}.__exit__", close_kept),
+        ],
+        {
             f"{SPAN}.__init__": ("event_type",),
-            f"{SPAN}.__enter__": (),
-            f"{SPAN}.__exit__": (),
             PROFILER: (
                 *("enable_profiling", "profile_freq", "profiler_active", "profiler_warmup"),
                 *("profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait"),
             ),
         },
+        distributions=("torchtitan",),
+        tested=">=0.3.0,<0.3.1",
     ),
 )

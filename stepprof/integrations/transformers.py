@@ -9,23 +9,13 @@ from __future__ import annotations
 
 import weakref
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.integrations.activation import attach, note_model
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked, timed
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, end_evaluations, open_timer
 
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
-
 TRAINER = "transformers.trainer:Trainer"
-REGIONS = {
-    "compute_loss": "compute_loss",
-    "_save_checkpoint": "save_checkpoint",
-    "log": "log",
-}
-"""Methods of the trainer that are regions, with their names."""
-
 _loops: weakref.WeakKeyDictionary[Any, TrainingLoop] = weakref.WeakKeyDictionary()
 
 
@@ -109,30 +99,28 @@ def _evaluation_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
     return [(loop, loop.evaluation(trainer.state.global_step))]
 
 
-def _attach(patches: Patches) -> None:
-    patches.around(f"{TRAINER}.train", _train_begins, _train_ends)
-    patches.around(f"{TRAINER}.get_batch_samples", _fetch_begins, close_timer)
-    patches.around(f"{TRAINER}.evaluate", _evaluation_begins, end_evaluations)
-    for method, name in REGIONS.items():
-        patches.around(f"{TRAINER}.{method}", lambda *_, name=name: open_timer(name), close_timer)
-
-
 ADAPTERS = (
-    Adapter(
-        name="transformers",
-        distributions=("transformers",),
-        tested=">=4.56.2,<5.24",
-        trigger="transformers.trainer",
-        needs={
-            f"{TRAINER}.train": (),
-            f"{TRAINER}.get_batch_samples": ("epoch_iterator", "num_batches"),
-            f"{TRAINER}.evaluate": (),
-            f"{TRAINER}.compute_loss": ("model", "inputs"),
-            f"{TRAINER}._save_checkpoint": ("model", "trial"),
-            f"{TRAINER}.log": ("logs",),
+    hooked(
+        "transformers",
+        TRAINER,
+        [
+            around(f"{TRAINER}.train", _train_begins, _train_ends),
+            around(
+                f"{TRAINER}.get_batch_samples",
+                _fetch_begins,
+                close_timer,
+                needs=("epoch_iterator", "num_batches"),
+            ),
+            around(f"{TRAINER}.evaluate", _evaluation_begins, end_evaluations),
+            timed(f"{TRAINER}.compute_loss", "compute_loss", needs=("model", "inputs")),
+            timed(f"{TRAINER}._save_checkpoint", "save_checkpoint", needs=("model", "trial")),
+            timed(f"{TRAINER}.log", "log", needs=("logs",)),
+        ],
+        {
             "transformers.trainer_callback:TrainerCallback.on_step_begin": ("args", "state", "control"),
             "transformers.trainer_callback:TrainerState": (),
         },
-        attach=_attach,
+        distributions=("transformers",),
+        tested=">=4.56.2,<5.24",
     ),
 )

@@ -5,17 +5,14 @@ The windows of the steps are those of Transformers' `Trainer`, which TRL's train
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import Any
 
 import stepprof
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import around, hooked, timed
 from stepprof.integrations.training_loop import close_timer, ensure_session, open_timer
 from stepprof.integrations.transformers import TRAINER, loop_of
 from stepprof.log import logger
-
-if TYPE_CHECKING:
-    from stepprof.integrations.patches import Patches
 
 TIMER = "trl.extras.profiling:ProfilingContext"
 ROLES = {
@@ -109,57 +106,40 @@ def _train_begins(*_: object) -> None:
         _servers.clear()
 
 
-def _attach_vllm(patches: Patches) -> None:
-    patches.around(f"{GENERATION}._init_vllm", _vllm_is_made, _vllm_was_made)
-    patches.around(f"{TRAINER}.train", _train_begins)
-
-
-def _attach(patches: Patches) -> None:
-    patches.around(f"{TIMER}.__enter__", _timer_begins, timer=True)
-    patches.around(f"{TIMER}.__exit__", _timer_ends, timer=True)
-    patches.around(f"{TRAINER}.compute_loss_context_manager", _update_begins)
-    patches.around(f"{TRAINER}.training_step", _micro_step_begins, _micro_step_ends)
-
-
-def _attach_async(patches: Patches) -> None:
-    for method, phase in ASYNC_PHASES.items():
-        patches.around(f"{ASYNC_TRAINER}.{method}", lambda *_, phase=phase: open_timer(*phase), close_timer)
-
+_adapter = partial(hooked, distributions=("trl",))
 
 ADAPTERS = (
-    Adapter(
-        name="trl",
-        distributions=("trl",),
+    _adapter(
+        "trl",
+        TIMER,
+        [
+            around(f"{TIMER}.__enter__", _timer_begins, timer=True),
+            around(f"{TIMER}.__exit__", _timer_ends, timer=True),
+            around(f"{TRAINER}.compute_loss_context_manager", _update_begins),
+            around(
+                f"{TRAINER}.training_step", _micro_step_begins, _micro_step_ends, needs=("model", "inputs")
+            ),
+        ],
+        {f"{TIMER}.__init__": ("name",)},
         tested=">=0.27,<1.17",
-        trigger="trl.extras.profiling",
-        needs={
-            f"{TIMER}.__enter__": (),
-            f"{TIMER}.__exit__": (),
-            f"{TIMER}.__init__": ("name",),
-            f"{TRAINER}.compute_loss_context_manager": (),
-            f"{TRAINER}.training_step": ("model", "inputs"),
-        },
-        attach=_attach,
     ),
-    Adapter(
-        name="trl.vllm",
-        distributions=("trl",),
-        tested=">=1.16,<1.17",
-        trigger=GENERATION,
-        needs={
+    _adapter(
+        "trl.vllm",
+        GENERATION,
+        [
+            around(f"{GENERATION}._init_vllm", _vllm_is_made, _vllm_was_made),
+            around(f"{TRAINER}.train", _train_begins),
+        ],
+        {
             f"{GENERATION}.__init__": ("mode", "server_base_url"),
-            f"{GENERATION}._init_vllm": (),
             "trl.generation.vllm_client:VLLMClient.__init__": ("base_url", "host", "server_port"),
-            f"{TRAINER}.train": (),
         },
-        attach=_attach_vllm,
-    ),
-    Adapter(
-        name="trl.async_grpo",
-        distributions=("trl",),
         tested=">=1.16,<1.17",
-        trigger=ASYNC_TRAINER,
-        needs={f"{ASYNC_TRAINER}.{method}": () for method in ASYNC_PHASES},
-        attach=_attach_async,
+    ),
+    _adapter(
+        "trl.async_grpo",
+        ASYNC_TRAINER,
+        [timed(f"{ASYNC_TRAINER}.{method}", *phase) for method, phase in ASYNC_PHASES.items()],
+        tested=">=1.16,<1.17",
     ),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import stepprof
 from stepprof.integrations import own_profiler, verl_processes, verl_profiler, verl_requests
 from stepprof.integrations.activation import note_model
+from stepprof.integrations.hooks import Hook, around
 from stepprof.integrations.training_loop import (
     EVAL,
     close_timer,
@@ -20,13 +21,10 @@ from stepprof.integrations.training_loop import (
     start_session,
 )
 from stepprof.integrations.verl_actors import ACTORS, attach_actors
-from stepprof.integrations.verl_processes import adapter
+from stepprof.integrations.verl_processes import of_verl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepprof.instrument.step import StepWindow
-    from stepprof.integrations.patches import Patches
 
 ROLES = {
     "gen": "rollout",
@@ -152,19 +150,6 @@ def _separate_step_begins(trainer: Any, args: tuple[Any, ...], kwargs: dict[str,
         _not_begun.append(trainer)
 
 
-def _attach_trainer(name: str) -> Callable[[Patches], None]:
-    def attach(patches: Patches) -> None:
-        patches.around(f"{TRAINERS[name]}.fit", partial(_fit_begins, name), _fit_ends)
-        if TRAINERS[name] == TRAINER:
-            patches.around(f"{TRAINER}.prepare_step", _prepare_begins, close_timer)
-
-    return attach
-
-
-def _attach_fully_async(patches: Patches) -> None:
-    patches.around(f"{SEPARATE}._fit_start_profile", _separate_step_begins)
-
-
 # -- timers and regions
 
 
@@ -195,34 +180,28 @@ TRAINERS = {
 }
 """The adapters of the trainers; a process has one trainer."""
 
+
+def _fit(name: str) -> Hook:
+    target = f"{TRAINERS[name]}.fit"
+    needs = ("agent_loop_manager",) if name == "verl" else ()
+    return around(target, partial(_fit_begins, name), _fit_ends, needs=needs)
+
+
 ADAPTERS = (
     *verl_processes.ADAPTERS,
     *verl_requests.ADAPTERS,
-    adapter(
-        "verl.timers",
-        TIMER,
-        lambda patches: patches.around(TIMER, _timer_begins, _timer_ends),
-        {TIMER: ("name", "timing_raw")},
-    ),
-    adapter(
+    of_verl("verl.timers", TIMER, [around(TIMER, _timer_begins, _timer_ends, needs=("name", "timing_raw"))]),
+    of_verl(
         "verl",
         TRAINER,
-        _attach_trainer("verl"),
-        {
-            f"{TRAINER}.fit": ("agent_loop_manager",),
-            f"{TRAINER}.prepare_step": (),
-            f"{TRAINER}._rollout_server_managers": (),
-            **ACTORS,
-        },
+        [_fit("verl"), around(f"{TRAINER}.prepare_step", _prepare_begins, close_timer)],
+        {f"{TRAINER}._rollout_server_managers": (), **ACTORS},
     ),
-    *(
-        adapter(name, TRAINERS[name], _attach_trainer(name), {f"{TRAINERS[name]}.fit": (), **ACTORS})
-        for name in ("verl.v0", "verl.one_step_off")
-    ),
-    adapter(
+    *(of_verl(name, TRAINERS[name], [_fit(name)], ACTORS) for name in ("verl.v0", "verl.one_step_off")),
+    of_verl(
         "verl.fully_async",
         SEPARATE,
-        _attach_fully_async,
-        {f"{SEPARATE}._fit_start_profile": (), **ACTORS},
+        [around(f"{SEPARATE}._fit_start_profile", _separate_step_begins)],
+        ACTORS,
     ),
 )

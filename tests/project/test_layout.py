@@ -52,7 +52,6 @@ TESTED_THROUGH = {
     "doctor/test_backends.py": "cli/commands/doctor",
     "formats/test_npu_analysis.py": "formats/npu_folder",
     "log/test_events.py": "log/logger",
-    "integrations/test_activation.py": "integrations/names",
     "instrument/test_region.py": "instrument/span_recorder",
     "instrument/test_step.py": "instrument/state",
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",

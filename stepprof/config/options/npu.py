@@ -7,7 +7,7 @@ before a job begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,8 @@ class NpuOptions:
     def __post_init__(self) -> None:
         """Check every field, and the combinations that torch_npu would reset."""
         settle(self)
-        self._refuse_what_is_reset()
+        for key, problem in self._reset_by_torch_npu():
+            raise ConfigError.at(key, getattr(self, key), problem)
 
     @property
     def on_device(self) -> bool:
@@ -127,42 +128,25 @@ class NpuOptions:
         """Return whether ranges are recorded."""
         return self.on_device if self.mstx is None else self.mstx
 
-    def _refuse_what_is_reset(self) -> None:
+    def _reset_by_torch_npu(self) -> Iterator[tuple[str, str]]:
+        """Yield each key whose value torch_npu would reset, with the reason and the remedy."""
+        both = 'did you mean activities = ["cpu", "npu"]?'
         if not self.on_device:
             for key in _OF_THE_DEVICE:
-                value = getattr(self, key)
-                if value:
-                    raise ConfigError.at(
-                        key, value, 'needs the device; did you mean activities = ["cpu", "npu"]?'
-                    )
+                if getattr(self, key):
+                    yield key, f"needs the device; {both}"
             if self.level != "level0":
-                raise ConfigError.at(
-                    "level", self.level, 'needs the device; did you mean activities = ["cpu", "npu"]?'
-                )
+                yield "level", f"needs the device; {both}"
         if not self.on_host and self.gc_detect_threshold is not None:
-            raise ConfigError.at(
-                "gc_detect_threshold",
-                self.gc_detect_threshold,
-                'needs the host; did you mean activities = ["cpu", "npu"]?',
-            )
+            yield "gc_detect_threshold", f"needs the host; {both}"
         if self.aic_metrics is not None and self.level in ("none", "level0"):
-            raise ConfigError.at(
-                "aic_metrics",
-                self.aic_metrics,
-                'needs more than level0; did you mean level = "level1" with it?',
-            )
+            yield "aic_metrics", 'needs more than level0; did you mean level = "level1" with it?'
         if self.op_attr and "db" not in self.export_type:
-            raise ConfigError.at(
-                "op_attr",
-                True,
-                'is written only into the database; did you mean export_type = ["text", "db"] with it?',
-            )
+            written = "is written only into the database"
+            yield "op_attr", f'{written}; did you mean export_type = ["text", "db"] with it?'
         if self.mstx_domain_include and self.mstx_domain_exclude:
-            raise ConfigError.at(
-                "mstx_domain_exclude",
-                list(self.mstx_domain_exclude),
-                "torch_npu ignores it together with mstx_domain_include; remove one of the two",
-            )
+            remedy = "torch_npu ignores it together with mstx_domain_include; remove one of the two"
+            yield "mstx_domain_exclude", remedy
         if self.mstx is False:
             for key, needed in (
                 ("level", self.level == "none"),
@@ -171,4 +155,4 @@ class NpuOptions:
                 ("mstx_domain_exclude", self.mstx_domain_exclude),
             ):
                 if needed:
-                    raise ConfigError.at(key, getattr(self, key), "needs mstx; did you mean mstx = true?")
+                    yield key, "needs mstx; did you mean mstx = true?"
