@@ -75,7 +75,7 @@ class TestAWorkerThatHangs:
         """
         began = time.monotonic()
         ran = run(tmp_path, HELD, "-n", "2", "--dist", dist, seconds=2)
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 100  # the child lives for 1000 s
         assert ran.returncode == hanging.CRASHED
         assert ran.stdout.count("crashed while running 'test_it.py::test_keeps_a_child'") == 1
         assert "did not end: test_it.py::test_keeps_a_child" in ran.stdout
