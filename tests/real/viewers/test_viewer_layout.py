@@ -256,7 +256,7 @@ class TestParts:
             0,
             1,
             1,
-        ]  # the window has no part; a region inside another one has the part of that one
+        ]  # the window has no part; an inner region has the part of the outer one
 
     def test_slack_is_with_the_critical_path(self, page: Chromium, tmp_path: Path) -> None:
         """The slack is in the section of the critical path, even if no path runs through all hosts."""
