@@ -42,7 +42,7 @@ SGLANG_STEP = re.compile(r"step\[(EXTEND|DECODE) bs=(\d+)")
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the example, ended."""
+    """A completed run of the example."""
 
     engine: str
     ahead: bool
@@ -217,9 +217,7 @@ class TestTheTraces:
             assert (
                 begun == PROMPTS + PROMPTS * GROUP
             )  # SGLang computes the prompt of a group once before the group
-            assert (
-                begun + continued >= job.counter("response_tokens")[step]
-            )  # SGLang notices an end one step late
+            assert begun + continued >= job.counter("response_tokens")[step]  # SGLang sees an end a step late
 
     @pytest.mark.parametrize("step", RECORDED)
     def test_the_engines_trace_states_step_role_and_replica(self, job: Job, step: int) -> None:

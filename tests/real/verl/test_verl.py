@@ -139,7 +139,7 @@ class TestRecordedJob:
 
 class TestUnrecordedJob:
     def test_learns_the_same(self, recorded, tmp_path) -> None:
-        """Recorded or not, the answers are the same, and so are rewards and gradients."""
+        """A job that is not recorded has the same rewards and gradients as the recorded one."""
         job = verl_job.run(tmp_path / "job", "trainer.total_training_steps=2")
         assert job.code == 0, job.output[-5000:]
         for step, metrics in job.metrics.items():

@@ -21,7 +21,7 @@ CPU = HERE / "cpu"
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
-    "VERL_LOGGING_LEVEL": "WARNING",  # at level INFO, a log line of separate_async fails without hybrid_engine
+    "VERL_LOGGING_LEVEL": "WARNING",  # at INFO, a log line of separate_async fails without hybrid_engine
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
