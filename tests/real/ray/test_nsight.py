@@ -99,7 +99,7 @@ ray.shutdown()
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Run the job once; its folder, and what it printed."""
+    """Run the job once. Return its folder, the process ids that it printed, and the reports that it left."""
     folder = tmp_path_factory.mktemp("job")
     tools = build(tmp_path_factory.mktemp("tools"))
     (folder / "job.py").write_text(JOB)

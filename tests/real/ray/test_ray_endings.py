@@ -58,7 +58,7 @@ def short(ray_here, tmp_path, request):
 
 @pytest.fixture
 def stopped():
-    """Stop processes; they go on after the test."""
+    """Return a function that stops processes; they continue after the test."""
     pids = []
 
     def stop(pid):
@@ -128,7 +128,7 @@ class TestShutdown:
 
     @pytest.mark.parametrize("short", [1], indirect=True)
     def test_an_actor_inside_a_method(self, ray_here, short, start):
-        """A plain actor that comes to the arm only after the run has ended makes no session for it."""
+        """A plain actor that processes the arm call after the end of the run starts no session for it."""
 
         handle = start(Rank)
         ray_here.get(handle.pid.remote())

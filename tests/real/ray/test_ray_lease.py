@@ -51,7 +51,7 @@ class DetachedAsync(Detached):
 
 @pytest.fixture
 def actor(ray_here, start):
-    """Make a detached actor; its name and its handle."""
+    """Return a function that makes a detached actor, and returns its name and handle."""
 
     def actor(cls=Detached):
         name = f"{cls.__name__}-{time.monotonic_ns()}"
