@@ -178,7 +178,7 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
     del engine.tokenizer_manager.stop_profile
     place = folder / "run" / "step-000002"
     deadline = time.monotonic() + 60
-    while True:  # the trace is named a moment after the failure, and in the manifest after a later stop
+    while True:  # the error names the trace soon after the failure; a later stop adds it to the manifest
         (entry,) = read_entries(folder)
         left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
         named = entry["status"] == "failed" and any(path in entry["error"] for path in left)
