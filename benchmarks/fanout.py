@@ -157,8 +157,8 @@ def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measure_fanout(*, quick: bool) -> list[Row]:
-    """Return rows of the time in enter and exit as a multiple of one call's time, by the number of
-    engines, and rows with one engine that hangs.
+    """Return rows of the time in enter and exit, by the number of engines, as a multiple of one
+    call's time. Further rows have one engine that hangs.
     """
     rows = []
     for count in (1, 8) if quick else (1, 8, 64, 1000):

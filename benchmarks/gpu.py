@@ -1,5 +1,5 @@
-"""Measure what a recorded step costs on a GPU: how long training stands still, and how much slower
-the step is, for each backend and kind of export.
+"""Measure what a recorded step costs on a GPU, for each backend and kind of export. The figures are
+how long training stands still, and how much slower the step is.
 
 ``python -m benchmarks --only gpu`` runs it on a machine with a GPU; other machines report that
 there is none. A real model (a transformer of 8 layers) trains. Every other step is recorded, so

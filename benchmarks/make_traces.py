@@ -1,7 +1,8 @@
 """Make traces for measurements.
 
-``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda`` makes a run. The first two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded
-through stepprof. The run's ``traces.json`` says which parts are not real:
+``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda`` makes a run. The first
+two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded through
+stepprof. The run's ``traces.json`` says which parts are not real:
 
 * Ranks beyond two are the files of the two real ranks again (hard links) under other numbers, each
   with its own spans and manifest. They serve to measure many sources, not skew.

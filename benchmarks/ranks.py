@@ -1,7 +1,7 @@
 """Measure what the reading commands cost for an increasing number of ranks, and whether the cost
 grows faster than the ranks. The runs are fabricated (`make_ranks`). Each command is a separate
 process; its processor time includes its workers. Growth is the cost per rank of many ranks over
-that of few, each without the cost of a run of eight ranks. 1 is linear.
+that of few, each without the cost of a run of eight ranks. A growth of 1 is linear.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure nanoseconds per call, by interleaved rounds of a compiled loop.
 
-Every subject is timed in every round, in an order that rotates each round, so that a slow phase of
-the machine affects all of them alike. The garbage collector is off, as in ``timeit``. Two clocks
-are read: the processor time of the whole process, and that of the calling thread, which does not
-include background threads.
+Every subject is timed in every round, and the order rotates. So a slow phase of the machine affects
+all of them alike. The garbage collector is off, as in ``timeit``. Two clocks are read: the
+processor time of the whole process, and that of the calling thread, which does not include
+background threads.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 […], …}'``, by any Python that has the library.
 
 It imports nothing of this repository except the subject, so that a peer's environment needs only
-the peer. It prints JSON: processor seconds of the work without the imports (user and system, with
-children), seconds by the wall clock, the highest resident memory of the process and of its largest
-child, and the result of the work.
+the peer. It prints JSON with the result of the work, its processor seconds without the imports
+(user and system, with children), and its wall seconds. It also prints the highest resident memory
+of the process and of its largest child.
 """
 
 from __future__ import annotations

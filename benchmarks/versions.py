@@ -1,9 +1,9 @@
-"""Measure stepprof side by side with another version of it: ``--only versions --against FOLDER``,
-where FOLDER is a work tree of that version (``git worktree add FOLDER COMMIT``).
+"""Measure stepprof side by side with another version of it: ``--only versions --against FOLDER``.
+FOLDER is a work tree of that version (``git worktree add FOLDER COMMIT``).
 
 Each subject is one process per version. The processes alternate in short bursts, so that a slow
 phase of the machine affects all alike. The figures of a call are minima over several processes, one
-after the other: the memory layout of a process changes them by up to 5 %. Those of a recorded
+after the other. The memory layout of a process changes them by up to 5 %. Those of a recorded
 window are lower quartiles, because each window is measured by itself.
 """
 

@@ -1,8 +1,8 @@
 """Provide a backend, as another package would, that a test controls: slow, bound to a thread, or
 failing at any of its calls.
 
-It checks the promises of the backend contract: the order of the calls, one call at a time, and a
-file name that is not in use.
+It checks the promises of the backend contract: the order of the calls, one call at a time, and an
+unused file name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Provide plug-ins for jobs of the tests, as an installed package does: a backend that leaves a
-file, and a file system that fails on request.
+"""Provide plug-ins for the tests' jobs, as an installed package does: a backend that leaves a file,
+and a file system that fails on request.
 """
 
 from __future__ import annotations

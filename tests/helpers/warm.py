@@ -2,8 +2,8 @@
 each script.
 
 The server runs no op and prepares no profiler, so that its children are in the state of a fresh
-process after its imports. The import of torch and of the modules for its profiler takes 3 s, and
-the tests of the end of a process need many processes.
+process after its imports. The import of torch and of the modules for its profiler takes 3 s. The
+tests of the end of a process need many processes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Test synchronous windows in a process with a running event loop, and actors that are busy or were
-restarted: the recorded data, and the entries in the manifest.
+restarted. The tests check the recorded data and the manifest.
 """
 
 from __future__ import annotations

@@ -208,8 +208,8 @@ class TestPlaces:
         assert {href for each in links for href in each} <= set(ids)
 
     def test_brackets_that_do_not_overlap_share_a_line(self, page: Chromium, tmp_path: Path) -> None:
-        """Brackets share lines in any order of the findings. 3 stretches one after the other need
-        one line, and one that spans them needs a second.
+        """Brackets share lines in any order of the findings. Here 3 separate stretches need one
+        line, and one that spans them needs a second.
         """
         report = regions_only()
         stretches = [(3.0, 3.2), (0.2, 0.4), (1.5, 2.5), (0.1, 3.9)]
@@ -315,8 +315,8 @@ class TestPaper:
 
     @pytest.mark.parametrize("content", [make_report(40, 1), worst(), regions_only()], ids=["40 ranks", "long names", "regions"])  # fmt: skip
     def test_the_printed_page_is_complete(self, page: Chromium, tmp_path: Path, content: Report) -> None:
-        """Everything fits within the width of the paper, no box hides a part of its content, and all
-        sections that are folded on the screen are open.
+        """Everything fits within the width of the paper, and no box hides a part of its content.
+        All sections that are folded on the screen are open.
         """
         show(page, tmp_path, content, 1280)
         self.paper(page)
