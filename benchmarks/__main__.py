@@ -1,4 +1,4 @@
-"""``python -m benchmarks``."""
+"""Run the benchmarks: ``python -m benchmarks``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Measure in a separate process: a tool, a device or a backend is chosen once per process, so each case needs a new one."""
+"""Measure in a separate process. A tool, a device or a backend is chosen once per process, so each
+case needs a new one.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ __all__ = ["ask", "ask_a_card", "call_rows"]
 def ask(
     module: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None
 ) -> tuple[list[Row], str | None]:
-    """Run a module as a program and return its result: its last line is ``{"rows": […]}``, or
-    ``{"absent": why}``. Raises RuntimeError if it fails."""
+    """Run a module as a program and return its result. The last line of its output is ``{"rows":
+    […]}``, or ``{"absent": reason}``. Raise RuntimeError if it fails.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **(environ or {})},
@@ -36,7 +39,9 @@ def ask(
 
 
 def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row], str | None]:
-    """Do the same for a program that runs on a device: a hang or crash there is reported as a reason, and costs no other rows."""
+    """Run a program on a device, as `ask` does. A hang or crash of the device is returned as a
+    reason, so that other rows are not lost.
+    """
     try:
         return ask(module, *arguments, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -47,7 +52,9 @@ def ask_a_card(module: str, *arguments: str, timeout: float) -> tuple[list[Row],
 
 
 def call_rows(group: str, subjects: Sequence[Subject], timed: Mapping[str, Timed], ours: str) -> list[Row]:
-    """Return rows of calls by the calling thread's processor time; the others are compared with `ours`."""
+    """Return rows of calls, in the processor time of the calling thread. The other subjects are
+    compared with `ours`.
+    """
     figures: dict[str, Figure] = {name: each.thread for name, each in timed.items()}
     measure = figures[ours].minimum
     rows = []

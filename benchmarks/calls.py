@@ -1,9 +1,10 @@
 """Measure the cost of a call while nothing is recorded: without a session, and in a session whose
 step is not selected.
 
-The figures with a limit are those of the promise "off costs nothing". One process runs them all: first the block before any
-`init`, when names of the package are still loaded lazily; then everything after an `init` that is switched off; then sessions
-with the null backend, the last of which watches itself.
+The figures with a limit are those of the promise "off costs nothing". One process runs them all. It
+first measures the block before any `init`, when names of the package are still loaded lazily. Then
+it measures everything after an `init` that is switched off, and at last sessions with the null
+backend. The last of these watches itself.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from stepprof.integrations.training_loop import open_timer
 __all__ = ["measure_calls"]
 
 SETTLE_SECONDS = 0.05
-"""The pause between two timings in a session, in which the background writer writes the spans of the last one."""
+"""The pause between two timings in a session, in which the background writer writes the spans of
+the previous one.
+"""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in nanoseconds for one subject: for its value, or for what it adds to the bare call."""
+    """A limit in nanoseconds for one subject: for its value, or for its added cost over the bare call."""
 
     nanoseconds: float
     on: str
@@ -37,7 +40,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Group:
-    """Subjects that are compared with each other; our first one is the reference."""
+    """Subjects that are compared with each other. The first one of stepprof is the reference."""
 
     name: str
     subjects: list[Subject]
@@ -56,7 +59,7 @@ class _Timer:
 
 
 class _PatchedTimer(_Timer):
-    """The same, as an adapter patches it."""
+    """A timer that does nothing and that an adapter has patched."""
 
     def __enter__(self) -> None:
         pass
@@ -66,7 +69,7 @@ class _PatchedTimer(_Timer):
 
 
 def _timers() -> list[Subject]:
-    """Return a timer of a framework, in a step that keeps nothing of it."""
+    """Return a framework's timer, plain and patched, in a step that records nothing of it."""
     patches = Patches("bench")
     target = f"{__name__}:_PatchedTimer"
     patches.around(f"{target}.__enter__", lambda *_: open_timer("bench"), timer=True)
@@ -85,7 +88,7 @@ def _timers() -> list[Subject]:
 
 
 async def _empty_coroutine() -> None:
-    """The bare coroutine to compare a decorated one with."""
+    """The bare coroutine, for comparison with a decorated one."""
 
 
 def _decorated(prefix: str) -> list[Subject]:
@@ -144,7 +147,7 @@ def _windows() -> list[Subject]:
 
 
 ANSWER = {"meta_info": {"first_token_latency": 0.1, "e2e_latency": 0.9, "completion_tokens": 9}}
-"""An answer of SGLang, without the tokens."""
+"""An answer of SGLang without the tokens."""
 
 
 def _points() -> list[Subject]:
@@ -227,8 +230,8 @@ def _groups_without_spans() -> list[Group]:
 
 
 def _groups_while_watching() -> list[Group]:
-    """Return groups in a process that watches itself: a call then costs the share of the
-    interpreter's lock that the background thread takes.
+    """Return groups for a process that watches itself. A call then also pays for the background
+    thread's share of the interpreter's lock.
     """
     groups = [
         Group(
@@ -292,7 +295,9 @@ _WORK = Subject("10,000 turns of a Python loop", "for number in range(10_000): n
 
 
 def _in_recorded_windows(effort: Effort) -> list[Row]:
-    """Measure a region and a decorated call in a recorded window, with and without evidence; the null backend adds no range."""
+    """Measure a region and a decorated call in a recorded window, with and without evidence. The
+    null backend adds no range.
+    """
     rows: list[Row] = []
     for evidence in (True, False):
         group = Group(
@@ -351,7 +356,7 @@ def _rows(group: Group, timed: dict[str, Timed]) -> list[Row]:
 
 
 def _against_verl(rows: list[Row]) -> list[Row]:
-    """Return one more row if verl is installed: our added cost as a share of verl's."""
+    """Return one more row if verl is installed: stepprof's added cost as a share of verl's."""
     added = {row.name: row.added for row in rows if row.group == "decorated, no session"}
     ours, theirs = added["@region"], added.get("verl DistProfiler.annotate, disabled")
     if ours is None or theirs is None:

@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def environment(tree: Path = REPOSITORY) -> dict[str, str]:
     """Return the caller's environment, without its stepprof settings and with one thread for torch.
 
-    Python keeps its byte code there, as it does of an installed package: else each process compiles the sources.
+    Python writes byte code there, as it does for an installed package. Otherwise each process would
+    compile the sources.
 
     Args:
         tree: the work tree from which stepprof is imported.
@@ -30,7 +31,7 @@ def environment(tree: Path = REPOSITORY) -> dict[str, str]:
 
 
 def run_python(*arguments: str) -> str:
-    """Run Python in the repository's folder and return what it printed."""
+    """Run Python in the repository's folder and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         cwd=REPOSITORY,

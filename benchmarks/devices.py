@@ -1,8 +1,8 @@
-"""Measure the cost of a region with each backend: never selected, attached and idle, and recording;
-compared with torch's own range. Each backend has its own process, because torch and its profiler
-stay loaded. Spans are off (`calls` measures them), so that only the backend's cost remains. nsys
-and npu are measured with their own tools: `nsys_regions`, and the rows of torch_npu's mstx where
-that is installed.
+"""Measure the cost of a region with each backend: never selected, attached and idle, and recording.
+It is compared with torch's own range. Each backend has its own process, because torch and its
+profiler stay loaded. Spans are off (`calls` measures them), so that only the backend's cost
+remains. nsys and npu are measured with their own tools: by `nsys_regions`, and by `npu_regions`
+where torch_npu is installed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _rows(backend: str, mode: str, *, quick: bool) -> list[Row]:
     import stepprof
 
     subjects = _subjects(stepprof)
-    # a torch capture holds 4 kB for each range
+    # a torch capture stores 4 kB for each range
     effort = (
         Effort.quick()
         if quick

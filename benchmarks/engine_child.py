@@ -1,7 +1,9 @@
-"""One real engine in a process of its own: ``python -m benchmarks.engine_child vllm|sglang ROUNDS``.
+"""Measure one real engine in its own process: ``python -m benchmarks.engine_child vllm|sglang
+ROUNDS``.
 
-Bare start and stop calls of the engine and a recorded window of stepprof alternate around the same generation, as do generations
-with an engine that is attached and one that is not; so that other load of the machine affects both.
+Bare start and stop calls of the engine alternate with a recorded window of stepprof around the same
+generation. Generations with an attached engine alternate with those without. So other load of the
+machine affects both.
 """
 
 from __future__ import annotations
@@ -131,7 +133,9 @@ def _sglang(rounds: int, folder: Path) -> Samples:
             generate()
 
     def later(act: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
-        """Run on a thread: the engine's own calls run an event loop, which is impossible inside another one."""
+        """Run on a thread: the engine's own calls run an event loop, which is impossible inside
+        another one.
+        """
         return lambda *given: asyncio.get_running_loop().run_in_executor(None, act, *given)
 
     _session(folder, rounds + 1)

@@ -1,7 +1,8 @@
 """Measure what a recorded window adds to the body with a real engine, compared with the engine's
-bare start and stop calls; and what an attached engine that does not record adds to generation.
+bare start and stop calls. Also measure what an attached engine that does not record adds to
+generation.
 
-Measured for the engine that is installed: ``nox -s bench_vllm``, ``nox -s bench_sglang``.
+The installed engine is measured: ``nox -s bench_vllm``, ``nox -s bench_sglang``.
 """
 
 from __future__ import annotations

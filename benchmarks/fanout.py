@@ -1,4 +1,4 @@
-"""Measure what many engines cost the training loop: simulated engines, whose calls take 50 ms
+"""Measure what many engines cost the training loop, with simulated engines whose calls take 50 ms
 without using this processor. They are compared with the bare calls, gathered on an event loop.
 """
 
@@ -141,7 +141,7 @@ stepprof.shutdown(5)
 
 
 def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of the same with engines in real Ray actors, compared with the bare calls of as many methods."""
+    """Return rows with engines in real Ray actors, compared with bare calls of as many actors."""
     if find_spec("ray") is None:
         return [], {"Ray actors": "ray is not installed"}
     group = "enter of a window with n Ray actors, calls of 50 ms"
@@ -157,14 +157,14 @@ def measure_actors(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measure_fanout(*, quick: bool) -> list[Row]:
-    """Return rows of the time in enter and exit as a multiple of one call's time, by the number of
-    engines, and of one engine that hangs.
+    """Return rows of the time in enter and exit, by the number of engines, as a multiple of one
+    call's time. Further rows have one engine that hangs.
     """
     rows = []
     for count in (1, 8) if quick else (1, 8, 64, 1000):
         found = _run(count, 3 if quick else 8)
-        # the first window finds nothing armed; later ones were armed at the exit of the previous
-        # one
+        # no engine is armed for the first window; for later ones, all are armed when the previous
+        # one ends
         enter, leave = (Figure.of([x / 0.05 for x in found[key][1:]]) for key in ("enters", "exits"))
         bare = Figure.of([x / 0.05 for x in found["bare"]])
         rows.append(

@@ -1,8 +1,8 @@
-"""The results of every measurement, and their statistics.
+"""Hold the results of every measurement, and their statistics.
 
-A figure is a minimum and a median over interleaved rounds with the spread between the quartiles: the minimum is what the code
-costs when nothing disturbs it, and repeats well on a busy machine; the median and the spread show
-how reliable it is.
+A figure is a minimum and a median over interleaved rounds, with the spread between the quartiles.
+The minimum is the cost of the code without a disturbance, and repeats well on a busy machine. The
+median and the spread show how reliable it is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measure what a recorded step costs on a GPU: how long training stands still, and how much slower
-the step is, for each backend and kind of export.
+"""Measure what a recorded step costs on a GPU, for each backend and kind of export. The figures are
+how long training stands still, and how much slower the step is.
 
-``python -m benchmarks --only gpu`` on a machine with one; on others it reports that there is none.
-A real model (a transformer of 8 layers) trains. Every other step is recorded, so that slow phases
-of the machine affect both kinds. A case that cannot be measured on a card is reported with its
-reason.
+``python -m benchmarks --only gpu`` runs it on a machine with a GPU; other machines report that
+there is none. A real model (a transformer of 8 layers) trains. Every other step is recorded, so
+that slow phases of the machine affect both kinds. A case that cannot be measured on a card is
+reported with its reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TIMEOUT_SECONDS = 900
 
 
 def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of each case, one process each, and why cases are missing."""
+    """Return rows of each case, one process each, and the reasons for missing cases."""
     if find_spec("torch") is None:
         return [], {"gpu": "torch is not installed"}
     rows: list[Row] = []
@@ -58,7 +58,7 @@ def measure_gpu(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
-    """Train, record every other step, and read the manifests."""
+    """Train, record every other step, and return rows from the manifests."""
     import torch
 
     import stepprof
@@ -107,7 +107,7 @@ def measured(case: str, *, quick: bool, device: str = "cuda") -> list[Row]:
 
 
 def _look_for_kernels(run: Path) -> None:
-    """Raise RuntimeError if a trace has no kernels: its figures would be those of the host alone."""
+    """Raise RuntimeError if a trace has no kernels: its figures would be those of the host only."""
     trace = next(iter(run.glob("step-*/actor/*.trace.json.gz")), None)
     if trace is not None and b'"kernel"' not in gzip.decompress(trace.read_bytes()):
         raise RuntimeError("the traces have no kernels; `stepprof doctor` says why")
@@ -120,7 +120,9 @@ def _row(
 
 
 def _trainer(torch: Any, device: str, micro_batches: int, *, quick: bool) -> Any:
-    """Return a transformer, its optimizer and one batch, which is used once per micro-batch."""
+    """Return a function that trains a transformer for one step. Each micro-batch uses the same
+    batch.
+    """
     torch.manual_seed(0)
     width, layers, batch, length = (64, 2, 2, 16) if quick else (1024, 8, 16, 256)
     layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
@@ -147,7 +149,7 @@ def _called(torch: Any, device: str) -> str:
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Return the version of NVIDIA's driver, from the words of a line."""
+    """Return the version of NVIDIA's driver from a line of text."""
     try:
         found = re.search(r"\s(\d+(?:\.\d+)+)\s", path.read_text(encoding="utf-8"))
     except OSError:  # another system, or another vendor's card

@@ -1,5 +1,5 @@
 """Measure what a session with live control costs: publishing its status among a thousand others,
-and the delay until a request is seen.
+and the delay until all processes have accepted a request.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _triggering(*, quick: bool) -> list[Row]:
 
 
 def _all_took(found: dict[str, list[dict[str, object]]], processes: int) -> bool:
-    """Return whether every process has accepted the request in time."""
+    """Return whether every process has answered the request in time."""
     return sum(len(found.get(outcome, ())) for outcome in ("accepted", "reached", "not here")) == processes
 
 

@@ -1,8 +1,10 @@
 """Fabricate a run of many ranks: ``python -m benchmarks.make_ranks FOLDER --ranks 1024``.
 
-One rank is real: a process that records through stepprof, with nothing to do. All others are copies of its spans, its status and its manifest, under other ranks, hosts and process ids, eight to a
-host, some a little later than the others. The traces are made up: a few operators and a few collectives of all ranks for each window, and the iterations of one engine for each host.
-They serve to measure the cost of many ranks, not to be viewed.
+One rank is real: a process that records through stepprof and has no work. All others are copies of
+its spans, its status and its manifest, under other ranks, hosts and process ids. Eight ranks share
+a host, some a little later than the others. The traces are fabricated. Each window has a few
+operators and a few collectives of all ranks, and each host has the iterations of one engine. The
+run serves to measure the cost of many ranks, not to be viewed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ __all__ = ["make_ranks"]
 
 PER_HOST = 8
 LATER_NS = 20_000
-"""How much later each rank of a host is than the one before."""
+"""The delay of each rank of a host after the previous one."""
 OPERATORS = 8
 COLLECTIVES = 4
 _START = re.compile(rb'"start": (\d+)')
@@ -35,8 +37,8 @@ def make_ranks(folder: Path, ranks: int) -> Path:
     """Fabricate a run, or reuse the one of an earlier call.
 
     Args:
-        folder: where runs of all sizes lie side by side.
-        ranks: how many.
+        folder: the folder of runs of all sizes.
+        ranks: the number of ranks.
 
     Returns:
         the run's folder.
@@ -86,7 +88,9 @@ class _Fabric:
         )
 
     def write(self) -> None:
-        """Write the run, `run.json` last: an interrupted one is not mistaken for a complete one."""
+        """Write the run, and `run.json` last, so that an interrupted run is not mistaken for a
+        complete one.
+        """
         for folder in ("spans", "status", f"{self._step}/manifest", *(f"{self._step}/{r}" for r in ROLES)):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for rank in range(self.ranks):
@@ -128,7 +132,9 @@ class _Fabric:
             _write(self.path / self._step / "manifest" / f"{role}-rank-{rank}.json", content)
 
     def _write_engines(self) -> None:
-        """Write the fragment of the process that drives one engine for each host, and has compared the clocks of all."""
+        """Write the fragment of the process that drives one engine per host and has compared the
+        clocks of all hosts.
+        """
         fragment = self.fragments["rollout"]
         edges = {key: fragment["windows"][0][key] for key in ("start_unix_ns", "end_unix_ns")}
         engines, clocks = [], list(fragment["clocks"])
@@ -148,7 +154,7 @@ class _Fabric:
         _write(self.path / self._step / "manifest" / "rollout-engines.json", content)
 
     def _link(self, name: str, first: str, data: bytes) -> None:
-        """Write a file, or link the one that has the same content."""
+        """Write a file, or link the file with the same content."""
         if name == first:
             (self.path / name).write_bytes(data)
         else:

@@ -1,12 +1,15 @@
-"""Make traces to measure with: ``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda``.
+"""Make traces for measurements.
 
-The first two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded
-through stepprof. The run's ``traces.json`` names everything that is not real:
+``python -m benchmarks.make_traces FOLDER --events 500000 --ranks 64 --cuda`` makes a run. The first
+two ranks are real: two processes of torch's DistributedDataParallel over gloo, recorded through
+stepprof. The run's ``traces.json`` says which parts are not real:
 
-* Ranks beyond two are the two real ranks' files again (hard links) under other numbers, each with
-  its own spans and manifest: for measuring many sources, not for skew.
-* ``--cuda`` makes CUDA-shaped traces of the real ones. No GPU was there: every outermost operator gets a launch and a kernel with a flow between them, on one stream, in order; every collective a kernel of
-  NCCL's name on another stream. Names, categories, arguments and nesting are those of real CUDA traces; how long a kernel takes is derived from its operator's time.
+* Ranks beyond two are the files of the two real ranks again (hard links) under other numbers, each
+  with its own spans and manifest. They serve to measure many sources, not skew.
+* ``--cuda`` makes CUDA-shaped traces from the real ones, without a GPU. Every outermost operator
+  gets a launch and a kernel with a flow between them, on one stream, in order. Every collective
+  gets a kernel with a name of NCCL on another stream. Names, categories, arguments and nesting are
+  those of real CUDA traces. The duration of a kernel is derived from its operator's time.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ LAUNCH_US, QUEUE_US = 4.0, 2.5
 
 @functools.cache
 def traces_folder() -> Path:
-    """Return the folder of the benchmarks' traces: ``$STEPPROF_BENCH_TRACES``, which is kept, else a temporary one."""
+    """Return the folder of the benchmarks' traces: ``$STEPPROF_BENCH_TRACES``, which is kept, or a
+    temporary one.
+    """
     given = os.environ.get("STEPPROF_BENCH_TRACES")
     if given:
         return Path(given)
@@ -44,12 +49,12 @@ def traces_folder() -> Path:
 
 
 def make_traces(folder: Path, *, events: int, ranks: int = REAL_RANKS, cuda: bool = False) -> Path:
-    """Record a run, or take the one that an earlier call made with the same numbers.
+    """Record a run, or reuse the one that an earlier call made with the same numbers.
 
     Args:
-        folder: where runs of all sizes lie side by side.
-        events: how many a rank's traces of the step have together, roughly.
-        ranks: how many; those beyond two are copies.
+        folder: the folder of runs of all sizes.
+        events: the approximate number of events in all traces of a rank's step.
+        ranks: the number of ranks; those beyond two are copies.
         cuda: whether the traces are made CUDA-shaped.
 
     Returns:
@@ -86,7 +91,7 @@ def make_run(folder: Path, name: str, events: int) -> None:
 
 
 def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
-    """Make a run from the real one: more ranks, or another shape."""
+    """Derive a run from the real one: with more ranks, or with another shape."""
     step = f"step-{STEP:06d}"
     (path / "spans").mkdir(parents=True)
     (path / step / "manifest").mkdir(parents=True)
@@ -127,12 +132,12 @@ def _derive(real: Path, path: Path, ranks: int, *, cuda: bool) -> None:
 
 
 def _pid(pid: int, rank: int) -> int:
-    """Return the process id of the real rank, and a new one for each copy."""
+    """Return the process id of a real rank, or a new one for a copy."""
     return pid + 10_000_000 * (rank // REAL_RANKS)
 
 
 def _shape(source: Path, target: Path) -> int:
-    """Write the CUDA-shaped trace; return its number of events."""
+    """Write the CUDA-shaped trace and return its number of events."""
     from isal import igzip
 
     with igzip.open(source, "rb") as file:
@@ -143,7 +148,9 @@ def _shape(source: Path, target: Path) -> int:
 
 
 def cuda_shaped(trace: dict[str, Any]) -> dict[str, Any]:
-    """Return the trace with the events that a GPU would have added; see the module for what is made up."""
+    """Return the trace with the events that a GPU would have added. The module's docstring says
+    what is fabricated.
+    """
     events: list[dict[str, Any]] = trace["traceEvents"]
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
     operators = [event for event in complete if event.get("cat") == "cpu_op"]
@@ -162,7 +169,7 @@ def cuda_shaped(trace: dict[str, Any]) -> dict[str, Any]:
         innermost[event["tid"], within[event["tid"]]] = event
     work = [(event, COMPUTE_STREAM) for event in outermost] + [(event, NCCL_STREAM) for event in collectives]
     for correlation, (event, stream) in enumerate(sorted(work, key=lambda pair: pair[0]["ts"]), start=1):
-        # the last operator inside launches, so that a launch is never inside the time of another
+        # the last inner operator launches, so that a launch is never inside the time of another
         # operator
         launching = innermost.get((event["tid"], event["ts"]), event)
         launch = launching["ts"] + min(1.0, launching["dur"] / 4)

@@ -1,6 +1,6 @@
-"""Measure the memory that the spans of a million regions hold, in a fresh process, and the files
-that they become. The recorder is bounded and a background thread drains it into files, so the
-growth must not follow the number of regions. A loop of nothing but regions is the worst case: a
+"""Measure the memory that the spans of a million regions take in a fresh process, and the size of
+their files. The recorder has a limit, and a background thread writes its spans to files. So the
+growth must not follow the number of regions. A loop that only runs regions is the worst case: a
 training step between them would give the writer time.
 """
 
@@ -50,7 +50,7 @@ print(json.dumps({"peak": peak - before, "after": after - before, "written": wri
 
 
 def measure_memory(*, quick: bool) -> list[Row]:
-    """Return rows of the growth in resident memory, and of the files that the writer made."""
+    """Return rows of the growth in resident memory, and of the files of the writer."""
     regions = 20_000 if quick else 1_000_000
     found = json.loads(run_python("-c", _SCRIPT, str(regions)).splitlines()[-1])
     group = GROUP.format(regions=regions)

@@ -1,6 +1,7 @@
 """Measure merging traces into one timeline: compared with the peers, compared with msgspec's own
-decoding, and with more and more sources. The traces are those of `make_traces`. Every subject is a
-separate process, without its imports. Rates are of uncompressed text per second of one processor.
+decoding, and with an increasing number of sources. The traces are those of `make_traces`. Every
+subject is a separate process, without its imports. Rates are of uncompressed text per second of one
+processor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SOURCES = "merge more and more sources, two workers"
 
 
 def measure_merging(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of ours, the peers and msgspec over the same files, and rows over the number of sources."""
+    """Return rows of stepprof, the peers and msgspec for the same files, and rows over the number
+    of sources.
+    """
     if find_spec("torch") is None:
         return [], {"merge": "the traces to merge are made with torch"}
     absent: dict[str, str] = {}
@@ -33,7 +36,7 @@ def measure_merging(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def actor_traces(run: Path, ranks: int) -> list[Path]:
-    """Return the traces of the role that trains: the large ones."""
+    """Return the traces of the role that trains, which are the large ones."""
     return [run / f"step-{STEP:06d}" / "actor" / f"rank-{rank}.trace.json.gz" for rank in range(ranks)]
 
 
@@ -45,7 +48,9 @@ def text_bytes(files: Sequence[Path]) -> int:
 def run_rounds(
     subjects: Sequence[tuple[str, str, dict[str, object]]], rounds: int, absent: dict[str, str]
 ) -> dict[str, list[Done]]:
-    """Run every subject (row, subject, its input) once a round. Report and omit one that has no environment, or fails."""
+    """Run every subject (row, subject, its input) once per round. Report and omit a peer that has
+    no environment or fails.
+    """
     results: dict[str, list[Done]] = {}
     python_of = {}
     for row, subject, _ in subjects:
@@ -105,7 +110,9 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
 
 
 def _sources(*, quick: bool) -> list[Row]:
-    """Measure peak memory and seconds over the number of sources of equal size; then one worker against two."""
+    """Measure peak memory and seconds over the number of sources of equal size, and compare one
+    worker with two.
+    """
     events, counts = (5_000, (2, 4)) if quick else (50_000, (2, 16, 64))
     rows = []
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:

@@ -1,5 +1,5 @@
 """Measure the cost of a region under the npu backend, compared with torch_npu's own bare mstx
-calls: off, and in a recorded window. The real torch_npu runs over the tests' stand-in for CANN
+calls: off, and in a recorded window. The real torch_npu runs with the tests' stand-in for CANN
 (``tests/real/npu/acl.py``), which does nothing in each range: CANN's own cost is not in the
 figures. Spans are off (`calls` measures them). torch_npu needs its own environment: `nox -s npu`
 makes one, in `.nox/npu`.
@@ -27,7 +27,7 @@ OURS = "with region(name)"
 
 
 def measure_npu_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows for each of the three, and what is not installed."""
+    """Return rows for each mode, and the reason if nothing can be measured."""
     what = "a region under torch_npu"
     builder = Path(__file__).parent.parent / "tests" / "real" / "npu" / "acl.py"
     if find_spec("torch_npu") is None:

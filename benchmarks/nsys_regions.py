@@ -1,7 +1,8 @@
-"""Measure the cost of a region under the nsys backend, compared with nvtx's own bare calls: off, in
-a recorded window without a tool, and with one attached. NVTX looks for a tool once per process, so
-each is a separate process. The tool is that of the tests (``tests/helpers/nsys/injection.c``), set
-to keep nothing: its cost is the same for all subjects. Spans are off (`calls` measures them).
+"""Measure the cost of a region under the nsys backend, compared with nvtx's own bare calls. The
+modes are off, in a recorded window without a tool, and with one attached. NVTX loads a tool once
+per process, so each mode is a separate process. The tool is that of the tests
+(``tests/helpers/nsys/injection.c``), set to store nothing: its cost is the same for all subjects.
+Spans are off (`calls` measures them).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OURS = "with region(name)"
 
 
 def measure_nsys_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows for each of the three, and what is not installed."""
+    """Return rows for each mode, and the reasons for missing ones."""
     if find_spec("nvtx") is None:
         return [], {"a region under nsys": "nvtx is not installed"}
     rows: list[Row] = []

@@ -1,6 +1,6 @@
-"""Other tools with the same purpose, each switched off, as subjects of the timing loop. A peer that
-is not installed is omitted and named in the report. Importing one may cost seconds and pull in half
-of the Python package index, so that happens here and only on demand.
+"""Provide other tools with the same purpose, each switched off, as subjects of the timing loop. A
+peer that is not installed is omitted and named in the report. The import of a peer may cost seconds
+and load many other packages, so it happens only here and on demand.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def library_versions() -> dict[str, str | None]:
 
 
 def empty_call() -> None:
-    """The bare call to compare a decorated one with."""
+    """The bare call, for comparison with a decorated one."""
 
 
 class Worker:
-    """verl decorates methods of workers that carry a profiler: the same method bare, for comparison."""
+    """A worker for verl, which decorates methods of workers that have a profiler. The bare method
+    is for comparison.
+    """
 
     profiler: object = None
 
@@ -60,7 +62,7 @@ def _verl_annotate() -> list[Subject]:
     class AnnotatedWorker(Worker):
         @profiler_module.DistProfiler.annotate(role="actor")  # type: ignore[untyped-decorator, unused-ignore]
         def annotated(self) -> None:
-            """The same method under verl's decorator."""
+            """The bare method with verl's decorator."""
 
     worker = AnnotatedWorker()
     worker.profiler = profiler_module.DistProfiler(rank=0)
@@ -112,7 +114,7 @@ def _viztracer() -> list[Subject]:
 
 
 def decorated_peers() -> tuple[list[Subject], dict[str, str]]:
-    """Return decorated functions of every installed peer, and why the others are missing."""
+    """Return decorated functions of every installed peer, and the reasons for missing peers."""
     return _collect(
         {
             "verl": _verl_annotate,
@@ -167,7 +169,7 @@ def _nullcontext_block() -> list[Subject]:
 
 
 def block_peers() -> tuple[list[Subject], dict[str, str]]:
-    """Return with-blocks of every installed peer, and why the others are missing."""
+    """Return with-blocks of every installed peer, and the reasons for missing peers."""
     return _collect(
         {
             "contextlib": _nullcontext_block,

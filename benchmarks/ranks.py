@@ -1,7 +1,7 @@
-"""Measure what the reading commands cost for more and more ranks, and whether that grows faster
-than the ranks. The runs are fabricated (`make_ranks`). Each command is a separate process; its
-processor time includes its workers. Growth is the cost per rank of many ranks over that of few,
-each without the cost of a run of eight ranks. 1 is linear.
+"""Measure what the reading commands cost for an increasing number of ranks, and whether the cost
+grows faster than the ranks. The runs are fabricated (`make_ranks`). Each command is a separate
+process; its processor time includes its workers. Growth is the cost per rank of many ranks over
+that of few, each without the cost of a run of eight ranks. A growth of 1 is linear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def measure_ranks(*, quick: bool) -> list[Row]:
-    """Return rows of each command over the number of ranks, and of its growth."""
+    """Return rows of each command over the number of ranks, and rows of its growth."""
     sizes = (8, 16, 32, 64) if quick else (8, 256, 1024, 4096)
     runs = [make_ranks(traces_folder(), ranks).resolve() for ranks in sizes]
     rows, growth = [], []

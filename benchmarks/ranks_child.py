@@ -1,5 +1,6 @@
-"""One rank of a job that does nothing, recorded through stepprof: the template of `make_ranks`.
-``python -m benchmarks.ranks_child OUTPUT_DIR RUN_ID WORLD``."""
+"""Record one rank of a job without work through stepprof, as the template of `make_ranks`: ``python
+-m benchmarks.ranks_child OUTPUT_DIR RUN_ID WORLD``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SECONDS = 0.001
 
 
 def main(output_dir: str, run_id: str, world: int) -> None:
-    """Go through the steps; one of them is recorded, with the backend that records nothing."""
+    """Run the steps, and record one of them with the backend that records nothing."""
     config = {"output_dir": output_dir, "backend": "null", "steps": str(RECORDED), "ranks": "all"}
     stepprof.init(config, rank=0, world_size=world, run_id=run_id)
     for step in range(1, STEPS + 1):

@@ -1,4 +1,4 @@
-"""The table and the JSON document of a run: what anyone can paste into an issue."""
+"""Return the table and the JSON document of a run, which can be pasted into an issue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADINGS = ("", "median", "min", "spread", "added", "ratio", "limit", "within")
 
 
 def document(rows: Sequence[Row], absent: dict[str, str], *, quick: bool) -> dict[str, object]:
-    """Everything of a run as JSON: where it ran, with which versions, and every row."""
+    """Return the complete run as JSON: the machine, the versions, and every row."""
     return {
         "schema_version": SCHEMA_VERSION,
         "quick": quick,
@@ -36,7 +36,7 @@ def document(rows: Sequence[Row], absent: dict[str, str], *, quick: bool) -> dic
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a table in plain text, one block per group."""
+    """Return the rows as a table in plain text, one block per group."""
     lines: list[tuple[str, ...]] = []
     group = None
     for row in rows:

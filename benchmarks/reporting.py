@@ -1,7 +1,8 @@
 """Measure the analysis of traces: ten million events, and two traces compared with the peers. The
-two traces are CUDA-shaped, because HolisticTraceAnalysis reads nothing else. Each peer runs its own
-analysis, which covers less than a report. Both report the overlap of communication and computation,
-each of these, and idle time; a difference ends the measurement.
+two traces are CUDA-shaped, because HolisticTraceAnalysis reads only those. Each peer runs its own
+analysis, which covers less than a report. stepprof and HolisticTraceAnalysis both return the
+overlap of communication and computation, each of these, and idle time. A difference ends the
+measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LARGE = "report of a run of {events:,.0f} events in {sources} sources"
 
 
 def measure_reporting(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of ours and the peers over the same files, and of a large run."""
+    """Return rows of stepprof and the peers for the same files, and rows of a large run."""
     if find_spec("torch") is None:
         return [], {"report": "the traces to report on are made with torch"}
     absent: dict[str, str] = {}
@@ -51,8 +52,8 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
 
 
 def _agree(ours: Done, theirs: Done) -> None:
-    """Raise RuntimeError if the two differ by more than HolisticTraceAnalysis rounds: the speed of
-    wrong results means nothing.
+    """Raise RuntimeError if the two differ by more than HolisticTraceAnalysis rounds, because the
+    speed of wrong results means nothing.
     """
     answer: Any = ours.answer
     other: Any = theirs.answer

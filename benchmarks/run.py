@@ -1,4 +1,4 @@
-"""The command line: measure, print the table, write the JSON."""
+"""Provide the command line: measure, print the table, write the JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the selected benchmarks; return 1 if a limit is exceeded and ``--check`` was given, else 0."""
+    """Run the selected benchmarks. Return 1 if a limit is exceeded and ``--check`` was given, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="What stepprof costs, beside its peers."
     )

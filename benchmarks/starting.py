@@ -1,4 +1,4 @@
-"""Measure what it costs to import stepprof and to begin a session, each in a fresh process."""
+"""Measure the cost to import stepprof and to begin a session, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps({"wall": wall, "cpu": cpu, "imported": imported, "begun": begun
 
 
 def measure_starting(*, quick: bool) -> list[Row]:
-    """Return rows of import and init; the note names the heavy packages that they import."""
+    """Return rows of import and init. The note names the heavy packages that they import."""
     rounds = 2 if quick else 15
     bare, imports, inits = [], [], []
     cpu_seconds("-c", "import stepprof")  # writes the byte code

@@ -1,8 +1,8 @@
-"""Nanoseconds per call, by interleaved rounds of a compiled loop.
+"""Measure nanoseconds per call, by interleaved rounds of a compiled loop.
 
-Every subject is timed in every round, in an order that rotates each round, so that a slow phase of
-the machine affects all of them alike. The garbage collector is off, as in ``timeit``. Two clocks
-run: the processor time of the whole process, and that of the calling thread, which does not include
+Every subject is timed in every round, and the order rotates. So a slow phase of the machine affects
+all of them alike. The garbage collector is off, as in ``timeit``. Two clocks are read: the
+processor time of the whole process, and that of the calling thread, which does not include
 background threads.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.figures import Figure
 __all__ = ["Effort", "Subject", "Timed", "time_subjects"]
 
 Clocks = tuple[int, int]
-"""Nanoseconds of the process and of the thread."""
+"""Nanoseconds of the process, and of the thread."""
 
 _LOOP = """
 {kind} loop(_rounds, _process, _thread):
@@ -35,22 +35,22 @@ _LOOP = """
 
 @dataclass(frozen=True)
 class Subject:
-    """A statement as a user would write it, and the names it uses."""
+    """A statement as a user would write it, and the names in it."""
 
     name: str
     statement: str
     names: Mapping[str, object] = field(default_factory=dict)
     base: str | None = None
-    """The subject that is the bare call of this one; None: the statement has none."""
+    """The name of the subject that is the bare call of this one. None: the statement has none."""
     ours: bool = False
     note: str = ""
     settle: Callable[[], None] | None = None
-    """Called between two timings, off the clock."""
+    """Called between two timings, without being measured."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds, and seconds that one subject takes in one round."""
+    """How long to measure: the number of rounds, and the seconds of one subject in one round."""
 
     rounds: int
     seconds: float
@@ -66,7 +66,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Timed:
-    """The cost of a subject per call, in nanoseconds, minus the loop around it."""
+    """The cost of a subject per call in nanoseconds, minus the loop around it."""
 
     process: Figure
     thread: Figure
@@ -85,7 +85,7 @@ def _compiled(subject: Subject) -> Callable[[Iterable[None]], Clocks]:
     def run(rounds: Iterable[None]) -> Clocks:
         result = loop(rounds, time.process_time_ns, time.thread_time_ns)  # type: ignore[operator]
         if inspect.iscoroutine(result):
-            # None of the coroutines here ever waits for anything: the first send runs the loop to its end.
+            # none of these coroutines ever waits: the first send runs the loop to its end
             try:
                 result.send(None)
             except StopIteration as stop:
@@ -131,7 +131,7 @@ def time_subjects(subjects: Sequence[Subject], effort: Effort) -> dict[str, Time
 
 
 def _count(loop: Callable[[Iterable[None]], Clocks], seconds: float) -> int:
-    """Return how many calls take about this long; this also warms up the loop."""
+    """Return how many calls take about this long. This also warms up the loop."""
     count = 64
     while True:
         took = loop(repeat(None, count))[1]

@@ -2,9 +2,9 @@
 […], …}'``, by any Python that has the library.
 
 It imports nothing of this repository except the subject, so that a peer's environment needs only
-the peer. It prints JSON: processor seconds of the work without the imports (user and system, with
-children), seconds by the wall clock, the highest resident memory of the process and of its largest
-child, and the result of the work.
+the peer. It prints JSON with the result of the work, its processor seconds without the imports
+(user and system, with children), and its wall seconds. It also prints the highest resident memory
+of the process and of its largest child.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Work = Callable[[], object]
 
 
 def decode(given: dict[str, Any]) -> Work:
-    """msgspec's typed decode of text in memory: the limit of any JSON reader in Python."""
+    """Prepare msgspec's typed decode of text in memory: the limit of any JSON reader in Python."""
     import msgspec
     from isal import igzip
 
@@ -44,7 +44,7 @@ def decode(given: dict[str, Any]) -> Work:
 
 
 def merge(given: dict[str, Any]) -> Work:
-    """`stepprof merge`."""
+    """Prepare `stepprof merge`."""
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
     from stepprof.analysis.timeline.merge import merge as merge_inputs
@@ -61,7 +61,7 @@ def merge(given: dict[str, Any]) -> Work:
 
 
 def report(given: dict[str, Any]) -> Work:
-    """`stepprof report`, without the page."""
+    """Prepare `stepprof report` without the page."""
     from stepprof.analysis.report.analyse import analyse
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
@@ -83,7 +83,7 @@ def report(given: dict[str, Any]) -> Work:
 
 
 def sglang(given: dict[str, Any]) -> Work:
-    """SGLang's merger, from its own file, because the package would import an engine."""
+    """Prepare SGLang's merger, from its own file, because the package would import an engine."""
     import importlib.util
 
     package = next(Path(place) for place in sys.path if Path(place, "sglang").is_dir())
@@ -107,7 +107,7 @@ def sglang(given: dict[str, Any]) -> Work:
 
 
 def viztracer(given: dict[str, Any]) -> Work:
-    """`viztracer --combine`, which reads and writes uncompressed text."""
+    """Prepare `viztracer --combine`, which reads and writes uncompressed text."""
     from viztracer.main import VizUI
 
     folder = Path(given["folder"])
@@ -128,7 +128,7 @@ def viztracer(given: dict[str, Any]) -> Work:
 
 
 def hta(given: dict[str, Any]) -> Work:
-    """HolisticTraceAnalysis: overlap and temporal breakdown; GPU traces only."""
+    """Prepare HolisticTraceAnalysis: overlap and temporal breakdown. It reads GPU traces only."""
     warnings.simplefilter("ignore")
     from hta.common.trace import Trace
     from hta.trace_analysis import TraceAnalysis
@@ -147,7 +147,7 @@ def hta(given: dict[str, Any]) -> Work:
 
 
 def tensorboard(given: dict[str, Any]) -> Work:
-    """torch-tb-profiler, as TensorBoard's plug-in calls it for each worker."""
+    """Prepare torch-tb-profiler, as TensorBoard's plug-in calls it for each worker."""
     warnings.simplefilter("ignore")
     from torch_tb_profiler.profiler.data import RunProfileData
 
@@ -162,7 +162,7 @@ def tensorboard(given: dict[str, Any]) -> Work:
 
 
 def rl_insight(given: dict[str, Any]) -> Work:
-    """rl-insight's parser of torch traces: begin and end of each."""
+    """Prepare rl-insight's parser of torch traces, which returns begin and end of each."""
     logging.disable(logging.CRITICAL)
     sys.path.insert(0, given["source"])
     from cluster_analysis.torch_parser import TorchClusterParser
@@ -186,7 +186,7 @@ def _processor_seconds() -> float:
 
 
 def main() -> None:
-    """Prepare, do the timed work, print."""
+    """Prepare the work, run and time it, and print the result."""
     sys.path.pop(0)  # this folder: its modules have generic names
     given = json.loads(sys.argv[2])
     work = SUBJECTS[sys.argv[1]](given)

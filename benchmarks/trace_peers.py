@@ -1,6 +1,6 @@
-"""Other tools that merge and analyse traces, each in its own environment: ``python -m
-benchmarks.trace_peers FOLDER`` makes them. ``$STEPPROF_BENCH_PEERS`` names that folder when the
-benchmarks run; a peer without its environment is omitted, and named.
+"""Run other tools that merge and analyse traces, each in its own environment. ``python -m
+benchmarks.trace_peers FOLDER`` creates the environments. ``$STEPPROF_BENCH_PEERS`` is the path of
+that folder when the benchmarks run; a peer without an environment is omitted and named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Peer:
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     source: str | None = None
-    """A checkout that must be in the folder: no package index has it."""
+    """A checkout that must be in the folder, because no package index has it."""
 
 
 PEERS = {
@@ -69,7 +69,7 @@ def interpreter(subject: str) -> tuple[str | None, str]:
 
 
 def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
-    """Run one subject once. Raises RuntimeError with its output if it fails."""
+    """Run one subject once. Raise RuntimeError with its output if it fails."""
     source = PEERS[subject].source if subject in PEERS else None
     if source is not None:
         given = {**given, "source": str(Path(os.environ[VARIABLE], source))}
@@ -89,7 +89,9 @@ def measure(python: str, subject: str, given: Mapping[str, object]) -> Done:
 def rows_of(
     group: str, subjects: Sequence[tuple[str, Sequence[Done], str]], megabytes: float, ours: str
 ) -> list[Row]:
-    """Return a row per subject, in processor seconds, with its ratio to ours; megabytes are of uncompressed text."""
+    """Return a row per subject, in processor seconds, with its ratio to stepprof's. Megabytes are
+    of uncompressed text.
+    """
     best = {name: min(done.cpu_seconds for done in rounds) for name, rounds, _ in subjects}
     rows = []
     for name, rounds, note in subjects:
@@ -112,7 +114,7 @@ def rows_of(
 
 
 def make(folder: Path) -> None:
-    """Make the environments; print what must be checked out."""
+    """Create the environments, and print what must be checked out."""
     for subject, peer in PEERS.items():
         path = folder / subject
         venv.create(path, with_pip=True)

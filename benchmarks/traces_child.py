@@ -19,11 +19,13 @@ import stepprof
 
 STEP = 2
 EVENTS_PER_ITERATION = 4_400
-"""The bytes that torch and stepprof write for one iteration, both roles together; measured with torch 2.13."""
+"""The events that torch and stepprof write for one iteration in both roles, measured with torch 2.13."""
 
 
 class Block(nn.Module):
-    """An attention block, small: many operations of a few microseconds each, as in a launch-bound step."""
+    """A small attention block with many operations of a few microseconds each, as in a launch-bound
+    step.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -34,13 +36,15 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attend, then feed forward."""
+        """Apply the attention, then the feed-forward layers."""
         x = x + self.attention(x, x, x, need_weights=False)[0]
         return x + self.feed(self.norm(x))
 
 
 async def rollout(samples: int, seed: int) -> None:
-    """Run samples concurrently, each with some turns of generation, a tool call and a reward."""
+    """Run samples concurrently, each with several turns of generation and a tool call, and a
+    reward.
+    """
     chance = random.Random(seed)
 
     async def play(number: int, turns: int) -> None:

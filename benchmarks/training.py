@@ -1,10 +1,10 @@
-"""Measure real training loops of small steps with stepprof on, watching itself, and nothing
-selected, against the same loops without it.
+"""Measure real training loops of small steps, with stepprof on, watching itself, and nothing
+selected, compared with the same loops without it.
 
 Blocks of steps alternate in one process: the plain loop, the same once more, and the loop with
-stepprof. Ratios are taken within such a round. The loop against itself shows the resolution of this
-machine: a difference below that spread cannot be measured. A step of a real job lasts seconds; the
-perceptron's lasts half a millisecond, which makes its ratio an upper bound.
+stepprof. Ratios are taken within such a round. The loop compared with itself shows the resolution
+of this machine: a difference below that spread cannot be measured. A step of a real job lasts
+seconds. That of the perceptron lasts half a millisecond, which makes its ratio an upper bound.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Workload:
     make: Callable[[], tuple[torch.nn.Module, torch.Tensor, torch.Tensor]]
     """The model, its inputs and its targets."""
     steps: int
-    """Steps in one block: about a tenth of a second, so that its begin and end do not matter."""
+    """Steps in one block: about a tenth of a second, so that its start and end do not matter."""
     limited: bool
     """Whether the difference must be below the resolution."""
 
 
 def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of seconds per step and of the ratios; none if torch is not installed."""
+    """Return rows of milliseconds per step and of the ratios; none if torch is not installed."""
     if find_spec("torch") is None:
         return [], {"torch": "the training loop needs torch"}
     rows = []
@@ -114,7 +114,9 @@ def _row(
 
 
 def _alternating(loops: tuple[Loop, ...], rounds: int, steps: int) -> list[list[float]]:
-    """Return for each loop its milliseconds of processor time per step, of the whole process including the writer's thread."""
+    """Return the milliseconds of processor time per step of each loop, for the whole process
+    including the writer's thread.
+    """
 
     def timed(loop: Loop) -> float:
         gc.collect()
@@ -127,7 +129,7 @@ def _alternating(loops: tuple[Loop, ...], rounds: int, steps: int) -> list[list[
     taken: list[list[float]] = [[] for _ in loops]
     for turn in range(rounds):
         for place in range(len(loops)):
-            # the order changes: which loop is first, and which follows which
+            # the order changes: which loop is first, and which one follows which
             which = (place * (1 if turn % 2 else -1) + turn) % len(loops)
             taken[which].append(timed(loops[which]))
     return taken
@@ -141,7 +143,7 @@ def _perceptron() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def _transformer() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """Two layers of width 64 over 4 sequences of 32 positions."""
+    """Return two layers of width 64 for 4 sequences of 32 positions."""
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)

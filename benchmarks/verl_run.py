@@ -1,7 +1,9 @@
-"""A whole training job of verl, one step of which is recorded: by stepprof, and by verl's own profiler.
+"""Measure a whole training job of verl with one recorded step: by stepprof, and by verl's own
+profiler.
 
-The job is the one of ``nox -s verl`` (FSDP2, vLLM, REINFORCE++, on processors). Seconds are verl's own ``timing_s/step``. Each job
-has imports in its first step; the other steps are those after the second.
+The job is that of ``nox -s verl`` (FSDP2, vLLM, REINFORCE++, on CPUs). Seconds are verl's own
+``timing_s/step``. The first step of each job contains imports; the other steps are those after the
+second.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ class Profiler:
     """One way to record a step.
 
     Args:
-        name: in the table.
-        output: the folder below the job's that it writes to.
-        options: Hydra's, that switch it on.
-        variables: of the environment, that do.
+        name: the name in the table.
+        output: the folder below the job's in which it writes.
+        options: Hydra's options that switch it on.
+        variables: variables of the environment that switch it on.
     """
 
     name: str
@@ -101,7 +103,7 @@ def _rows(group: str, profiler: Profiler, folder: Path, ranks: int, steps: int) 
 
 
 def _run(profiler: Profiler, folder: Path, ranks: int, steps: int) -> dict[int, float]:
-    """Run the job in its folder; return the seconds of each step."""
+    """Run the job in its folder, and return the seconds of each step."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
     options = (f"trainer.n_gpus_per_node={ranks}", f"trainer.total_training_steps={steps}", *profiler.options)
     done = subprocess.run(

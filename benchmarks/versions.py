@@ -1,9 +1,9 @@
-"""Measure stepprof side by side with another version of it: ``--only versions --against FOLDER``,
-where FOLDER is a work tree of that version (``git worktree add FOLDER COMMIT``).
+"""Measure stepprof side by side with another version of it: ``--only versions --against FOLDER``.
+FOLDER is a work tree of that version (``git worktree add FOLDER COMMIT``).
 
-Each subject is one process per version. The processes take turns in short bursts, so that a slow
-phase of the machine affects all alike. The figures of a call are minima, of several processes one
-after the other: where a process has its memory changes them by up to 5 %. Those of a recorded
+Each subject is one process per version. The processes alternate in short bursts, so that a slow
+phase of the machine affects all alike. The figures of a call are minima over several processes, one
+after the other. The memory layout of a process changes them by up to 5 %. Those of a recorded
 window are lower quartiles, because each window is measured by itself.
 """
 
@@ -100,7 +100,7 @@ class Version:
 
 
 def measure_versions(against: Path | None, *, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of the other version and of this one; each ratio is to the other version."""
+    """Return rows of the other version and of this one. Each ratio is to the other version."""
     if against is None:
         return [], {"versions": "--against names no work tree of another version"}
     other, this = Version(f"in {against.name}", against.resolve()), Version("this version", REPOSITORY)
@@ -135,10 +135,11 @@ def _import_rows(other: Version, this: Version, rounds: int) -> list[Row]:
 def _measure(
     versions: Sequence[Version], script: Sequence[str], bursts: int, count: int, processes: int = 1
 ) -> dict[str, list[Sample]]:
-    """Run bursts of this many calls, alternately in a process of each version. Return the samples of each.
+    """Run bursts of this many calls, alternately in a process of each version. Return the samples
+    of each version.
 
     Args:
-        processes: how many processes of each version, one after the other.
+        processes: the number of processes of each version, one after the other.
     """
     found: dict[str, list[Sample]] = {version.name: [] for version in versions}
     for _ in range(processes):

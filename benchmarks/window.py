@@ -1,10 +1,13 @@
-"""Measure what one recorded window of small operations adds to the whole loop, in seconds of the main thread.
+"""Measure what one recorded window of small operations adds to the whole loop, in seconds of the
+main thread.
 
 Every variant is a fresh process, because a profiler leaves a process changed. The variants of a
 round run one after another, in rotating order. A variant's cost is its loop minus the loop without
-a profiler, minimum minus minimum. Three clocks are read: the processor time of the main thread;
-that of the whole process without its children, which bounds how long helper threads kept the main
-thread waiting for the interpreter's lock; and the wall clock, which includes everything, also other
+a profiler, minimum minus minimum.
+
+Three clocks are read. The first is the processor time of the main thread. The second is that of the
+whole process without its children. It bounds how long helper threads kept the main thread waiting
+for the interpreter's lock. The third is the wall clock, which includes everything, also other
 programs.
 """
 
@@ -31,7 +34,7 @@ GROUP = "a recorded window of {operations:,} small ops, {clock}"
 
 
 def measure_window(*, quick: bool, rounds: int | None = None) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of what each variant adds, and the variants that cannot run here."""
+    """Return rows of the added cost of each variant, and the variants that cannot run here."""
     if find_spec("torch") is None:
         return [], {"torch": "the recorded window needs torch"}
     variants = ["none", "torch", "stepprof"]

@@ -73,7 +73,7 @@ VARIANTS = {"none": _none, "torch": _torch, "stepprof": _stepprof, "verl": _verl
 
 
 def run(variant: str, *, operations: int, steps: int, folder: Path) -> dict[str, object]:
-    """Run the loop; return seconds of the main thread by the wall clock and by its processor time,
+    """Run the loop. Return seconds of the main thread by the wall clock and by its processor time,
     step by step and for the end.
     """
     torch.set_num_threads(1)

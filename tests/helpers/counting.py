@@ -1,4 +1,6 @@
-"""Count what Python executes: the same on a busy machine as on an idle one, where a time is not."""
+"""Count the bytecode instructions that Python executes. Unlike a time, the count is the same on a
+busy machine and on an idle one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 
 def instructions_of(function: Callable[..., object], *arguments: object, **keywords: object) -> int:
-    """Return how many bytecode instructions a call executes on this thread, without what compiled libraries do inside."""
+    """Return the number of bytecode instructions of a call on this thread, without the work inside
+    compiled libraries.
+    """
     count = _monitored if sys.version_info >= (3, 12) else _traced
     return count(lambda: function(*arguments, **keywords))
 

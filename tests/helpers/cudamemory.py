@@ -1,7 +1,10 @@
-"""A stand-in for CUDA's caching allocator where there is no device: the functions of torch's C module that `torch.cuda.memory` calls, with torch's own Python code above them.
+"""Stand in for CUDA's caching allocator on a machine without a device. It replaces the functions of
+torch's C module that `torch.cuda.memory` calls, below torch's own Python code.
 
-It keeps what the real one keeps, in the tables that torch documents at `torch.cuda.memory._snapshot`: segments with blocks, and a ring of entries per device while a history is switched on.
-The stacks are this process's real ones. What the real allocator does is looked at in tests/real/gpu/.
+It has the data of the real one, in the tables that torch documents at
+`torch.cuda.memory._snapshot`. These are segments with blocks, and a ring of entries per device
+while a history is on. The stacks are this process's real ones. The tests in tests/real/gpu/ check
+what the real allocator does.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ SEGMENT = 20 << 20
 
 
 class Allocator:
-    """One device of 1 GiB, in segments of 20 MiB or more that are never given back."""
+    """One device of 1 GiB, in segments of 20 MiB or more that are never released."""
 
     total = 1 << 30
 
@@ -36,10 +39,10 @@ class Allocator:
         self.ooms = 0
         self._address = 0x7F0000000000
 
-    # -- what a program does
+    # -- the calls of a program
 
     def initialize(self) -> None:
-        """Use CUDA for the first time: torch then makes the calls that wait for it."""
+        """Use CUDA for the first time: torch then makes the calls that it had queued."""
         import torch
 
         torch.cuda._initialized = True
@@ -47,7 +50,7 @@ class Allocator:
             call()
 
     def alloc(self, size: int) -> int:
-        """Return the address of a block; runs out of memory where there is no room."""
+        """Return the address of a block. Raise torch.OutOfMemoryError if there is no room."""
         if self.allocated + size > self.total:
             self.ooms += 1
             self._note("oom", size, device_free=self.total - self.allocated)
@@ -70,7 +73,7 @@ class Allocator:
         return self._address
 
     def free(self, address: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         block = self.blocks.pop(address)
         for action in ("free_requested", "free_completed"):
             self._note(action, block["requested_size"], block["frames"], addr=address)
@@ -88,7 +91,7 @@ class Allocator:
                 entry["frames"] = allocated_by
             self.entries.append(entry)
 
-    # -- what torch's C module has
+    # -- the functions of torch's C module
 
     def record(
         self, enabled: Any, context: Any, stacks: str, max_entries: int, clear: bool, *more: Any
@@ -150,7 +153,7 @@ class Allocator:
 
 
 def _stack() -> list[dict[str, Any]]:
-    """This thread's frames, the innermost first, without those of the stand-in."""
+    """Return this thread's frames, the innermost first, without those of the stand-in."""
     frames = []
     frame: Any = sys._getframe(1)
     while frame is not None and len(frames) < 20:
@@ -166,7 +169,7 @@ def _stack() -> list[dict[str, Any]]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """Put one below torch, which takes itself for a build with CUDA then."""
+    """Install the stand-in below torch, so that torch behaves like a build with CUDA."""
     import torch
 
     from stepprof.backends.memory.api import history
@@ -195,7 +198,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 
 def tensors_of(allocator: Allocator) -> AbstractContextManager[object]:
-    """While it lasts, each ``torch.empty`` of so many bytes is a block of the stand-in's, until it is freed."""
+    """Return a context in which each ``torch.empty`` of a number of bytes is a block of the
+    stand-in until it is freed.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -213,13 +218,13 @@ def tensors_of(allocator: Allocator) -> AbstractContextManager[object]:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """The stand-in, for one test."""
+    """Return the stand-in for one test."""
     return install(monkeypatch)
 
 
 @pytest.fixture
 def rehearsed(cuda: Allocator, monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """Return the stand-in for the allocator, with something in it."""
+    """Return the stand-in for the allocator with one block."""
     import torch
 
     for name in ("init", "synchronize"):

@@ -1,4 +1,4 @@
-"""A real engine in a detached Ray actor, which outlives the driver of its job."""
+"""Run a real engine in a detached Ray actor, which outlives the driver of its job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ time.sleep(600)
 
 @contextmanager
 def detached(holder: type, arguments: tuple[str, ...], env: Mapping[str, str]) -> Iterator[Any]:
-    """Give the handle of a detached actor of this class, in a Ray of its own whose workers have these variables."""
+    """Yield the handle of a detached actor of this class, in a separate Ray whose workers have
+    these variables.
+    """
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +58,7 @@ def detached(holder: type, arguments: tuple[str, ...], env: Mapping[str, str]) -
 
 
 def entry_of(folder: Path, step: int) -> dict[str, Any]:
-    """The entry of the only engine in a step of a job's run."""
+    """Return the entry of the only engine in a step of a job's run."""
     (path,) = (folder / "run" / f"step-{step:06d}" / "manifest").glob("rollout-engines-*.json")
     (entry,) = json.loads(path.read_text())["engines"]
     found: dict[str, Any] = entry
@@ -64,13 +66,14 @@ def entry_of(folder: Path, step: int) -> dict[str, Any]:
 
 
 def kill_a_job(handle: Any, first: Path, second: Path, env: Mapping[str, str]) -> None:
-    """Kill a job with SIGKILL inside its window, while another one has found the engine busy; that one records its next step when the capture has been kept.
+    """Kill a job with SIGKILL inside its window, while another job finds the engine busy. The other
+    job records its next step once the capture has been kept.
 
     Args:
         handle: the actor, whose ``engine`` generates for `generate`.
-        first: where the killed job runs. It records step 2, with 3 tokens.
-        second: where the run of this process lies. It records step 3, with 4 tokens.
-        env: variables of the first job.
+        first: the folder in which the killed job runs. It records step 2, with 3 tokens.
+        second: the folder of the run of this process. It records step 3, with 4 tokens.
+        env: the variables of the first job.
     """
     import ray
 
@@ -99,7 +102,7 @@ def kill_a_job(handle: Any, first: Path, second: Path, env: Mapping[str, str]) -
             job.kill()
     try:
         deadline = time.monotonic() + 100
-        while entry_of(second, 2)["status"] != "failed":  # it is written a moment after the refusal
+        while entry_of(second, 2)["status"] != "failed":  # the entry is written a moment after the refusal
             assert time.monotonic() < deadline, entry_of(second, 2)
             time.sleep(0.1)
         refused = entry_of(second, 2)

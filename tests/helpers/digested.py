@@ -1,4 +1,6 @@
-"""Sources and manifests made by hand, for the tests of the analysis: times in milliseconds since `T0`, so that answers can be computed in the head."""
+"""Build sources and manifests for the tests of the analysis. Times are in milliseconds since `T0`,
+so that expected values can be computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ MS = 1_000_000
 def source(
     origin, *slices, counters=(), marks=(), alignment=None, findings=(), args=None, whole=True, job=None
 ):
-    """A source of slices (track, category, name, start, duration) and counters (track name, time, value).
+    """Return a source of slices (track, category, name, start, duration) and counters (track name,
+    time, value).
 
-    A track is a kind, or (kind, name); of a stream also (kind, name, device), which is "0" otherwise. Slices of span files may end in (…, role), those of traces in (…, arguments). `job` is the trace's `distributedInfo`, by `job_of`.
+    A track is a kind, or (kind, name). That of a stream may be (kind, name, device), where the
+    device is "0" by default. Slices of span files may end in (…, role), those of traces in (…,
+    arguments). `job` is the trace's `distributedInfo`, made by `job_of`.
     """
     names, categories, tracks = _Numbers(), _Numbers(), _Numbers()
     rows = [
@@ -91,7 +96,9 @@ def source(
 
 
 def job_of(rank, world, *groups):
-    """What torch states in a trace of its job: the world size and the process groups that the rank is in, the whole job first."""
+    """Return torch's description of its job in a trace: the world size and the process groups of
+    the rank, with the whole job first.
+    """
     config = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": world, "ranks": list(range(world))}]
     config += [
         {"pg_name": str(number), "pg_desc": "undefined", "pg_size": len(ranks), "ranks": list(ranks)}
@@ -102,7 +109,7 @@ def job_of(rank, world, *groups):
 
 
 def spans(rank, *slices, host="h", **more):
-    """The span file of a rank, or of the driver: slices (kind, name, start, duration, role)."""
+    """Return the span file of a rank, or of the driver: slices (kind, name, start, duration, role)."""
     pid = 100 + rank if isinstance(rank, int) else 99
     origin = Origin("spans", f"spans/rank-{rank}.000001.jsonl", None, rank, None, host, pid)
     rows = [("thread", kind, name, start, duration, role) for kind, name, start, duration, role in slices]
@@ -110,7 +117,9 @@ def spans(rank, *slices, host="h", **more):
 
 
 def trace(rank, *slices, role="actor", host="h", world=None, groups=(), **more):
-    """The trace of a rank in a role; of a job of `world` ranks with these process groups, where that is given."""
+    """Return the trace of a rank in a role, optionally of a job of `world` ranks with these process
+    groups.
+    """
     origin = Origin(
         "rank", f"step-000002/{role}/rank-{rank}.trace.json.gz", role, rank, None, host, 100 + rank
     )
@@ -120,7 +129,9 @@ def trace(rank, *slices, role="actor", host="h", world=None, groups=(), **more):
 
 
 def window(rank=0, role="actor", start=0, end=100, *, damaged=False, **more):
-    """A window of a manifest, with every key that a reader gets; its artifact is the trace that `trace` makes."""
+    """Return a window of a manifest, with every key that a reader gets. Its artifact is the trace
+    that `trace` makes.
+    """
     entry = {
         "role": role,
         "rank": rank,
@@ -142,7 +153,9 @@ def window(rank=0, role="actor", start=0, end=100, *, damaged=False, **more):
 
 
 def engine_entry(replica=0, *, damaged=False, **more):
-    """An engine's part of a window, in the same way; its artifact is the trace that `engine` makes."""
+    """Return the entry of an engine as a reader gets it. Its artifact is the trace that `engine`
+    makes.
+    """
     entry = {
         "role": "rollout",
         "replica": replica,
@@ -169,12 +182,15 @@ def engine_entry(replica=0, *, damaged=False, **more):
 
 
 def manifest(*windows, engines=(), version=None):
-    """What is read of a step's manifest."""
+    """Return a step's manifest as it is read."""
     return {"windows": list(windows), "engines": list(engines), "version": version}
 
 
 def engine(replica, *batches, rank=0, group=None, **more):
-    """The trace of an engine's worker: forward steps (start, duration, batch size); a batch of none ends the phase. `group`: of data parallelism. `names`: of the steps."""
+    """Return the trace of an engine's worker: forward steps (start, duration, batch size), and a
+    batch of 0 at the end. `group`: the number of the data-parallel engine. `names`: the names of
+    the steps.
+    """
     name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
     origin = Origin(
         "engine",
@@ -196,7 +212,9 @@ def engine(replica, *batches, rank=0, group=None, **more):
 
 
 def _key(kind, text, device="0"):
-    """As the reader of traces makes it: a stream's process is its device. The track of a stream's annotations is `("annotations", its name)`."""
+    """Return the key of a track as the reader of traces makes it. The process of a stream is its
+    device. The track of a stream's annotations is `("annotations", its name)`.
+    """
     return (kind, device, text) if kind in ("stream", "annotations") else (kind, text)
 
 
@@ -219,9 +237,12 @@ def _i4(values):
 
 
 def peer(label, rank, *calls, world=None, groups=(), error=0, host="h", island="", captured=None, whole=None):
-    """The communication of one rank, as it is matched: calls (start, duration) of gloo's all-reduce, (name, start, duration), or (…, arguments); times in milliseconds.
+    """Return the communication of one rank in the form in which it is matched. A call is (start,
+    duration) of gloo's all-reduce, (name, start, duration), or (…, arguments). Times are in
+    milliseconds.
 
-    `captured`: first and last time of its captures; `whole`: whether these hold all of its windows; None: they do where `captured` does not say how far they go.
+    `captured`: the first and last time of its captures. `whole`: whether these contain all of its
+    windows. With None they do, unless `captured` is given.
     """
     slices = [call if isinstance(call[0], str) else ("gloo:all_reduce", *call) for call in calls]
     tracks = [("stream", "20") if name.startswith("nccl") else ("thread", "worker") for name, *_ in slices]
@@ -251,6 +272,6 @@ def peer(label, rank, *calls, world=None, groups=(), error=0, host="h", island="
 
 
 def numbered(start, took, seq, ranks=(0, 1), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL"):
-    """A kernel of NCCL's, with what torch writes next to it."""
+    """Return a kernel of NCCL with the arguments that torch adds."""
     group = {"Process Group Name": "1", "Process Group Ranks": str(list(ranks)), "Group size": len(ranks)}
     return (name, start, took, {**group, "Seq": seq})

@@ -1,6 +1,8 @@
-"""What the tests of real engines share: windows for a driver, sessions beside an engine, and what is left on disk.
+"""Provide the helpers of the tests of real engines: windows for a driver, sessions next to an
+engine, and readers of the files.
 
-It lies in the folder of all tests, and not in that of the engines: there `import vllm` would find the folder of its tests where no vLLM is installed.
+This module is in the folder of all tests, not in that of the engines. From there, `import vllm`
+would find the folder of vLLM's tests if no vLLM is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from stepprof.run.model import Window
 T = TypeVar("T", bound="EngineTrace")
 
 PATIENT = {"engine_start_timeout_seconds": 60, "engine_stop_timeout_seconds": 60}
-"""The engine shares two cores with everything else here."""
+"""Timeouts for an engine that shares two cores with all other processes."""
 
 MATRIX = [
     # options of the engine, ranks, device
@@ -45,14 +47,14 @@ MATRIX = [
 
 
 def name_of(value: object) -> str:
-    """How a value of the matrix is called in the name of its test."""
+    """Return the name of a value of the matrix in the name of its test."""
     return ("stacks-and-shapes" if value else "nothing-extra") if isinstance(value, dict) else str(value)
 
 
 def make_window(
     folder: Path, step: int = 2, replica: int = 0, *, workers: frozenset[int] | None = None, **options: Any
 ) -> EngineWindow:
-    """Return the window of a step, with its folder made, as the session makes it."""
+    """Return the window of a step with its folder, as the session makes it."""
     trace_dir = options.pop("trace_dir", None)
     place = folder / f"step-{step:06d}"
     stem = f"rollout/replica-{replica}"
@@ -70,12 +72,12 @@ def make_window(
 
 
 def on_remote(work: Coroutine[Any, Any, Any], timeout: float = 100) -> Any:
-    """Run a driver's method where stepprof runs it."""
+    """Run a driver's method on the loop on which stepprof runs it."""
     return remote_loop().submit(work).result(timeout)
 
 
 def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object]) -> Stopped:
-    """One window: arm, start, the body, stop."""
+    """Record one window: arm, start, the body, stop."""
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     body()
@@ -84,21 +86,25 @@ def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object
 
 
 def begin(folder: Path, **config: Any) -> stepprof.Session:
-    """Start a session in which the rollouts of steps 2 and 3 are recorded, unless the configuration says otherwise."""
+    """Start a session in which the rollouts of steps 2 and 3 are recorded, unless the configuration
+    differs.
+    """
     rollout = {"ranks": "all", **config.pop("rollout", {})}
     fixed = {"steps": "2-3", "output_dir": str(folder), "backend": "null", "roles": {"rollout": rollout}}
     return stepprof.init({**fixed, **PATIENT, **config}, run_id="run")
 
 
 def read_entries(folder: Path, step: int = 2) -> list[dict[str, Any]]:
-    """Return what the manifest of the run states about a step's engines."""
+    """Return the entries of a step's engines in the manifest of the run."""
     path = folder / "run" / f"step-{step:06d}" / "manifest" / "rollout-engines-rank-0.json"
     entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return sorted(entries, key=lambda entry: entry["replica"])
 
 
 def wait_for_entry(folder: Path, status: str, step: int = 2) -> dict[str, Any]:
-    """The entry of a step's only engine, once it has this status: entries are written a moment after they change."""
+    """Return the entry of a step's only engine once it has this status. Entries are written a
+    moment after they change.
+    """
     deadline = time.monotonic() + 60
     while True:
         (entry,) = read_entries(folder, step)
@@ -112,7 +118,9 @@ def wait_for_entry(folder: Path, status: str, step: int = 2) -> dict[str, Any]:
 def running(
     script: str, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a job that has printed its first line, and end it with the block. Its log is the file `log` in its folder."""
+    """Yield a job that has printed its first line, and kill it at the end of the block. Its log is
+    the file `log` in its folder.
+    """
     given = {**os.environ, **(env or {})}
     with (
         (cwd / "log").open("w") as log,
@@ -162,15 +170,16 @@ def end_beside_a_stopped_engine(
     env: Mapping[str, str] | None = None,
     **options: str,
 ) -> None:
-    """Have a job end while a process of its engine is stopped: it waits for the stop's bound, says so in one line, and its entry names the folder of its files.
+    """Let a job end while a process of its engine is stopped. The job waits for the stop timeout
+    and logs that in one line, and its entry is lost.
 
     Args:
-        url: of the engine's server.
-        folder: where the job runs.
-        pid: the process that is stopped; it goes on afterwards.
+        url: the URL of the engine's server.
+        folder: the folder in which the job runs.
+        pid: the process that is stopped; it continues afterwards.
         generate: works in the window.
         env: variables of the job.
-        options: of `attach`.
+        options: options of `attach`.
     """
     with running(LEFT_OPEN, url, json.dumps(options), cwd=folder, env=env) as job:
         generate()
@@ -189,7 +198,9 @@ def end_beside_a_stopped_engine(
 
 @dataclass(frozen=True)
 class EngineTrace:
-    """What is in a trace of an engine; which events its forward steps are, each kind of engine says."""
+    """The content of an engine's trace. Each kind of engine defines which events are its forward
+    steps.
+    """
 
     stated: dict[str, Any]
     events: list[dict[str, Any]]
@@ -197,7 +208,7 @@ class EngineTrace:
 
     @classmethod
     def read(cls: type[T], path: Path) -> T:
-        """Open it."""
+        """Read a trace."""
         with gzip.open(path) as file:
             content = json.load(file)
         assert next(iter(content)) == "stepprof"
@@ -205,14 +216,18 @@ class EngineTrace:
 
     @classmethod
     def named(cls: type[T], folder: Path, artifact: Mapping[str, Any], step: int = 2) -> T:
-        """Open one that the manifest of the run names: it is as large and as full as it says there."""
+        """Read a trace that the manifest of the run names, and check that its size and number of
+        events agree.
+        """
         path = folder / "run" / f"step-{step:06d}" / artifact["path"]
         trace = cls.read(path)
         assert (path.stat().st_size, len(trace.events)) == (artifact["bytes"], artifact["events"])
         return trace
 
     def since_epoch(self, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[int, int]:
-        """When the first of two events began and the last one ended, in ns since the Unix epoch."""
+        """Return when the first of two events began and the last one ended, in ns since the Unix
+        epoch.
+        """
         return (
             int(first["ts"] * 1000) + self.base_ns,
             int((last["ts"] + last["dur"]) * 1000) + self.base_ns,
@@ -225,13 +240,15 @@ class EngineTrace:
 
     @property
     def has_shapes(self) -> bool:
-        """Whether ops have the shapes of their inputs."""
+        """Return whether ops have the shapes of their inputs."""
         return any("Input Dims" in event.get("args", {}) for event in self.events)
 
 
 @contextmanager
 def unmeasured() -> Iterator[None]:
-    """Start processes here without coverage, which would add a half to the time of their imports: they run no line of stepprof, or measure it."""
+    """Start processes in this block without coverage, which would add a half to the time of their
+    imports. They run no line of stepprof, or measure it.
+    """
     kept = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("COVERAGE_PROCESS")}
     try:
         yield
@@ -240,11 +257,12 @@ def unmeasured() -> Iterator[None]:
 
 
 class Inside:
-    """An actor's entry, asked as another process asks it, with the job's driver in a process of its own that can be killed.
+    """The entry of an actor, called as from another process. The job's driver is a separate process
+    that can be killed.
 
     Args:
-        engine: what the actor holds.
-        folder: where its run lies.
+        engine: the engine that the actor holds.
+        folder: the folder of its run.
     """
 
     def __init__(self, engine: Any, folder: Path) -> None:
@@ -259,7 +277,7 @@ class Inside:
         return replace(make_window(self._folder / "run", step), owner=writer_identity(self.driver.pid))
 
     def arm(self, window: EngineWindow) -> Any:
-        """Have the engine found and armed on behalf of the driver."""
+        """Find and arm the engine on behalf of the driver."""
         attachment = Attachment(
             kind="engine", find="engine", rank=None, position=0, world_size=None, config={}, run_id="run",
             output_dir=str(self._folder), marker=".seen", lease=Lease(writer_identity(self.driver.pid)),
@@ -267,7 +285,7 @@ class Inside:
         return self.ask("arm", attachment, window)
 
     def ask(self, verb: str, *arguments: object) -> Any:
-        """Return the answer. Raises EngineFailure."""
+        """Return the answer to a call. Raise EngineFailure if the call fails."""
         answer = serve(self._actor, f"driver {self.driver.pid}", verb, *arguments)
         while answer.ticket is not None:
             time.sleep(0.01)
@@ -287,16 +305,17 @@ class Inside:
 def outlive_a_driver(
     engine: Any, folder: Path, generate: Callable[[int], object], *, at_once: bool = True
 ) -> Stopped:
-    """Record an engine in an actor for a job whose driver is killed inside its window, and then for another one, which is refused before.
+    """Record an engine in an actor for a job whose driver is killed inside its window. A second job
+    is refused before, and records afterwards.
 
     Args:
         engine: the engine.
-        folder: where the runs of both jobs lie.
-        generate: generates so many tokens.
-        at_once: the capture ends without the next job; else when that arms the engine.
+        folder: the folder of the runs of both jobs.
+        generate: generates a number of tokens.
+        at_once: whether the capture ends without the next job; if not, it ends when that job arms the engine.
 
     Returns:
-        What the window of the second job brought.
+        The result of the second job's window.
     """
     first = Inside(engine, folder / "first")
     second = Inside(engine, folder / "second")
@@ -317,7 +336,7 @@ def outlive_a_driver(
             assert time.monotonic() < deadline, "no manifest names the trace"
             generate(1)
             time.sleep(0.1)
-        for _ in range(0 if at_once else 10):  # past the next look at the driver
+        for _ in range(0 if at_once else 10):  # past the next check of the driver
             generate(1)
             time.sleep(0.3)
         second.arm(other)

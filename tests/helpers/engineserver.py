@@ -1,4 +1,4 @@
-"""The HTTP server of a real engine on this host, in a process group of its own."""
+"""Run the HTTP server of a real engine on this host, in its own process group."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class EngineServer:
     """``python -m MODULE --host 127.0.0.1 --port … ARGUMENTS``.
 
     Args:
-        module: what serves.
-        arguments: what it is told besides.
-        log: a file for what it prints.
-        key: what its users send.
-        env: variables of its own.
+        module: the module of the server.
+        arguments: its further arguments.
+        log: the file for its output.
+        key: the key that its users send.
+        env: its additional variables.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EngineServer:
             )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server answers."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self._log.read_text()[-4000:]
@@ -75,7 +75,7 @@ class EngineServer:
     def ask(
         self, method: str, path: str, content: object = None, key: str | None = None, timeout: float = 100
     ) -> bytes:
-        """Send one request, as a user would."""
+        """Send one request as a user would."""
         key = key or self._key
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         data = None if content is None else json.dumps(content).encode()
@@ -85,7 +85,7 @@ class EngineServer:
             return body
 
     def find(self, title: bytes) -> int:
-        """The process of the server's group whose command line or name has this."""
+        """Return the process of the server's group with this text in its command line or name."""
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 of_the_server = os.getpgid(int(entry.name)) == self.process.pid
@@ -97,7 +97,7 @@ class EngineServer:
         raise LookupError(title)
 
     def close(self) -> None:
-        """End it and all that it started."""
+        """End the server and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(20)

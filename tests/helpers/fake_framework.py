@@ -1,4 +1,6 @@
-"""A framework of a few lines with an adapter for it: the mechanism of adapters is tested on it, no framework is."""
+"""Provide a framework of a few lines and an adapter for it, to test the mechanism of adapters
+without a real framework.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +67,6 @@ FAKE = Adapter("fake", "framework", attach, NEEDS, ("structlog",), ">=1")
 
 
 def write(folder: Path) -> None:
-    """Write `framework` and `adapted`, its adapter, into a folder that scripts import from."""
+    """Write `framework` and its adapter `adapted` into a folder from which scripts import."""
     (folder / "framework.py").write_text(FRAMEWORK)
     (folder / "adapted.py").write_text(ADAPTER)

@@ -1,6 +1,8 @@
-"""A backend as another package would bring it, which does what it is told: slow, thread-bound, or failing at any of its calls.
+"""Provide a backend, as another package would, that a test controls: slow, bound to a thread, or
+failing at any of its calls.
 
-It keeps its own account of what the contract promises it: the order of the calls, one at a time, and a name that nobody else has written to.
+It checks the promises of the backend contract: the order of the calls, one call at a time, and an
+unused file name.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ENTRY_POINTS = "[stepprof.backends]\nfaulty = faulty:FaultyBackend\n"
 
 @dataclass
 class Control:
-    """What the backend is to do, and what it was asked."""
+    """The instructions for the backend, and the calls that it received."""
 
     thread_bound: bool = False
     unavailable: str | None = None
@@ -42,7 +44,7 @@ class Control:
     released: dict[str, threading.Event] = field(default_factory=dict)
 
     def fail(self, call: str, *errors: BaseException) -> None:
-        """Have the next calls raise these."""
+        """Let the next calls raise these errors."""
         self.raising[call].extend(errors or [BackendError(f"{call} failed")])
 
     def hold(self, call: str) -> None:
@@ -152,7 +154,7 @@ class FaultyBackend(Backend):
 
 
 def install(folder: Path) -> None:
-    """Write the metadata of a package that brings the backend."""
+    """Write the metadata of a package that provides the backend."""
     info = folder / "stepprof_faulty-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
@@ -160,7 +162,7 @@ def install(folder: Path) -> None:
 
 
 def reset() -> Control:
-    """Forget what was told and asked."""
+    """Reset the instructions and the recorded calls."""
     control.__init__()
     return control
 
@@ -176,7 +178,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Return a function that starts a session over the backend `faulty`; it ends with the test."""
+    """Return a function that starts a session with the backend `faulty`; it ends with the test."""
 
     def start(rank=None, world_size=None, run_id="run", **config):
         defaults = {"backend": "faulty", "output_dir": str(tmp_path / "runs"), "min_free_memory": "none"}
@@ -196,7 +198,7 @@ def log():
 
 
 def windows(session, step=None) -> list[dict]:
-    """What the manifests of a run say, in the order of the windows' starts."""
+    """Return the windows in the manifests of a run, in the order of their starts."""
     found = []
     pattern = "step-*" if step is None else f"step-{step:06d}"
     for path in session.path.glob(f"{pattern}/manifest/*.json"):
@@ -206,17 +208,17 @@ def windows(session, step=None) -> list[dict]:
 
 
 def outcomes(session, step=None) -> list[tuple]:
-    """(step, role, status) of each window, in the order of their starts."""
+    """Return (step, role, status) of each window, in the order of their starts."""
     return [(w["step"], w["role"], w["status"]) for w in windows(session, step)]
 
 
 def ended(session) -> list[dict]:
-    """End the session; what its manifests say then."""
+    """End the session, and return the windows in its manifests."""
     stepprof.shutdown()
     assert cell.session is None
     return windows(session)
 
 
 def transitions(lines) -> list[tuple[str, str]]:
-    """(from, to) of each transition that was logged."""
+    """Return (from, to) of each logged transition."""
     return [(line["from"], line["to"]) for line in lines if line["event"] == "state.changed"]

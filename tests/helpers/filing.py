@@ -1,4 +1,6 @@
-"""What a job of the tests needs of other packages, as an installation brings it: a backend that leaves a file, and a file system that fails as it is told."""
+"""Provide plug-ins for the tests' jobs, as an installed package does: a backend that leaves a file,
+and a file system that fails on request.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class FlakyFileSystem(LocalFileSystem):
 
 
 def install(folder: Path) -> Path:
-    """Put both where a process finds them that has the folder on its PYTHONPATH."""
+    """Install both plug-ins into a folder for processes that have it on their PYTHONPATH."""
     info = folder / "stepprof_filing-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(METADATA)
@@ -70,7 +72,7 @@ def install(folder: Path) -> Path:
 
 
 class FilingBackend(Backend):
-    """Leaves a trace of $FILING_BYTES bytes; its export takes $FILING_SECONDS."""
+    """A backend that leaves a trace of $FILING_BYTES bytes. Its export takes $FILING_SECONDS."""
 
     name = "filing"
 

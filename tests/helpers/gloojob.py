@@ -1,4 +1,6 @@
-"""A job of two ranks with gloo, as torchrun starts it on two nodes that share no disk and were never compared: another host name and boot each."""
+"""Run a job of two ranks with gloo, as torchrun starts it on two nodes. The nodes share no disk,
+have different host names and boot ids, and their clocks were never compared.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,13 @@ dist.destroy_process_group()
 def record(
     folder: Path, other: dict[str, str] | None = None, server: Server | None = None, host: str = ""
 ) -> list[Path]:
-    """Have both ranks record step 2, each into a folder of its own, and return the run directories.
+    """Record step 2 on both ranks, each into its own folder, and return the run directories.
 
     Args:
-        folder: where the folders of both are made.
-        other: what the environment of node-1 has beside that of node-0.
-        server: starts them, with torch loaded, unless `other` is for what loads it.
-        host: the one host of both ranks.
+        folder: where the folders of both ranks are created.
+        other: additional variables of node-1.
+        server: starts the ranks with torch loaded; it ignores `other`.
+        host: the name of the host that both ranks share.
     """
     (folder / "job.py").write_text(JOB)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
@@ -100,8 +102,8 @@ def record(
 
 
 def shift(run: Path, ahead_ns: int) -> None:
-    """Change the files of a node to those that it would have written with a clock that is ahead by this
-    amount.
+    """Change the files of a node to those that it would have written with a clock that is ahead by
+    this amount.
     """
     for file in run.glob("step-*/*/*.trace.json.gz"):
         text = re.sub(

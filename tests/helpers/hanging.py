@@ -1,9 +1,11 @@
-"""A process of the tests that hangs says where, and ends: in a test past its bound, and at its end, where a thread that a test left may keep it.
+"""End a test process that hangs, and print where it hangs. This covers a test past its timeout, and
+the end of the process, which a thread of a test may block.
 
-pytest-timeout fails a test by an exception in the main thread. That does not reach one that waits in C, and says nothing once the tests
-are over. What tells here is a thread of C: it needs no lock of the interpreter's, and works until that is gone.
+pytest-timeout fails a test by an exception in the main thread. That does not interrupt a call in C,
+and has no effect after the last test. This module uses a thread of C: it needs no lock of the
+interpreter, and works until the interpreter has ended.
 
-A worker of pytest-xdist that ends in this way ends the whole run, with an exit status of its own.
+A worker of pytest-xdist that ends in this way ends the whole run, with a separate exit status.
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ from typing import Any
 import pytest
 
 MORE_SECONDS = 30.0
-"""How much longer than its bound a test may hang."""
+"""How much longer than its timeout a test may hang."""
 
 END_SECONDS = 60.0
 """How long a process may take to end."""
 
 
 def watch_test(seconds: float, stderr: int) -> None:
-    """From now on the test has so long."""
+    """Limit the time of the current test."""
     if seconds > 0:
         faulthandler.dump_traceback_later(seconds + MORE_SECONDS, exit=True, file=stderr)
 
 
 def over() -> None:
-    """The test has ended."""
+    """Remove the limit at the end of the test."""
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -44,11 +46,15 @@ def watch_end(stderr: int, seconds: float = END_SECONDS) -> None:
 
 
 CRASHED = pytest.ExitCode.INTERNAL_ERROR
-"""The exit status of a run that a crash ended early: tests are missing, so running the failed ones again cannot make it pass."""
+"""The exit status of a run that a crash ended early. Tests are missing, so that repeating only the
+failed ones cannot make it pass.
+"""
 
 
 class Workers:
-    """Watch the workers of pytest-xdist, in their controller: name the tests that they are at, and remember a crash."""
+    """Watch the workers of pytest-xdist in their controller. Name the tests that they run, and
+    remember a crash.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, None] = {}
@@ -64,11 +70,11 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, error: object) -> None:
-        """Remember that a worker did not end by itself."""
+        """Remember that a worker crashed."""
         self.crashed = self.crashed or error is not None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name the tests that did not end: the run was interrupted, or their workers crashed."""
+        """Name the tests that did not end because the run was interrupted or their workers crashed."""
         for nodeid in self.running:
             terminalreporter.write_line(f"did not end: {nodeid}")
 
@@ -80,15 +86,17 @@ class Workers:
 
 
 def watch_workers(config: pytest.Config) -> None:
-    """End the run with the first worker that crashes: a new one would begin with the very test that ended the one before."""
+    """End the run with the first worker that crashes. A new worker would begin with the test that
+    ended the previous one.
+    """
     config.pluginmanager.register(Workers())
     if config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "0"
 
 
 def keep_pipe(config: pytest.Config) -> None:
-    """Keep forked children off the pipe to the controller, which waits for the end of the pipe even
-    if the worker has ended and a child is left.
+    """Detach forked children from the pipe to the controller. The controller waits for the end of
+    the pipe even if the worker has ended and a child is left.
     """
     (worker,) = (each for each in config.pluginmanager.get_plugins() if hasattr(each, "channel"))
     streams: Any = worker.channel.gateway._io

@@ -1,4 +1,6 @@
-"""A proxy before an engine's server that holds single requests back, and what the commands read of a run with an engine."""
+"""Run a proxy before an engine's server that delays single requests, and read the report of a run
+with an engine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PATIENCE_SECONDS = 100.0
 
 @contextmanager
 def holding(url: str, seconds: Mapping[str, float]) -> Iterator[str]:
-    """Give the URL of a proxy before `url`; a request for a path is passed on so many seconds late."""
+    """Yield the URL of a proxy before `url`. It passes on a request for a path after that path's
+    delay.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -56,7 +60,9 @@ def holding(url: str, seconds: Mapping[str, float]) -> Iterator[str]:
 
 @contextmanager
 def working_on(act: Callable[[], object]) -> Iterator[None]:
-    """Call a function again and again on another thread while the block runs: the steps that follow."""
+    """Call a function repeatedly on another thread during the block, as the steps that follow a
+    window.
+    """
     over = threading.Event()
 
     def work() -> None:
@@ -73,7 +79,7 @@ def working_on(act: Callable[[], object]) -> Iterator[None]:
 
 
 def reported(run: Path, capsys: Any, step: int = 2) -> dict[str, Any]:
-    """The report of a step."""
+    """Return the report of a step."""
     with suppress(SystemExit):
         capsys.readouterr()
     assert main(["report", str(run), "--step", str(step), "--json"]) == 0
@@ -82,7 +88,9 @@ def reported(run: Path, capsys: Any, step: int = 2) -> dict[str, Any]:
 
 
 def check_only_step(run: Path, capsys: Any, step: int = 2) -> None:
-    """Assert that `ls` shows one step of a run, that `check` finds it whole, and that no folder of another one is left."""
+    """Assert that `ls` shows only this step of a run, that `check` finds no problem, and that no
+    other step has a folder.
+    """
     capsys.readouterr()
     assert main(["check", str(run)]) == 0
     capsys.readouterr()
@@ -94,13 +102,14 @@ def check_only_step(run: Path, capsys: Any, step: int = 2) -> None:
 def check_late(
     entry: Mapping[str, Any], report: Mapping[str, Any], begins_ns: list[int], held: float
 ) -> None:
-    """Assert that a capture whose stop was held back is whole, says so, and is cut to its window by the report.
+    """Assert that a capture whose stop was delayed is complete and says so, and that the report is
+    limited to its window.
 
     Args:
-        entry: of the engine in the manifest.
-        report: of the step.
+        entry: the entry of the engine in the manifest.
+        report: the report of the step.
         begins_ns: when each forward step in the file began, since the epoch.
-        held: for how many seconds the stop was held back.
+        held: the delay of the stop in seconds.
     """
     within = [begin for begin in begins_ns if entry["start_unix_ns"] <= begin < entry["end_unix_ns"]]
     assert 0 < len(within) < len(begins_ns)

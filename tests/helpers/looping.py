@@ -1,4 +1,6 @@
-"""An event loop on a thread of its own, as the one that an engine lives on: it ends with its test, however that ends, and never keeps the process."""
+"""Run an event loop on its own thread, like the loop of an engine. It ends with its test in every
+case, and never blocks the end of the process.
+"""
 
 from __future__ import annotations
 

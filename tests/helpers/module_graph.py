@@ -1,4 +1,4 @@
-"""Which module of the package imports which, and which are reached from one."""
+"""Find which modules of the package import which, and which of them can be reached from one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Imports = dict[str, set[str]]
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return the files of the package by the dotted names of their modules; an installation has the examples too."""
+    """Return the files of the package by the dotted names of their modules, without the examples
+    that an installation contains.
+    """
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -26,7 +28,9 @@ def modules() -> dict[str, Path]:
 
 
 def imports() -> Imports:
-    """Return what each module imports of the package, at its top, inside functions and for types."""
+    """Return the modules of the package that each module imports: at its top, inside functions and
+    for types.
+    """
     files = modules()
     return {
         name: {each for each in imported(path) if each != name and each in files}
@@ -52,7 +56,9 @@ def names_in(tree: ast.Module, files: dict[str, Path]) -> Iterator[str]:
 
 
 def finished(graph: Imports, start: str, seen: set[str]) -> list[str]:
-    """Return the modules that are reached and were not seen before, in the order in which a depth-first search leaves them."""
+    """Return the modules that are reached and were not seen before, in the order in which a
+    depth-first search leaves them.
+    """
     if start in seen:
         return []
     seen.add(start)

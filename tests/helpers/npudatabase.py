@@ -1,4 +1,6 @@
-"""A database as msprof and torch_npu write it together, by the documented tables; what torch_npu's own analysis writes is read in the session `npu`."""
+"""Write a database with the documented tables of msprof and torch_npu. The session `npu` reads one
+that torch_npu's own analysis wrote.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def at(us):
 
 
 def write_database(path, *, schema=SCHEMA):
-    """One matrix product from the host to the device, a collective, a range, a mark, a collection of garbage."""
+    """Write one matrix product from the host to the device, a collective, a range, a mark, and a
+    garbage collection.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with sqlite3.connect(path) as connection:
         connection.executescript(schema)

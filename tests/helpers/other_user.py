@@ -1,4 +1,6 @@
-"""A second user of the machine, without any rights: for the tests in which another user attacks a job or a reader."""
+"""Act as a second user of the machine without any rights, for tests in which another user attacks a
+job or a reader.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user of the machine can write, as the scratch folder of a cluster is."""
+    """Return a folder in which every user of the machine can write, like the scratch folder of a
+    cluster.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o1777)
@@ -67,14 +71,16 @@ def as_other_user(script: str, *arguments: object) -> str:
 
 
 def python_as_other_user(modules: str, script: str, *arguments: object) -> str:
-    """Run a script of Python as another user, after these modules were imported, and return what it prints."""
+    """Import these modules, run a Python script as another user, and return its output."""
     command = [sys.executable, "-c", f"import os, {modules}\n{_BECOME}\n{script}", *map(str, arguments)]
     return subprocess.run(command, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
 
 
 @contextmanager
 def server_of_other_user(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]:
-    """An HTTP server that runs as another user, and answers each "METHOD /path" with a status and a body; gives its port."""
+    """Run an HTTP server as another user, and yield its port. It answers each "METHOD /path" with a
+    status and a body.
+    """
     command = [
         sys.executable,
         "-c",
@@ -89,7 +95,7 @@ def server_of_other_user(routes: Mapping[str, tuple[int, str]]) -> Iterator[int]
 
 
 def plant(path: Path, content: str) -> None:
-    """Write a file as another user, and the folders that it lies in, open to everybody."""
+    """Write a file and its folders as another user, with access for every user."""
     as_other_user(
         'umask 000; mkdir -p "$(dirname "$1")"; printf %s "$2" > "$1"; chmod 644 "$1"', path, content
     )

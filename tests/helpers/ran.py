@@ -1,4 +1,4 @@
-"""How a script ended that a test ran."""
+"""Hold the result of a script that a test ran."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended."""
+    """The result of a script."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def check(self) -> Ran:
-        """Return this where the script ended well; else fail with all that it printed."""
+        """Return this result if the script succeeded. Otherwise fail with its output."""
         assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
         return self

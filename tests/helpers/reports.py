@@ -1,4 +1,6 @@
-"""Reports as the analysis makes them, for the tests of what draws them: a step of GRPO on any number of ranks, with two engines, the same one for the same seed."""
+"""Build reports as the analysis does, for the tests of their display: a step of GRPO on any number
+of ranks, with two engines. The same seed gives the same report.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ ROLES = ("rollout", "reward", "ref", "actor")
 def make_report(
     ranks=64, engines=2, *, seed=7, micro_batches=8, straggler=None, step=12, run_id="grpo-7b-math"
 ):
-    """One step of about a minute: rollout with a long tail, reward, reference, update with one slow rank."""
+    """Return one step of about a minute: a rollout with a long tail, reward, reference, and an
+    update with one slow rank.
+    """
     rng = random.Random(seed)
     straggler = ranks // 3 if straggler is None else straggler
     per_host = 8
@@ -327,7 +331,7 @@ def _time_of(role, region, seconds, end, per_process):
 
 
 def _tree(end, actors):
-    """The tree of the actors: the step, its role, two regions, and what these called."""
+    """Return the tree of the actors: the step, its role, two regions, and the calls in them."""
 
     def row(parent, kind, name, part, own, calls=1):
         times = sorted(
@@ -475,7 +479,7 @@ def _sources(ranks, engines, per_host):
 
 
 def make_comparison():
-    """Two steps of the same run: the rollout's tail grew."""
+    """Return the comparison of two steps of the same run, in which the tail of the rollout grew."""
     return s.Comparison(
         "grpo-7b-math step 12", "grpo-7b-math step 40",
         findings=[

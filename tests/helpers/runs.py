@@ -1,4 +1,6 @@
-"""Run directories as the recording side leaves them, for the tests of what reads them: written through the same claims."""
+"""Build run directories as a recording leaves them, for the tests of their readers. They are
+written through the same claims.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ def make_run(output_dir, run_id="r", **description):
 
 
 def ended_writer():
-    """A process of this host that has ended."""
+    """Return the identity of a process of this host that has ended."""
     return {**writer_identity(), "pid_start": 1}
 
 
 def record(
     run, step=2, role="actor", rank=0, *, data=None, writer=None, version=None, backend="torch", **window
 ):
-    """One window with its trace (or without one: data=b""); returns the claim."""
+    """Write one window with its trace, or without one (data=b""). Return the claim."""
     data = gzip.compress(TRACE) if data is None else data
     claim = run.claim(step, role, rank, {})
     artifacts = []
@@ -81,7 +83,7 @@ def record(
 
 
 def record_engine(run, replica=0, *, step=2, role="rollout", data=None, files=("rank-0",), **engine):
-    """One engine's entry with its files (or without one: data=b""), for `tell_engines`."""
+    """Return the entry of one engine with its files, or without one (data=b""), for `tell_engines`."""
     data = gzip.compress(TRACE, mtime=0) if data is None else data
     artifacts = []
     if data:
@@ -113,7 +115,7 @@ def record_engine(run, replica=0, *, step=2, role="rollout", data=None, files=("
 
 
 def tell_engines(run, *engines, step=2, role="rollout", rank=0, writer=None, clocks=()):
-    """The fragment of the process that drives these engines; returns the claim."""
+    """Write the fragment of the process that drives these engines. Return the claim."""
     claim = run.claim(step, role, rank, {}, engines=True)
     claim.write(
         {
@@ -131,7 +133,7 @@ def tell_engines(run, *engines, step=2, role="rollout", rank=0, writer=None, clo
 
 
 def write_spans(run, rank, *spans, **who):
-    """A file of spans with its header."""
+    """Write a file of spans with its header."""
     header = {"schema_version": 1, "kind": "spans", "run_id": run.run_id, "rank": rank, "host": "h", "pid": 7}
     header.update(who)
     lines = [json.dumps(line) + "\n" for line in (header, *spans)]
@@ -139,7 +141,7 @@ def write_spans(run, rank, *spans, **who):
 
 
 def region(name, seconds, step=2, role="actor", **more):
-    """One span of a region."""
+    """Return the span of a region."""
     return {
         "name": name,
         "kind": "region",

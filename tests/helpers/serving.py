@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 @contextmanager
 def serving(routes, *, host="127.0.0.1", tls=None, date=True):
-    """Serve while the block runs.
+    """Serve during the block.
 
-    `routes` maps ``"GET /path"`` or ``"/path"`` to what is answered: a status, JSON, (status, JSON), (status, JSON, headers), or a
-    function that gets the handler. Anything else is a 404. Gives the server's `url`, its `port` and the requests `asked`.
+    `routes` maps ``"GET /path"`` or ``"/path"`` to the answer: a status, JSON, (status, JSON),
+    (status, JSON, headers), or a function of the handler. Any other request gets a 404. The block
+    gets the server's `url`, its `port` and the requests `asked`.
     """
     asked = []
 

@@ -1,6 +1,7 @@
-"""An engine as another package would bring it: slow, failing, hung or dead as told, keeping account of what the contract promises it.
+"""Provide an engine, as another package would, that a test makes slow, failing, hung or dead. It
+checks the promises of the engine contract.
 
-It writes a trace of its own into the folder it is given. What real engines do is tested with the real ones, in sessions of their own.
+It writes its own trace into the given folder. The tests of real engines run in separate sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ EVENTS = [{"name": "step", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]
 
 @dataclass(eq=False)
 class Simulated:
-    """An engine. ``delays`` are seconds by verb; ``hold`` keeps a verb from answering until it is set; ``failing`` raises."""
+    """An engine. ``delays`` are seconds per verb. ``hold`` delays the answer to a verb until its
+    event is set. ``failing`` has the error that a verb raises.
+    """
 
     name: str = "simulated"
     delays: dict = field(default_factory=dict)
@@ -43,12 +46,12 @@ class Simulated:
     windows: list = field(default_factory=list)
 
     def asked(self, verb):
-        """How often a verb was asked for."""
+        """Return how often a verb was called."""
         return self.calls.count(verb)
 
 
 class Driver(EngineDriver):
-    """Speaks to a `Simulated`."""
+    """The driver of a `Simulated`."""
 
     def __init__(self, engine, name=None):
         self.engine = engine
@@ -129,7 +132,7 @@ class Driver(EngineDriver):
 
 
 class Listener(Simulated):
-    """A session elsewhere that only wants to know which step runs."""
+    """A session in another process that is informed only of the current step."""
 
 
 class ListeningDriver(Driver):
@@ -151,7 +154,7 @@ class SimulatedKind:
 
 
 def install(folder: Path) -> None:
-    """Write the metadata of a package that brings the engine."""
+    """Write the metadata of a package that provides the engine."""
     info = folder / "stepprof_simulated-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
@@ -160,7 +163,9 @@ def install(folder: Path) -> None:
 
 @pytest.fixture
 def engine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that makes a simulated engine; at the test's end none has seen its contract broken."""
+    """Return a function that makes a simulated engine. At the end of the test, no engine may have
+    seen a violation of its contract.
+    """
     folder = tmp_path_factory.mktemp("plugin")
     install(folder)
     monkeypatch.syspath_prepend(folder)
@@ -182,7 +187,7 @@ def dead(message="it has died"):
 
 
 def read_entries(session, step=2) -> list[SimpleNamespace]:
-    """Return what the manifests of a step state about engines, by replica."""
+    """Return the entries of engines in the manifests of a step, by replica."""
     found = []
     for file in sorted(session.path.glob(f"step-{step:06d}/manifest/*-engines-*.json")):
         found += json.loads(file.read_text())["engines"]

@@ -1,4 +1,4 @@
-"""The spans of a session, as a reader finds them in its files."""
+"""Read the spans of a session from its files."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from stepprof.run.spans import EVIDENCE
 
 
 def lines_of(session) -> list[dict]:
-    """End the session; every line of its files of spans, headers included."""
+    """End the session, and return every line of its span files, including the headers."""
     stepprof.shutdown()
     paths = sorted((session.path / "spans").glob("*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 def spans_of(session, name=None, kind=None) -> list[dict]:
-    """End the session; its spans, in the order of their starts."""
+    """End the session, and return its spans in the order of their starts."""
     found = [line for line in lines_of(session) if line["kind"] not in {"spans", *EVIDENCE}]
     found = [line for line in found if (name in {None, line["name"]}) and (kind in {None, line["kind"]})]
     return sorted(found, key=lambda line: line["start"])
 
 
 def only(session, name=None, kind=None) -> dict:
-    """The one span of this name."""
+    """Return the only span of this name."""
     found = spans_of(session, name, kind)
     assert len(found) == 1, found
     return found[0]

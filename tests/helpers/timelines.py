@@ -1,4 +1,6 @@
-"""Timelines for tests: sources of any shape, and an obvious reader of each format that does what Perfetto does."""
+"""Build timelines for tests: sources of any shape, and a simple reader of each format that reads as
+Perfetto does.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,10 @@ def make_source(
     findings=(),
     at=T0,
 ):
-    """A source of rows: slices (track, start, duration, name[, category[, args]]), instants (track, time, name[, args]), counters (track, time, value), flows (track, time, track, time).
+    """Return a source of rows: slices (track, start, duration, name[, category[, args]]), instants
+    (track, time, name[, args]), counters (track, time, value), flows (track, time, track, time).
 
-    Tracks are numbers into `tracks`, by default as many threads as are named; times count from `at`.
+    Tracks are indices into `tracks`, by default one thread for each index. Times count from `at`.
     """
     names, categories = Interned(), Interned()
     rows = [(*row, *("cpu_op", None)[len(row) - 4 :]) for row in slices]
@@ -107,7 +110,9 @@ ARGS = st.none() | st.dictionaries(
 
 @st.composite
 def sources(draw):
-    """Any source: crossing, empty and simultaneous slices, on tracks of all kinds, before and after each other by any amount."""
+    """Draw any source: crossing, empty and simultaneous slices, on tracks of all kinds, at any
+    distance from each other.
+    """
     kinds = draw(
         st.lists(
             st.sampled_from(["thread", "stream", "async", "sample", "iterations"]), min_size=1, max_size=4
@@ -133,7 +138,9 @@ def sources(draw):
 
 
 def drawn(source):
-    """What must be seen of a source: (track, name, category, start, duration), sorted; an empty slice is one nanosecond long."""
+    """Return the slices that a viewer must show: (track, name, category, start, duration), sorted.
+    An empty slice is one nanosecond long.
+    """
     slices = source.slices
     return sorted(
         (source.tracks[track].name, source.names[name], source.categories[category], start, max(duration, 1))
@@ -152,7 +159,7 @@ def drawn(source):
 
 
 def fields(data):
-    """(number, value) of each field of a message."""
+    """Yield (number, value) of each field of a message."""
     at = 0
 
     def varint():
@@ -190,7 +197,9 @@ def table(data):
 
 
 class Timeline:
-    """A Perfetto trace, read packet by packet: tracks by uuid, slices by matching ends to begins in the order of their times."""
+    """A Perfetto trace, read packet by packet. Tracks are found by uuid, and slices by matching
+    ends to begins in the order of their times.
+    """
 
     def __init__(self, data):
         self.tracks, self.slices, self.instants, self.counters, self.flows = {}, [], [], [], defaultdict(list)
@@ -264,7 +273,7 @@ class Timeline:
         return name, value - 2**64 if value >= 2**63 else value
 
     def path(self, uuid):
-        """The names from the top down to a track."""
+        """Return the names from the root to a track."""
         names = []
         while uuid is not None:
             names.append(self.tracks[uuid]["name"])
@@ -288,12 +297,14 @@ class Timeline:
 
 
 def chrome_events(data):
-    """The table of a merged Chrome JSON, its times as Decimal."""
+    """Return the content of a merged Chrome JSON, with its times as Decimal."""
     return json.loads(gzip.decompress(data), parse_float=Decimal)
 
 
 def crossings(events):
-    """Pairs of slices of one thread that overlap without nesting, or stand in an order that a viewer stacks wrongly."""
+    """Return the pairs of slices of one thread that overlap without nesting, or that a viewer would
+    stack wrongly because of their order.
+    """
     found, stacks = [], defaultdict(list)
     last = {}
     for event in sorted((each for each in events if each["ph"] == "X"), key=lambda each: each["ts"]):

@@ -1,7 +1,9 @@
-"""Scripts in processes of their own that find torch loaded: a server imports it once, and forks for each script.
+"""Run scripts in their own processes with torch loaded: a server imports torch once, and forks for
+each script.
 
-The server runs no op and prepares no profiler, so that its children are what a fresh process is after its imports. It exists since importing torch and what its profiler needs takes 3 s, and how a
-process ends can only be shown by ending many of them.
+The server runs no op and prepares no profiler, so that its children are in the state of a fresh
+process after its imports. The import of torch and of the modules for its profiler takes 3 s. The
+tests of the end of a process need many processes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def hold():
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
 """
-"""The begin of a script: another thread holds `lock` for ever, so that a forked child that needs it hangs."""
+"""The beginning of a script. Another thread holds `lock` forever, so that a forked child that needs
+the lock hangs.
+"""
 
 SERVER = """
 import asyncio, faulthandler, gc, json, os, signal, sys, time, types, warnings
@@ -131,7 +135,7 @@ def wait_for_exports():
 
 
 class Running:
-    """A script that runs."""
+    """A script that is running."""
 
     def __init__(self, server: Server, pid: int, out: Path, err: Path) -> None:
         self.pid = pid
@@ -144,7 +148,7 @@ class Running:
         return self._out.read_text()
 
     def wait_for(self, text: str, timeout: float = 60) -> Running:
-        """Wait until it has printed this."""
+        """Wait until the script has printed a text."""
         deadline = time.monotonic() + timeout
         while text not in self.stdout:
             if time.monotonic() > deadline:
@@ -154,15 +158,15 @@ class Running:
         return self
 
     def send(self, number: int) -> Running:
-        """Send it a signal."""
+        """Send a signal to the script."""
         os.kill(self.pid, number)
         return self
 
     def wait(self, timeout: float = 60) -> Ran:
-        """Wait for its end."""
+        """Wait for the end of the script."""
         code = self._server.ask({"wait": self.pid, "timeout": timeout})
         if code is None:
-            os.kill(self.pid, signal.SIGRTMAX)  # it writes the stacks of its threads
+            os.kill(self.pid, signal.SIGRTMAX)  # the script writes the stacks of its threads
             time.sleep(0.5)
             os.kill(self.pid, signal.SIGKILL)
             self._server.ask({"wait": self.pid, "timeout": 5})
@@ -174,14 +178,14 @@ class Server:
     """The process that forks for each script.
 
     Args:
-        first: what it runs before anything else, with warnings as they are by default: imports beyond torch.
-        env: variables of its own.
+        first: code that it runs before anything else, with Python's default warnings: imports beyond torch.
+        env: its additional variables.
     """
 
     def __init__(self, first: str = "", env: Mapping[str, str] | None = None) -> None:
         answers, answer = os.pipe()
         requests, request = os.pipe()
-        # the numbers 3 and 4 in the child, whatever they are here
+        # the child gets them as descriptors 3 and 4, whatever their numbers are here
         launcher = f"import os, sys; os.dup2({answer}, 1003); os.dup2({requests}, 1004); os.dup2(1003, 3); os.dup2(1004, 4); os.closerange(5, 1100); exec(compile({first!r}, 'first', 'exec')); exec(compile({SERVER!r}, 'server', 'exec'))"
         self._process = subprocess.Popen(
             [sys.executable, *([] if first else ["-W", "error"]), "-c", launcher],
@@ -195,7 +199,7 @@ class Server:
         assert json.loads(self._answers.readline()) == "ready"
 
     def ask(self, request: Mapping[str, object]) -> int | None:
-        """One request, one answer."""
+        """Send one request, and return its answer."""
         self._requests.write(json.dumps(request) + "\n")
         self._requests.flush()
         return json.loads(self._answers.readline())
@@ -228,16 +232,17 @@ class Server:
         return Running(self, pid, out, err)
 
     def stop(self) -> None:
-        """End it."""
+        """End the server."""
         self._requests.close()
         self._answers.close()
         self._process.wait(timeout=60)
 
 
 class Warm:
-    """Starts scripts in the test's folder; their runs lie under `runs` there.
+    """Starts scripts in the test's folder. Their runs are below `runs` in that folder.
 
-    `leave`: after their last line they shut stepprof down and leave at once, which saves the second that torch takes to end. Not for tests of the end.
+    `leave`: after its last line, a script shuts stepprof down and exits at once. This saves the
+    second that torch takes to end. Tests of the end of a process must not use it.
     """
 
     def __init__(self, server: Server, folder: Path) -> None:
@@ -270,7 +275,9 @@ class Warm:
     def run_twice(
         self, script: str, *arguments: str, env: Mapping[str, str] | None = None, together: bool = True
     ) -> Ran:
-        """Run it with stepprof switched off, and on; it has to end in the same way and print the same."""
+        """Run a script with stepprof switched off, and on. Both must have the same exit status and
+        output.
+        """
         settings = [{**(env or {}), "STEPPROF": "0"}, env]
         if together:
             both = [self.start(script, *arguments, env=each) for each in settings]
@@ -282,21 +289,21 @@ class Warm:
 
     @property
     def run_path(self) -> Path:
-        """The one run that was recorded."""
+        """Return the only recorded run."""
         (path,) = list_runs(self.folder / "runs")
         return path
 
     def windows(self, step: int = 2) -> list[dict]:
-        """The windows of a step in the manifest."""
+        """Return the windows of a step in the manifest."""
         return read_step(self.run_path, step)["windows"]
 
     def window(self, step: int = 2) -> dict:
-        """The one window of a step."""
+        """Return the only window of a step."""
         (window,) = self.windows(step)
         return window
 
     def is_readable(self, window: dict, step: int = 2) -> bool:
-        """Whether the window has one artifact, and that is whole."""
+        """Return whether the only artifact of a window is complete."""
         (artifact,) = window["artifacts"]
         problem = check_artifact(
             self.run_path / f"step-{step:06d}" / artifact["path"], artifact["bytes"], artifact["kind"]

@@ -1,5 +1,6 @@
-"""Run the GRPO example under Ray unchanged, by the command of docs/adopting.md and in its own process: with SGLang in lockstep, where
-another process requests the second recorded step during the run, and with vLLM one step ahead.
+"""Run the GRPO example under Ray unchanged, by the command of docs/adopting.md and in its own
+process. With SGLang it runs in lockstep, and another process requests the second recorded step.
+With vLLM it runs one step ahead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EXAMPLE = HERE.parent.parent / "examples" / "ray_grpo_vllm.py"
 PROMPTS, GROUP = 32, 12
 MINI_BATCHES = 2 * 6
 STEPS, RECORDED = 4, [2, 3]
-WHOLE = 500  # seconds; on two cores that others used too it took 80 to 400
+WHOLE = 500  # seconds; on two shared cores it took 80 to 400
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(WHOLE + 50)]
 
@@ -41,7 +42,7 @@ SGLANG_STEP = re.compile(r"step\[(EXTEND|DECODE) bs=(\d+)")
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the example, ended."""
+    """A completed run of the example."""
 
     engine: str
     ahead: bool
@@ -63,7 +64,7 @@ class Job:
         return [engine for engine in read_step(self.path, step)["engines"] if engine["role"] == role]
 
     def windows(self, step: int, role: str) -> dict[Any, dict[str, Any]]:
-        """The windows of a step and a role, by rank."""
+        """Return the windows of a step and a role, by rank."""
         manifest = read_step(self.path, step)
         return {window["rank"]: window for window in manifest["windows"] if window["role"] == role}
 
@@ -72,7 +73,7 @@ class Job:
             return json.load(file)
 
     def counter(self, name: str) -> dict[int, float]:
-        """A counter's value in each step."""
+        """Return the value of a counter in each step."""
         return {
             span["step"]: span["value"]
             for span in read_spans(self.path)
@@ -81,17 +82,20 @@ class Job:
 
 
 JOBS = [("vllm", True), ("sglang", False)]
-"""The engines, and whether they are one step ahead: that is a matter of the driver, from which an engine gets the same calls in the same order."""
+"""The engines, and whether they run one step ahead. The driver decides that; an engine gets the
+same calls in the same order.
+"""
 
 
 @pytest.fixture(scope="module", params=JOBS, ids=lambda job: f"{job[0]}-{'ahead' if job[1] else 'lockstep'}")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The example has been run: four steps, of which two are recorded, one of them on request while it ran."""
+    """Run the example: four steps, of which two are recorded, one of them requested during the run."""
     engine, ahead = request.param
     record = "2-3" if ahead else "2"
     folder = tmp_path_factory.mktemp(f"{engine}-{'ahead' if ahead else 'lockstep'}")
     command = [sys.executable, str(EXAMPLE), "--engine", engine, "--steps", str(STEPS), "--record", record]
-    # a dozen processes that import torch: coverage would make a half of their time, of lines that other tests run
+    # a dozen processes import torch: coverage would double their time, for lines that other tests
+    # run
     left_out = ("STEPPROF", "COVERAGE_PROCESS")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     if engine == "sglang":
@@ -115,7 +119,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def ask_for(step: int, runs: Path, running: subprocess.Popen[bytes]) -> None:
-    """Ask the job for a recording of a step, from a shell, as soon as it can be asked."""
+    """Request the recording of a step from a shell, as soon as the job accepts requests."""
     deadline = time.monotonic() + WHOLE
     while not any(read_statuses(run) for run in runs.glob("*")):
         assert running.poll() is None
@@ -129,12 +133,14 @@ def ask_for(step: int, runs: Path, running: subprocess.Popen[bytes]) -> None:
 
 class TestTheJob:
     def test_the_job_learns(self, job: Job) -> None:
-        """The reward rises, from a model that knows nothing."""
+        """The reward rises; the model begins with random weights."""
         assert len(job.rewards) == STEPS
         assert job.rewards[-1] > job.rewards[0]
 
     def test_the_job_sends_its_weights_to_the_engine(self, job: Job) -> None:
-        """The engine draws with the weights that the update starts from; one step ahead, with those of one update before."""
+        """The engine generates with the weights that the update starts from. One step ahead, it has
+        those of the update before.
+        """
         synced = [step for step in job.gaps if step == 1 or not job.ahead]
         assert max(job.gaps[step] for step in synced) < 1e-4
         assert all(gap > 0.05 for step, gap in job.gaps.items() if step not in synced)
@@ -142,13 +148,13 @@ class TestTheJob:
 
 class TestTheManifest:
     def test_the_manifest_has_the_selected_steps(self, job: Job) -> None:
-        """Two of four steps are recorded, and every file that a manifest names is there and whole."""
+        """Two of four steps are recorded. Every file that a manifest names exists and is complete."""
         assert recorded_steps(job.path) == RECORDED
         assert verify_run(job.path).problems == []
 
     @pytest.mark.parametrize("step", RECORDED)
     def test_the_manifest_names_the_engine(self, job: Job, step: int) -> None:
-        """The engine's part is complete, with a trace, and says what the engine is."""
+        """The entry of the engine is complete, has a trace, and names kind and replica."""
         (engine,) = job.engines(step, "rollout")
         assert (engine["status"], engine["error"], engine["health"]) == ("complete", None, "ok")
         assert (engine["kind"], engine["replica"]) == (job.engine, 0)
@@ -156,7 +162,9 @@ class TestTheManifest:
 
     @pytest.mark.parametrize("step", RECORDED)
     def test_the_manifest_has_both_trainers(self, job: Job, step: int) -> None:
-        """The ranks in actors followed the driver's window: each has its own, with its trace."""
+        """The ranks in actors follow the driver's window. Each rank has its own window with its
+        trace.
+        """
         ranks = job.engines(step, "actor")
         assert [(rank["kind"], rank["replica"], rank["status"]) for rank in ranks] == [
             ("rank", 0, "complete"),
@@ -169,14 +177,16 @@ class TestTheManifest:
             assert (windows[rank]["world_size"], len(windows[rank]["artifacts"])) == (2, 1)
 
     def test_the_manifest_shows_overlapping_windows(self, job: Job) -> None:
-        """One step ahead, the engine's window of step 3 began before the trainers' of step 2 ended; in lockstep it came after."""
+        """One step ahead, the engine's window of step 3 starts before the trainers' windows of step
+        2 end. In lockstep it starts later.
+        """
         (engine,) = job.engines(3, "rollout")
         trainers = job.windows(2, "actor")
         ends = [trainers[rank]["end_unix_ns"] for rank in (0, 1)]
         assert (engine["start_unix_ns"] < min(ends)) == job.ahead
 
     def test_the_manifest_is_printed_at_the_end(self, job: Job) -> None:
-        """The tables of both steps, with the engine and the ranks in them."""
+        """The output has the tables of both steps, with the engine and the ranks."""
         assert len(re.findall(rf"^rollout/0 +{job.engine} +complete", job.stdout, re.MULTILINE)) == len(
             RECORDED
         )
@@ -207,11 +217,13 @@ class TestTheTraces:
             assert (
                 begun == PROMPTS + PROMPTS * GROUP
             )  # SGLang computes the prompt of a group once before the group
-            assert begun + continued >= job.counter("response_tokens")[step]  # it notices ends one step late
+            assert begun + continued >= job.counter("response_tokens")[step]  # SGLang sees an end a step late
 
     @pytest.mark.parametrize("step", RECORDED)
     def test_the_engines_trace_states_step_role_and_replica(self, job: Job, step: int) -> None:
-        """Step, role, replica and the version of the weights that it generated with."""
+        """The trace states step, role, replica, rank, run, and the version of the weights that it
+        generated with.
+        """
         (engine,) = job.engines(step, "rollout")
         stamp = job.trace(step, engine["artifacts"][0])["stepprof"]
         assert (stamp["step"], stamp["role"], stamp["replica"], stamp["rank"]) == (step, "rollout", 0, 0)
@@ -221,7 +233,7 @@ class TestTheTraces:
     @pytest.mark.parametrize("step", RECORDED)
     @pytest.mark.parametrize("rank", [0, 1])
     def test_the_trainers_traces_have_one_update(self, job: Job, step: int, rank: int) -> None:
-        """The regions of exactly one update, and torch's work in them."""
+        """The trace has the regions of exactly one update, and torch's operators in them."""
         trace = job.trace(step, job.windows(step, "actor")[rank]["artifacts"][0])
         events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
         names = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
@@ -244,7 +256,9 @@ class TestTheEnd:
         assert str(timeline) in job.stdout
 
     def test_the_job_ends_with_a_report_of_engine_and_trainers(self, job: Job) -> None:
-        """Its page and its data are there, the findings are printed, and the engine's own steps are its rollout."""
+        """The page and the data of the report exist, and the job prints its findings. The rollout
+        has the engine's own steps.
+        """
         folder = job.path / f"step-{RECORDED[-1]:06d}"
         assert (folder / "report.html").stat().st_size > 10_000
         report = json.loads((folder / "report.json").read_bytes())

@@ -1,5 +1,5 @@
-"""The examples run unchanged, and `stepprof demo` trains, records and shows its recording: by real
-processes, from the command line.
+"""Test that the examples run unchanged, and that `stepprof demo` trains, records and shows its
+recording. Real processes run them from the command line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def path_with(folder: Path) -> str:
 
 
 def events_of(trace: Path, phase: str = "X") -> Counter[str]:
-    """How often each name is in a trace; X: what lies on a thread's stack, b: what begins beside it."""
+    """Return how often each name is in a trace. Phase X: events on a thread's stack; b:
+    asynchronous events.
+    """
     with gzip.open(trace) as file:
         return Counter(event["name"] for event in json.load(file)["traceEvents"] if event["ph"] == phase)
 
@@ -60,7 +62,9 @@ def spans_of(run_path: Path, kind: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """One short run of the whole demo, recording steps 2 and 3, and its folder."""
+    """Run the complete demo once with few steps, recording steps 2 and 3. Return its process and
+    its run directory.
+    """
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("STEPPROF")]:
@@ -73,7 +77,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
 @pytest.mark.slow
 class TestDemo:
     def test_the_selected_step_is_recorded(self, demo) -> None:
-        """Both ranks have a complete capture of both steps, in which the roles joined, and nothing else was recorded."""
+        """Both ranks have a complete capture of both steps, which the roles joined. Nothing else is
+        recorded.
+        """
         _, path = demo
         assert steps(path) == [2, 3]
         for step in (2, 3):
@@ -84,13 +90,15 @@ class TestDemo:
         assert read_run(path)["world_size"] == 2
 
     def test_the_artifacts_are_whole(self, demo) -> None:
-        """`stepprof check` opens every artifact and finds nothing wrong."""
+        """`stepprof check` opens every artifact and finds no problem."""
         _, path = demo
         result = verify_run(path)
         assert (result.problems, result.artifacts) == ([], 4)
 
     def test_traces_hold_the_work_and_the_regions(self, demo) -> None:
-        """A trace has operators of torch, each region of the loop as often as it ran, and the windows of all roles."""
+        """A trace has torch's operators, each region of the loop as often as it ran, and the
+        windows of all roles.
+        """
         _, path = demo
         for step, rank in ((2, 1), (3, 0)):
             trace = path / f"step-{step:06d}/step/rank-{rank}.trace.json.gz"
@@ -100,7 +108,9 @@ class TestDemo:
             assert set(events_of(trace, "b")) >= {"step", *ROLES}
 
     def test_spans_of_every_step(self, demo) -> None:
-        """Steps that were not recorded have their spans too: windows, regions with their attributes and their sample, marks and counters."""
+        """Steps that were not recorded have their spans too: windows, regions with their attributes
+        and sample, marks and counters.
+        """
         _, path = demo
         windows = Counter((s["step"], s["rank"], s["role"]) for s in spans_of(path, "window"))
         assert windows == {
@@ -116,14 +126,16 @@ class TestDemo:
         assert len([s for s in spans_of(path, "mark") if s["name"] == "policy_updated"]) == 2 * TRAINED
 
     def test_the_reward_rises(self, demo) -> None:
-        """Even these few steps more than double the reward, from its own counter."""
+        """Even in these few steps the reward more than doubles, according to its own counter."""
         _, path = demo
         rewards = {s["step"]: s["value"] for s in spans_of(path, "counter") if s["name"] == "reward"}
         assert sorted(rewards) == list(range(1, TRAINED + 1))
         assert rewards[TRAINED] > 2 * rewards[1]
 
     def test_shows_progress_and_tables(self, demo) -> None:
-        """One line per step with reward, seconds and the profiler's state; then a table per step, the reward, and what to do next."""
+        """The demo prints one line per step with reward, seconds and the profiler's state. Then it
+        prints a table per recorded step, the reward, and the next command.
+        """
         done, path = demo
         lines = re.findall(
             r"^step +(\d+)/\d+  reward 0\.\d+ .* \d+\.\d\d s  (idle|armed|recording) ",
@@ -142,8 +154,8 @@ class TestDemo:
         assert f"stepprof show {Path('stepprof-runs') / path.name} --step 2" in done.stdout
 
     def test_ends_with_one_timeline_and_a_report(self, demo) -> None:
-        """Both of the first recorded step, by their paths; the terminal shows the report's
-        findings, with both ranks and all roles.
+        """The demo prints the paths of the timeline and the report of the first recorded step. It
+        prints the report's findings, which cover both ranks and all roles.
         """
         done, path = demo
         folder = Path("stepprof-runs") / path.name / "step-000002"
@@ -157,14 +169,14 @@ class TestDemo:
         assert not (path / "step-000003" / "timeline.pftrace").exists()
 
     def test_stderr_has_only_the_lines_of_recorded_steps(self, demo) -> None:
-        """There is no warning of torchrun, Kineto, transformers or stepprof."""
+        """stderr has no warning of torchrun, Kineto, transformers or stepprof."""
         done, _ = demo
         shown = done.stderr.splitlines()
         assert [line.split(" is recorded: ")[0] for line in shown] == ["stepprof: step 2", "stepprof: step 3"]
 
     def test_an_unavailable_backend_is_reported(self, tmp_path: Path) -> None:
-        """If nothing can be recorded, the loop still trains. The demo ends with status 1 and prints the
-        reason.
+        """If nothing can be recorded, the loop still trains. The demo ends with status 1 and prints
+        the reason.
         """
         command = ("-m", "stepprof", "demo", "--train-steps", "1", "--steps", "1", "--output-dir", "runs")
         done = run(*command, cwd=tmp_path, STEPPROF_BACKEND="npu")
@@ -173,7 +185,9 @@ class TestDemo:
         assert re.search(r"^stepprof demo: .*npu", done.stderr, re.MULTILINE)
 
     def test_a_failed_loop_is_reported(self, tmp_path: Path) -> None:
-        """A loop that ends badly ends the demo with 1; what it said comes through, and what is missing is named."""
+        """A loop that fails ends the demo with status 1. Its error is printed, and the missing step
+        is named.
+        """
         (tmp_path / "tokenizers.py").write_text("raise ImportError('not today')\n")
         done = run(
             "-m", "stepprof", "demo", cwd=tmp_path, PYTHONPATH=path_with(tmp_path), STEPPROF_RUN_ID="mine"
@@ -201,20 +215,22 @@ class TestBeforeTheStart:
         ],
     )
     def test_refuses_what_would_record_nothing(self, arguments, message, tmp_path, capsys) -> None:
-        """A selection that cannot match is refused at once, by name; nothing is made."""
+        """A selection that cannot match is refused at once, and the message names it. No folder is
+        created.
+        """
         folder = tmp_path / "runs"
         assert main(["demo", *arguments, "--output-dir", str(folder)]) == 2
         assert message in capsys.readouterr().err
         assert not folder.exists()
 
     def test_refuses_when_switched_off(self, monkeypatch, tmp_path, capsys) -> None:
-        """STEPPROF=0 is what the user wants: said, rather than trained through."""
+        """With STEPPROF=0 the demo ends with an error before it trains."""
         monkeypatch.setenv("STEPPROF", "0")
         assert main(["demo", "--output-dir", str(tmp_path)]) == 2
         assert "STEPPROF=0 is set" in capsys.readouterr().err
 
     def test_missing_packages_are_named(self, monkeypatch, capsys) -> None:
-        """Without transformers: which package, and the command."""
+        """Without transformers, the error names the package and the command that installs it."""
         monkeypatch.setitem(sys.modules, "transformers", None)
         assert main(["demo"]) == 2
         message = capsys.readouterr().err
@@ -222,7 +238,9 @@ class TestBeforeTheStart:
         assert "pip install 'stepprof[demo]'" in message
 
     def test_names_an_unwritable_folder(self, tmp_path, capsys) -> None:
-        """An output folder below a file cannot be made: refused with the option that names another."""
+        """An output folder below a file cannot be created. The error names the option for another
+        folder.
+        """
         (tmp_path / "file").touch()
         assert main(["demo", "--output-dir", str(tmp_path / "file" / "runs")]) == 2
         assert "--output-dir" in capsys.readouterr().err
@@ -247,7 +265,9 @@ sys.exit(status)
 class TestLaunch:
     @pytest.mark.parametrize("launching", [LAUNCHING, LAUNCHING_IN_A_THREAD], ids=["main", "thread"])
     def test_ranks_find_each_other_and_errors_come_through(self, launching, run_script, tmp_path) -> None:
-        """What the ranks print comes through but for Kineto's probe lines; a rank that fails fails the launch."""
+        """The output of the ranks is printed without Kineto's probe lines. If a rank fails, the
+        launch fails.
+        """
         script = tmp_path / "loop.py"
         script.write_text(
             "import os, sys\n"
@@ -263,7 +283,9 @@ class TestLaunch:
         assert "USDT" not in done.stderr
 
     def test_stderr_of_the_ranks_is_made_printable(self, run_script, tmp_path) -> None:
-        """Control characters of a rank are shown as escapes, a password as "…", and a line without an end is cut."""
+        """Control characters of a rank are printed as escapes and a password as "…". A line that is
+        too long is cut.
+        """
         script = tmp_path / "loop.py"
         script.write_text(
             "import os\n"
@@ -282,7 +304,9 @@ class TestLaunch:
         ],
     )
     def test_a_signal_ends_every_process(self, number, status, patience, tmp_path) -> None:
-        """Ctrl-C or SIGTERM ends torchrun and both ranks within seconds, without torchrun's traceback; ranks that do not listen too."""
+        """Ctrl-C or SIGTERM ends torchrun and both ranks within 20 s, without torchrun's traceback.
+        This includes ranks that ignore SIGTERM.
+        """
         script = tmp_path / "loop.py"
         script.write_text(
             f"import os, signal, time\nif {patience} < 1: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -322,7 +346,9 @@ class TestOtherExamples:
         assert Counter(s["step"] for s in spans_of(path, "region")) == dict.fromkeys(range(1, 6), 2)
 
     def test_async_rollout(self, tmp_path) -> None:
-        """Coroutines of two steps that overlap: each episode is told apart, lasts as long as its waiting, and step 3 is recorded in both roles."""
+        """Coroutines of two steps overlap. Each episode has its own span, which is at least as long
+        as its waits, and step 3 is recorded in both roles.
+        """
         done = run("-W", "error", str(EXAMPLES / "async_rollout.py"), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         path = find_run(tmp_path / "stepprof-runs")
@@ -342,7 +368,9 @@ class TestOtherExamples:
 
     @pytest.mark.slow
     def test_grpo_alone(self, tmp_path) -> None:
-        """Without a launcher the loop is one rank of one; without a configuration it records nothing and leaves nothing."""
+        """Without a launcher the loop runs as a single rank. Without a configuration it records
+        nothing and leaves no file.
+        """
         done = run(str(EXAMPLES / "grpo.py"), "--train-steps", "1", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "after training" in done.stdout

@@ -1,4 +1,6 @@
-"""The tests and benchmarks of GPUs, tried once on the CPU: that they run to their last line, not what a GPU does."""
+"""Run the tests and benchmarks of GPUs once on the CPU. This shows that they run to their last
+line, not the behaviour of a GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a source takes in memory at most, measured in a process of its own: whatever a file holds, a report and a timeline of it stay within the bound."""
+"""Measure the memory that a source takes at most, in a separate process. A report and a timeline
+stay within the limit, whatever the file contains.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ KINDS = {
 
 
 def write(path: Path, kind: str, events: int = EVENTS) -> Path:
-    """A gzip file of many valid events of one kind."""
+    """Write a gzip file of many valid events of one kind."""
     with gzip.open(path, "wb", 1) as file:
         file.write(BASE)
         for first in range(0, events, 10_000):
@@ -81,7 +83,9 @@ def write(path: Path, kind: str, events: int = EVENTS) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_peak(tmp_path: Path, kind: str) -> None:
-    """Resident memory grows by no more than the bound, whatever the events are, for a report and for a timeline of either format."""
+    """Resident memory grows by no more than the limit for any kind of events, for a report and for
+    a timeline of either format.
+    """
     path = write(tmp_path / "t.json.gz", kind)
     done = subprocess.run(
         [sys.executable, "-c", READ, str(path), str(BOUND)],
@@ -105,7 +109,9 @@ class TestBound:
         return load(wanted, args=False, limits=limits)
 
     def test_the_limit_is_reported(self, tmp_path: Path) -> None:
-        """How many of how many events were read; the head behind the events is read all the same, and the names of threads."""
+        """The finding has the number of events that were read, and of all. The metadata behind the
+        events is read nevertheless.
+        """
         path = write(tmp_path / "t.json.gz", "slices", 100_000)
         source = self.read(path, 4 << 20)
         count = len(source.slices)
@@ -115,7 +121,9 @@ class TestBound:
         assert source.metadata["traceName"] == "behind the events"
 
     def test_names_behind_the_events(self, tmp_path: Path) -> None:
-        """Kineto writes the names of threads behind their events."""
+        """Kineto writes the names of threads behind their events. They are read even if events are
+        left out.
+        """
         events = [{"ph": "X", "name": "a", "ts": n, "dur": 1, "pid": 1, "tid": 2} for n in range(100_000)]
         named = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "loader"}}
         path = tmp_path / "t.json"
@@ -127,7 +135,7 @@ class TestBound:
         assert [track.name for track in source.tracks] == ["loader"]
 
     def test_ten_million_events_are_within_the_default_bound(self, tmp_path: Path) -> None:
-        """Ten million operators with their shapes are within the bound, for a report and for a timeline."""
+        """A 200th of ten million operators is read completely within a 200th of the default limit."""
         assert Limits().memory_bytes == 4 << 30
         path = write(tmp_path / "t.json.gz", "nested operators", 50_000)
         assert self.read(path, (4 << 30) // 200).whole

@@ -1,4 +1,6 @@
-"""The whole benchmark suite, tried once beside real libraries: every measurement runs to its end. No time is asserted."""
+"""Run the complete benchmark suite once with real libraries. Every measurement runs to its end, and
+no time is asserted.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,28 @@ from benchmarks.run import MEASUREMENTS
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A trial of everything."""
+    """Run a trial of all benchmarks."""
     return trial(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.mark.timeout(600)
 class TestWhole:
     def test_every_row_has_a_value_and_every_limit_a_verdict(self, whole: dict[str, Any]) -> None:
-        """Every promise of the documentation is judged; every value in the table is a number."""
+        """Every limit in the documentation has a verdict, and every value in the table is a number."""
         rows = whole["rows"]
         assert {(row["group"], row["name"]) for row in rows if row["within"] is not None} >= LIMITED
         assert all(isinstance(row["value"], int | float) for row in rows)
         assert all((row["within"] is None) == (row["limit"] is None) for row in rows)
 
     def test_every_measurement_has_rows_or_a_reason(self, whole: dict[str, Any]) -> None:
-        """As many groups as measurements at least, less those that this machine has not got what it takes for."""
+        """There are at least as many groups as measurements, except those for which this machine
+        lacks something.
+        """
         groups = {row["group"] for row in whole["rows"]}
         assert len(groups) >= len(MEASUREMENTS) - len(whole["absent"])
 
     def test_peers_that_are_not_installed_are_named(self, whole: dict[str, Any]) -> None:
-        """What could not be measured is said, never left out in silence."""
+        """Every measurement that was not possible is printed with its name."""
         assert (find_spec("verl") is None) == ("verl" in whole["absent"])
         for name in whole["absent"]:
             assert f"not measured: {name}" in whole["printed"]
@@ -46,7 +50,7 @@ class TestWhole:
         assert expected == len(rows)
 
     def test_each_command_is_measured_over_the_number_of_ranks(self, whole: dict[str, Any]) -> None:
-        """Each reading command has its seconds for three numbers of ranks, and how they grow."""
+        """Each reading command has its seconds for three numbers of ranks, and their growth."""
         rows = whole["rows"]
         assert len([row for row in rows if row["group"] == GROUP]) == 3 * len(COMMANDS)
         growth = [row for row in rows if row["group"] == GROWTH]
@@ -55,7 +59,9 @@ class TestWhole:
 
 
 def test_versions_are_compared_side_by_side(tmp_path: Path) -> None:
-    """Each row of this version has its ratio to the row of the other work tree: here the same one."""
+    """Each row of this version has its ratio to the row of the other work tree, which here is the
+    same one.
+    """
     rows = trial(tmp_path, "versions", against=REPOSITORY)["rows"]
     assert {row["name"] for row in rows} == {
         f"in {REPOSITORY.name}",

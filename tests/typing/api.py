@@ -1,4 +1,6 @@
-"""The types of the public face, as a user's own strict type check sees them. Checked, never run."""
+"""Check the types of the public API as a user's own strict type checker sees them. This file is
+checked and never run.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ callback: Callable[[int], float] = named
 
 def block() -> int:
     with stepprof.region("reward", batch=64), stepprof.bind(sample="a", step=3):
-        return 1  # a block never swallows an exception: no return is missing below
+        return 1  # a block never suppresses an exception: no return is missing below
 
 
 async def async_block() -> int:

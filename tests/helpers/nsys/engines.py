@@ -1,4 +1,6 @@
-"""Engines that stand in for vLLM where it cannot run: an object, and a server. Told to begin and to end, a process of their own calls what vLLM's workers call under nsys."""
+"""Stand in for vLLM where it cannot run: an engine object and a server. At a start or stop, a child
+process makes the call that vLLM's workers make under nsys.
+"""
 
 import json
 import subprocess
@@ -10,12 +12,12 @@ CALL = "import ctypes; call = getattr(ctypes.CDLL(None), {!r}, None); call and c
 
 
 def worker_calls(name):
-    """Have a child of this process call a function of libcudart, if nsys has brought one."""
+    """Let a child of this process call a function of libcudart, if nsys has loaded one."""
     subprocess.run([sys.executable, "-SE", "-c", CALL.format(name)], check=True)
 
 
 def engine():
-    """An engine object: vLLM's by its name, with a worker in a child."""
+    """Return an engine object with the type name of vLLM's, whose worker is a child process."""
 
     def start_profile(self, **given):
         self.calls.append("start")
@@ -34,7 +36,7 @@ def engine():
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What a server of vLLM's answers that was started for nsys."""
+    """The answers of a vLLM server that was started for nsys."""
 
     def do_GET(self):
         answers = {"/start_profile": 405, "/health": 200, "/version": 200}

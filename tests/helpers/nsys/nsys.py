@@ -1,6 +1,9 @@
-"""What stands in for `nsys` on PATH: it starts the command with a tool for NVTX and a libcudart in it, and writes a report for each range, when and how $NSYS_STAND_IN says.
+"""Stand in for `nsys` on PATH. It starts the command with a tool for NVTX and a libcudart, and
+writes a report for each range. $NSYS_STAND_IN says when and how:
 
-`now`, `late SECONDS`, `never`, `empty`, `growing`, `pausing` (for two seconds in the middle), `foreign` (in the name of another process), `unfinished` (a .qdstrm). It tests how stepprof starts nsys and waits for it, not nsys.
+`now`, `late SECONDS`, `never`, `empty`, `growing`, `pausing` (for two seconds in the middle),
+`foreign` (named after another process), `unfinished` (a .qdstrm). The tests show how stepprof
+starts nsys and waits for it; they do not test nsys.
 """
 
 import json
@@ -106,7 +109,7 @@ class Session:
         time.sleep(self.seconds)
         pid = self.pid + 1 if self.manner == "foreign" else self.pid
         suffix = ".qdstrm" if self.manner == "unfinished" else ".nsys-rep"
-        numbered = "" if self.most == 1 else f".{number}"  # as the real one does
+        numbered = "" if self.most == 1 else f".{number}"  # as the real nsys does
         path = Path(f"{self.name.replace('%p', str(pid))}{numbered}{suffix}")
         if self.manner == "never":
             return
@@ -125,7 +128,9 @@ class Session:
 
 
 def ranges_in(calls):
-    """How many ranges were ended: a start inside of one has no effect, nor has a stop outside."""
+    """Return the number of ended ranges. A start inside a range has no effect, nor has a stop
+    outside of one.
+    """
     ended = running = 0
     for call in calls:
         if call == "cudaProfilerStart":

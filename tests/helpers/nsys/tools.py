@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Tools:
-    """Where they are."""
+    """The paths of the stand-ins."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class Tools:
         return str(self.folder / "libcudart.so")
 
     def path(self) -> str:
-        """A PATH on which `nsys` is ours and `python` is this one."""
+        """Return a PATH on which `nsys` is the stand-in and `python` is this one."""
         return os.pathsep.join(
             [str(self.folder), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         )
@@ -76,7 +76,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Closed:
-    """The ranges of a log once every one of them has proved to be closed, in order."""
+    """The ranges of a log, after `closed` has checked that all of them were closed in order."""
 
     pushed: Counter[str]
     started: Counter[str]
@@ -94,7 +94,7 @@ class Closed:
 
 
 def closed(events: list[dict[str, Any]]) -> Closed:
-    """Fail unless each push is popped by its thread, innermost first, and each start ended once."""
+    """Fail unless each push is popped by its thread, innermost first, and each start is ended once."""
     stacks: dict[int, list[str]] = defaultdict(list)
     open_ranges: dict[int, str] = {}
     threads: dict[str, set[int]] = defaultdict(set)

@@ -1,4 +1,5 @@
-"""A job of AReaL whose training loop and tracer are real; engines, models and data are small stand-ins.
+"""Run a job of AReaL with its real training loop and tracer. Engines, models and data are small
+stand-ins.
 
 It does not mention stepprof. Step 2 is followed by an evaluation.
 """
@@ -16,14 +17,14 @@ STEPS = 3
 
 
 class Anything:
-    """A stand-in for objects that the loop calls without using a result."""
+    """A stand-in for objects whose results the loop does not use."""
 
     def __getattr__(self, name):
         return lambda *_, **__: Anything()
 
 
 class Engine(Anything):
-    """Stands for an engine that trains: it binds AReaL's tracer early, as AReaL's engines do."""
+    """Stands for an engine that trains. It binds AReaL's tracer early, as AReaL's engines do."""
 
     cpu_group = None
 

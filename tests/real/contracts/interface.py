@@ -1,6 +1,7 @@
-"""The interface of a framework without a wheel: names and parameters of the modules that an adapter touches, as data.
+"""Extract the interface of a framework without a wheel: the names and parameters of the modules
+that an adapter uses.
 
-Make it out of a clone, whose last commit is read, not its files:
+It is made from a clone. The last commit is read, not the files:
 
     python -m tests.real.contracts.interface CLONE owner/name module … > tests/real/contracts/interfaces/NAME.json
 """
@@ -18,7 +19,7 @@ from typing import Any
 from stepprof.integrations.adapter import Adapter
 
 TIMERS = ("Timer", "timer", "time", "inverse_timer", "start", "end", "stop", "marked_timer", "simple_timer")
-"""Functions and methods whose first argument, or the one called `name`, names a timer."""
+"""Functions and methods whose first argument, or whose argument `name`, is the name of a timer."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -26,8 +27,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def interface(clone: str, source: str, modules: list[str]) -> dict[str, Any]:
     """Return the interface of modules at the last commit of a clone.
 
-    ``modules`` has per module the parameters of each function, method and class; a class lists its
-    attributes too, and a constant has none. ``timers`` has the names of the timers that a module starts.
+    ``modules`` has the parameters of each function, method and class of a module. A class also
+    lists its attributes, and a constant has no entries. ``timers`` has the names of the timers that
+    a module starts.
     """
     commit, date = git(clone, "log", "-1", "--format=%H %cs").split()
     trees = {module: ast.parse(_text(clone, module)) for module in modules}
@@ -49,7 +51,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def missing_in_interface(adapter: Adapter, found: dict[str, Any]) -> list[str]:
-    """Return the names and parameters of an adapter that an interface lacks, in words; [] if none."""
+    """Return the names and parameters that an adapter needs and an interface lacks; [] if none."""
     missing = []
     for need, parameters in adapter.needs.items():
         module, _, name = need.partition(":")
@@ -95,7 +97,7 @@ def _parameters(node: Function) -> list[str]:
 
 
 def _of_class(node: ast.ClassDef) -> list[str]:
-    """Return what a class takes, has as a field, or assigns to its instance, in this order and once each."""
+    """Return the arguments, fields and instance attributes of a class, in this order and once each."""
     built = [each for each in node.body if isinstance(each, Function) and each.name == "__init__"]
     fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
     fields += [each for assign in node.body if isinstance(assign, ast.Assign) for each in assign.targets]

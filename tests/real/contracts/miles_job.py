@@ -1,8 +1,6 @@
-"""A job of miles. Its groups and factories are real and make the calls of its `train.py`; the actors are
-replaced. It does not mention stepprof. It runs three steps with a critic: the first one trains only the
-critic, and the last one is saved.
-
-It does not mention stepprof. Three steps with a critic; the first one trains the critic alone, the last one is saved.
+"""Run a job of miles. Its groups and factories are real and make the calls of its `train.py`; the
+actors are replaced. It does not mention stepprof. It runs three steps with a critic: the first one
+trains only the critic, and the last one is saved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job of MindSpeed-RL. It does not mention stepprof."""
+"""Run a job of MindSpeed-RL. It does not mention stepprof."""
 
 from mindspeed_rl.trainer.grpo_trainer_hybrid import RayGRPOTrainer
 from mindspeed_rl.workers.scheduler.launcher import RayActorGroup

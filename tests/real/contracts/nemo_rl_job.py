@@ -1,4 +1,4 @@
-"""A job of NeMo-RL. It does not mention stepprof."""
+"""Run a job of NeMo-RL. It does not mention stepprof."""
 
 import sys
 from types import SimpleNamespace as Options

@@ -1,4 +1,5 @@
-"""A PPO job of OpenRLHF in which its driver's half is real: trainer, rollout, experience, groups. Models and engines are small actors.
+"""Run a PPO job of OpenRLHF with the real code of its driver: trainer, rollout, experience, groups.
+Models and engines are small actors.
 
 It does not mention stepprof.
 """
@@ -19,7 +20,7 @@ STEPS = 3
 
 @ray.remote(num_cpus=0)
 class Model:
-    """Stands for the actors that hold a model, which need DeepSpeed and a GPU."""
+    """Stands for the actors with a model, which need DeepSpeed and a GPU."""
 
     def __init__(self, world_size, rank, address, port):
         os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK="0")
@@ -43,7 +44,7 @@ class Model:
 
 @ray.remote(num_cpus=0)
 class Engine:
-    """Stands for the actor that holds a vLLM engine."""
+    """Stands for the actor with a vLLM engine."""
 
     def get_num_unfinished_requests(self):
         return 0
@@ -62,7 +63,7 @@ class Engine:
 
 
 def options():
-    """Return OpenRLHF's options, those that this half of it reads."""
+    """Return the options of OpenRLHF that its driver reads."""
     return Options(
         actor=Options(num_nodes=1, num_gpus_per_node=1),
         algo=Options(

@@ -1,4 +1,5 @@
-"""A job of RLinf whose runner, timers and ranges are real; what its workers do are small stand-ins.
+"""Run a job of RLinf with its real runner, timers and ranges. The work of its workers is replaced
+by small stand-ins.
 
 It does not mention stepprof. Step 2 is followed by an evaluation.
 """

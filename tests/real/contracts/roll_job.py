@@ -1,4 +1,4 @@
-"""A job of ROLL. It does not mention stepprof."""
+"""Run a job of ROLL. It does not mention stepprof."""
 
 import ray
 from roll.pipeline.rlvr.rlvr_pipeline import RLVRPipeline

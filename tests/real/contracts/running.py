@@ -1,4 +1,4 @@
-"""Run the job of a framework's skeleton below `stepprof run`, and read what it left."""
+"""Run the job of a framework's skeleton under `stepprof run`, and read its spans."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def run_job(
     trained: str = "trained 3",
     **environment: str,
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return the run of a job that ended well, and its process.
+    """Run a job, check that it succeeds, and return its run and its process.
 
     Args:
-        folder: with the skeleton; the job runs there.
+        folder: the folder with the skeleton, in which the job runs.
         job: the name of its file, next to this module.
-        arguments: of the job.
-        options: of `stepprof run`.
+        arguments: the arguments of the job.
+        options: the options of `stepprof run`.
         output: the folder of the runs.
-        trained: what the job prints at its end.
-        environment: variables of the job.
+        trained: the text that the job prints at its end.
+        environment: the variables of the job.
     """
     shutil.copy(Path(__file__).with_name(job), folder / "job.py")
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
@@ -53,6 +53,6 @@ def run_job(
 
 
 def spans(run: Path, step: int, kind: str) -> Counter[str]:
-    """Return how many windows (by role) or regions (by name) of a step there are."""
+    """Return the number of windows (by role) or regions (by name) of a step."""
     key = "role" if kind == "window" else "name"
     return Counter(each[key] for each in read_spans(run, step=step) if each["kind"] == kind)

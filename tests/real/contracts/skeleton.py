@@ -1,4 +1,6 @@
-"""A framework's own modules out of its wheel, and stand-ins for those that need what cannot be installed here."""
+"""Build a skeleton of a framework: its own modules from the wheel, and stand-ins for modules with
+dependencies that cannot be installed here.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ def __getattr__(name):
         raise AttributeError(name)
     return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
 """
-"""A module that has every name: a class that takes any arguments."""
+"""The source of a module in which every name is a class that takes any arguments."""
 
 
 def build(framework: str, folder: Path, kept: list[str], stubs: dict[str, str], which: int = -1) -> Path:
-    """Copy modules of an unpacked wheel and write stand-ins; every package in between is empty.
+    """Copy modules of an unpacked wheel and write stand-ins. Every package that contains them is
+    empty.
 
     Args:
         framework: its name on PyPI.
-        folder: where the skeleton is made; it has to be on the path.
-        kept: files of the wheel that are kept as they are.
-        stubs: the text of each stand-in, by its file.
-        which: of its wheels; the oldest is 0, the latest -1.
+        folder: the folder of the skeleton, which has to be on the path.
+        kept: the files of the wheel that are copied unchanged.
+        stubs: the source of each stand-in, by its file.
+        which: the index among its wheels; the oldest is 0, the latest -1.
     """
     for metadata in wheel(framework, which).glob("*.dist-info"):
         shutil.copytree(metadata, folder / metadata.name)

@@ -1,4 +1,5 @@
-"""A job of SkyRL whose training loop, timers and callbacks are real; what its phases call are small stand-ins.
+"""Run a job of SkyRL with its real training loop, timers and callbacks. Small stand-ins replace the
+functions that its phases call.
 
 It does not mention stepprof. Step 2 samples twice, as dynamic sampling does.
 """

@@ -1,6 +1,7 @@
-"""A job of slime: the calls of its `train.py`, or of its `train_async.py` with the argument "async". It does not mention stepprof.
+"""Run a job of slime: the calls of its `train.py`, or of its `train_async.py` with the argument
+"async". It does not mention stepprof.
 
-Three steps; the last one is saved, the second one is followed by an evaluation.
+It has three steps. The last one is saved, and an evaluation follows the second one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ args = Options(
 
 
 def prepare():
-    """Return the rollout manager and the groups, as both loops get them."""
+    """Return the rollout manager and the groups for either loop."""
     manager, _ = create_rollout_manager(args, None)
     actor, critic = create_training_models(args, None, manager)
     actor.update_weights()
@@ -48,7 +49,7 @@ def train():
 
 
 def train_async():
-    """Run the calls of `train_async.py`, with weights that are updated after the second step alone."""
+    """Run the calls of `train_async.py`. The weights are updated only after the second step."""
     manager, actor, _ = prepare()
     following = manager.generate.remote(0)
     for rollout_id in range(STEPS):

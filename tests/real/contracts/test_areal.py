@@ -1,4 +1,6 @@
-"""The adapters of AReaL against its wheel: names and parameters by reading it, windows by running its training loop."""
+"""Test the adapters of AReaL with its wheel: names and parameters by reading it, windows by running
+its training loop.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,12 @@ STUBS = {
 
 @pytest.fixture(scope="module")
 def wheel():
-    """Return the folder in which AReaL's package is."""
+    """Return the folder of AReaL's package."""
     return packages("areal")
 
 
 def scopes(file):
-    """Return the names of the scopes that a file enters, as far as they are literals."""
+    """Return the names of the scopes that a file enters, if they are literals."""
     calls = (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call))
     entered = (each for each in calls if getattr(each.func, "attr", None) == "trace_scope")
     return {each.args[0].value for each in entered if isinstance(each.args[0], ast.Constant)}
@@ -78,26 +80,30 @@ def scopes(file):
 
 class TestNames:
     def test_names_and_parameters(self, wheel, monkeypatch) -> None:
-        """Everything that the adapters need is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapters need."""
         monkeypatch.syspath_prepend(str(wheel))
         assert {each.name: missing_in_source(each) for each in areal.ADAPTERS} == {
             each.name: [] for each in areal.ADAPTERS
         }
 
     def test_scopes(self, wheel) -> None:
-        """A trainer enters each scope that is a role, and every scope of the trainers has the prefix."""
+        """The trainers enter each scope that is a role. Every scope of the trainers has the prefix."""
         entered = set().union(*(scopes(wheel / file) for file in TRAINERS))
         assert entered >= {*areal.ROLES}
         assert {name[: len(areal.PREFIX)] for name in entered} == {areal.PREFIX}
 
     @pytest.mark.parametrize("name", ["local", "ray", "slurm"])
     def test_schedulers(self, wheel, name) -> None:
-        """Each keeps its workers by role, and the roles that share the workers of another."""
+        """Each scheduler has its workers by role, and the roles that share the workers of another
+        role.
+        """
         owner = f"{name.capitalize()}Scheduler"
         assert {"_workers", "_colocated_roles"} <= assigns(wheel / f"areal/infra/scheduler/{name}.py", owner)
 
     def test_attributes(self, wheel) -> None:
-        """The trainer's scheduler and servers are attributes that no signature has."""
+        """The trainer's scheduler and servers are attributes, which no signature shows. The wheel
+        assigns them.
+        """
         assert {"scheduler", "rollout", "rollout_alloc", "config"} <= assigns(
             wheel / TRAINERS[0], "PPOTrainer"
         )
@@ -107,7 +113,7 @@ class TestNames:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Return a function that runs a job of three steps and returns its run and what it printed."""
+    """Return a function that runs a job of three steps and returns its run."""
     folder = build("areal", tmp_path_factory.mktemp("areal"), KEPT, STUBS)
     null = ("--backend", "null")
 
@@ -119,32 +125,34 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def driver(job):
-    """Return the run of a job in which one process drives the others; its second step is recorded."""
+    """Return the run of a job in which one process drives the others. Its second step is recorded."""
     return job("driver", "--steps", "2")
 
 
 class TestDriver:
     def test_windows(self, driver) -> None:
-        """Each step has one window with the number of AReaL's log, and its phases."""
+        """Each step has one window with the number of AReaL's log, and the windows of its phases."""
         phases = {None: 1, "rollout": 1, "critic": 2, "ref": 1, "actor": 2, "advantage": 1, "weight_sync": 1}
         assert spans(driver, 1, "window") == spans(driver, 3, "window") == phases
         assert spans(driver, 2, "window") == {**phases, "eval": 1}
 
     def test_scopes_are_regions(self, driver) -> None:
-        """Scopes become regions, also in modules that import the tracer's functions by name, and through
-        its decorator.
+        """Scopes become regions, also in modules that import the tracer's functions by name, and
+        through its decorator.
         """
         names = {"train.save", "train.log_stats", "train.eval", "fsdp_engine.forward", "ppo_actor.ppo_update"}
         assert names <= set(spans(driver, 1, "region"))
 
     def test_work_before_the_rollout_belongs_to_the_next_step(self, driver) -> None:
-        """What has no number, and comes before the first scope that has, belongs to the step that begins."""
+        """A scope without a step number that comes before the first numbered scope belongs to the
+        step that begins.
+        """
         assert (
             spans(driver, 2, "region")["train.rollout_onload"] == 2
         )  # one before the rollout, one before the evaluation
 
     def test_the_recorded_step(self, driver) -> None:
-        """The recorded step is the one that AReaL's log calls 2, as a whole."""
+        """The recorded step is step 2 of AReaL's log, and all its windows are complete or joined."""
         assert steps(driver) == [2]
         assert {each["status"] for each in read_step(driver, 2)["windows"]} == {"complete", "joined"}
         attached = {"status": "attached", "version": "1.0.4"}
@@ -153,10 +161,12 @@ class TestDriver:
 
 class TestOtherJobs:
     def test_each_rank_runs_the_loop(self, job) -> None:
-        """Without a scheduler the process is a rank, with its own trace."""
+        """Without a scheduler, the process is a rank and records its own windows."""
         run = job("ranks", "--steps", "2", AREAL_SPMD_MODE="1")
         assert {each["rank"] for each in read_step(run, 2)["windows"]} == {0}
 
     def test_steps_of_its_own_profiler(self, job) -> None:
-        """`perf_tracer.profile_steps` counts from 0."""
+        """With `STEPPROF_FROM=framework`, stepprof records the steps of
+        `perf_tracer.profile_steps`, which counts from 0.
+        """
         assert steps(job("own", STEPPROF_FROM="framework")) == [2]

@@ -1,4 +1,6 @@
-"""The adapters of ROLL and MindSpeed-RL, which have no wheel: names against their interface, windows by running a skeleton with codetiming's own timers."""
+"""Test the adapters of ROLL and MindSpeed-RL, which have no wheel. Names are compared with their
+interface, and windows come from a skeleton with codetiming's own timers.
+"""
 
 from __future__ import annotations
 
@@ -39,28 +41,32 @@ SKELETONS = {
 class TestNames:
     @pytest.mark.parametrize("adapter", [*roll.ADAPTERS, *mindspeed_rl.ADAPTERS], ids=lambda each: each.name)
     def test_names_and_parameters(self, adapter) -> None:
-        """Everything that the adapters need of the frameworks is in their interface; the rest is codetiming's."""
+        """The interface of the frameworks has every name that the adapters need, except those of
+        codetiming.
+        """
         missing = missing_in_interface(adapter, load(adapter.name.partition(".")[0]))
         assert set(missing) <= set(CODETIMING)
 
     def test_codetiming(self, monkeypatch) -> None:
-        """Its timer has what the adapters patch."""
+        """codetiming's timer has the names that the adapters patch."""
         monkeypatch.syspath_prepend(str(packages("codetiming")))
         (adapter,) = (each for each in roll.ADAPTERS if set(each.needs) == set(CODETIMING))
         assert missing_in_source(adapter) == []
 
     def test_timers_of_roll(self) -> None:
-        """A pipeline enters each timer that is a role, the step or the evaluation."""
+        """ROLL's pipelines enter each timer that is a role, the step or the evaluation."""
         entered = {name for names in load("roll")["timers"].values() for name in names}
         assert {*roll.ROLES, *roll.STEPS, *roll.EVALUATIONS} <= entered
 
     @pytest.mark.parametrize("target", mindspeed_rl.TRAINERS)
     def test_timer_of_mindspeed_rl(self, target) -> None:
-        """Both trainers time the whole iteration."""
+        """Both trainers time the complete iteration."""
         assert load("mindspeed_rl")["timers"][target.partition(":")[0]] == [mindspeed_rl.STEP]
 
     def test_attributes(self) -> None:
-        """The clusters and groups, their actors and the state are attributes that no signature has."""
+        """Clusters, groups, their actors and the state are attributes, which no signature shows.
+        The interface has them.
+        """
         found = load("roll")["modules"]
         module, _, owner = roll.PIPELINES[0].partition(":")
         assert {"actor_train", "actor_infer", "critic", "references"} <= set(found[module][owner])
@@ -70,7 +76,9 @@ class TestNames:
         assert "actor_handlers" in load("mindspeed_rl")["modules"][module][owner]
 
     def test_own_profiler_of_mindspeed_rl(self) -> None:
-        """The options that are read are attributes of its configuration, and the group takes it as its seventh argument."""
+        """The options that stepprof reads are attributes of MindSpeed-RL's configuration. The group
+        takes that configuration as its seventh argument.
+        """
         found = load("mindspeed_rl")["modules"]
         assert set(FIELDS) <= set(found["mindspeed_rl.config_cls.mindstudio_config"]["ProfilerConfig"])
         module, _, owner = mindspeed_rl.GROUP.partition(":")
@@ -78,7 +86,7 @@ class TestNames:
 
 
 def run_of(folder, framework):
-    """Return the run of a job of a skeleton whose second step is recorded."""
+    """Run the job of a skeleton with its second step recorded, and return its run."""
     here = Path(__file__).parent
     stubs = {
         file: (here / "skeletons" / framework / f"{name}.py").read_text()
@@ -103,7 +111,9 @@ def of_mindspeed(tmp_path_factory):
 @pytest.mark.ray
 class TestRoll:
     def test_windows(self, of_roll) -> None:
-        """Each step has one window with the number of ROLL's log, from 0, in the pipeline and in the three ranks, which follow their phases."""
+        """Each step has one window with the number of ROLL's log, from 0. The pipeline and the
+        three ranks have it and the windows of their phases.
+        """
         assert spans(of_roll, 3, "window") == {
             **dict.fromkeys(("rollout", "advantage"), 1),
             None: 4,
@@ -114,18 +124,20 @@ class TestRoll:
         assert spans(of_roll, 0, "window")["rollout"] == spans(of_roll, 1, "window")["eval"] == 1
 
     def test_a_step_that_is_skipped(self, of_roll) -> None:
-        """Its window is closed, and the next one has its own number."""
+        """The window of a skipped step is closed, and the step keeps its own number."""
         assert spans(of_roll, 2, "window")["actor"] == 3
         assert spans(of_roll, 2, "window")[None] == 4
 
     def test_other_timers_are_regions(self, of_roll) -> None:
-        """They have ROLL's names, in the pipeline and in the ranks."""
+        """Other timers become regions with ROLL's names, in the pipeline and in the ranks."""
         found = spans(of_roll, 3, "region")
         assert (found["step_stop_server"], found["reward_postprocess"]) == (1, 1)
         assert (found["compute_log_probs"], found["train_step"]) == (3, 2)
 
     def test_the_recorded_step(self, of_roll) -> None:
-        """It is the one that ROLL's log calls 2, whole, with the ranks that are selected."""
+        """The recorded step is step 2 of ROLL's log. It is complete and contains the selected
+        ranks.
+        """
         assert steps(of_roll) == [2]
         manifest = read_step(of_roll, 2)
         assert {each["status"] for each in manifest["windows"]} == {"complete", "joined"}
@@ -133,7 +145,7 @@ class TestRoll:
         assert ranks == {"actor", "ref"}
 
     def test_adapters(self, of_roll) -> None:
-        """A checkout has no version."""
+        """A checkout has no version, so the status of the adapters is `untested`."""
         adapters = read_run(of_roll)["adapters"]
         found = {name: each["status"] for name, each in adapters.items() if name.startswith("roll.")}
         assert found == dict.fromkeys(("roll.RLVRPipeline", "roll.timers"), "untested")
@@ -146,13 +158,15 @@ class TestMindSpeed:
         assert spans(of_mindspeed, 2, "window") == spans(of_mindspeed, 3, "window") == {None: 1, "actor": 1}
 
     def test_calls_are_regions(self, of_mindspeed) -> None:
-        """They have the names of the methods."""
+        """Calls of the groups become regions with the names of the methods."""
         assert spans(of_mindspeed, 3, "region") == dict.fromkeys(
             ("generate_sequences", "compute_rm_score", "compute_ref_log_prob", "compute_log_prob", "wait_all_ref_objs_run_over"),
             1,
         )  # fmt: skip
 
     def test_the_recorded_step(self, of_mindspeed) -> None:
-        """It is the one that the log calls 2, and the session ended before Ray did."""
+        """The recorded step is step 2 of the log. The session ends before Ray does, so its windows
+        are complete or joined.
+        """
         assert steps(of_mindspeed) == [2]
         assert {each["status"] for each in read_step(of_mindspeed, 2)["windows"]} == {"complete", "joined"}

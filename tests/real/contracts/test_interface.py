@@ -1,4 +1,6 @@
-"""The interface of a framework without a wheel: what is read out of a clone, and what an adapter misses in it."""
+"""Test the interface of a framework without a wheel: what is read from a clone, and which names of
+an adapter it lacks.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,13 @@ def command(clone, *modules):
 
 @pytest.fixture
 def found(clone):
-    """Return the interface of its modules."""
+    """Return the interface of the modules in the clone."""
     return json.loads(command(clone, "frame.work", "frame.work.loop").stdout)
 
 
 class TestInterface:
     def test_source(self, clone, found) -> None:
-        """The skeleton names the repository and the commit from which its content was copied."""
+        """The interface names the repository, the commit and the date from which it was read."""
         assert (found["source"], found["commit"]) == (
             "owner/frame",
             git(str(clone), "rev-parse", "HEAD").strip(),
@@ -80,7 +82,9 @@ class TestInterface:
         assert len(found["date"]) == len("2026-01-01")
 
     def test_modules(self, found) -> None:
-        """Functions and methods have parameters; classes have attributes too; constants are names."""
+        """Functions and methods have parameters, and classes also have attributes. Constants are
+        names without entries.
+        """
         assert found["modules"] == {
             "frame.work": {"helper": []},
             "frame.work.loop": {
@@ -95,11 +99,11 @@ class TestInterface:
         }
 
     def test_timers(self, found) -> None:
-        """The names of the timers are kept."""
+        """The interface has the names of the timers."""
         assert found["timers"] == {"frame.work.loop": ["generation", "step"]}
 
     def test_unknown_module(self, clone) -> None:
-        """It is refused by name."""
+        """The command refuses an unknown module and names it."""
         done = command(clone, "frame.gone")
         assert (done.returncode, done.stderr.strip()) == (
             1,
@@ -108,7 +112,7 @@ class TestInterface:
 
 
 def test_missing(found) -> None:
-    """What an adapter misses is named: a module, a name, a parameter."""
+    """The missing module, name or parameter of an adapter is named."""
     needs = {
         "frame.work.loop:train": ("args", "model"),
         "frame.work.loop:Timer.start": ("label",),

@@ -1,4 +1,6 @@
-"""The adapters of NeMo-RL, which has no wheel: names against its interface, windows by running a skeleton on a real Ray."""
+"""Test the adapters of NeMo-RL, which has no wheel. Names are compared with its interface, and
+windows come from a skeleton on a real Ray.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,18 @@ MODELS = "nemo_rl.models"
 class TestNames:
     @pytest.mark.parametrize("adapter", nemo_rl.ADAPTERS, ids=lambda each: each.name)
     def test_names_and_parameters(self, adapter) -> None:
-        """Everything that the adapters need is in the interface."""
+        """The interface has every name that the adapters need."""
         assert missing_in_interface(adapter, load("nemo_rl")) == []
 
     @pytest.mark.parametrize("target", nemo_rl.TRAINERS)
     def test_each_loop_has_a_step_timer_and_known_parameters(self, target) -> None:
-        """It has the timer of a step; all that is attached is in a parameter that is known."""
+        """Each loop starts the timer of a step. All objects to attach are in known parameters."""
         module = f"nemo_rl.algorithms.{target.partition(':')[0]}"
         assert nemo_rl.STEP in load("nemo_rl")["timers"][module]
         assert {*nemo_rl.TRAINERS[target]} <= {*nemo_rl.GROUPS, *nemo_rl.GENERATIONS}
 
     def test_timers(self) -> None:
-        """Each timer that is a role, an evaluation or has a meaning of its own is started."""
+        """NeMo-RL starts each timer that is a role or an evaluation, or that has a special meaning."""
         started = {name for names in load("nemo_rl")["timers"].values() for name in names}
         assert {*nemo_rl.ROLES, *nemo_rl.EVALUATIONS, nemo_rl.SAMPLING, nemo_rl.TRAINING} <= started
 
@@ -52,11 +54,13 @@ class TestNames:
         ],
     )
     def test_attributes(self, module, owner, attributes) -> None:
-        """Groups of ranks and engines are attributes that no signature has."""
+        """Groups of ranks and engines are attributes, which no signature shows. The interface has
+        them.
+        """
         assert attributes <= set(load("nemo_rl")["modules"][f"{MODELS}.{module}"][owner])
 
     def test_addresses(self) -> None:
-        """SGLang's servers are asked of the object that generates."""
+        """The object that generates has a method that returns the URLs of SGLang's servers."""
         found = load("nemo_rl")["modules"][f"{MODELS}.generation.sglang.sglang_generation"]
         assert found["SGLangGeneration.get_rollout_engine_urls"] == []
 
@@ -81,7 +85,7 @@ def run_job(folder, *arguments, **environment):
 
 
 def spans(run, step, kind):
-    """Return what there is in a step: windows or regions, in the order in which they begin."""
+    """Return the windows or regions of a step in the order in which they begin."""
     found = [each for each in read_spans(run, step=step) if each["kind"] == kind]
     return sorted(found, key=lambda each: each["start"])
 
@@ -93,14 +97,16 @@ def roles(run, step):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return the run of a job of three steps."""
+    """Run a job of three steps, and return its run."""
     return run_job(tmp_path_factory.mktemp("nemo_rl"))[0]
 
 
 @pytest.mark.ray
 class TestJob:
     def test_windows(self, run) -> None:
-        """Each step has one window and one of each timed phase; a step that samples twice is one step."""
+        """Each step has one window, and one of each timed phase. A step that samples twice is one
+        step.
+        """
         sampled = ["weight_sync", "rollout", "reward"]
         trained = ["experience", "advantage", "actor"]
         assert {step: roles(run, step) for step in range(4)} == {
@@ -111,7 +117,7 @@ class TestJob:
         }
 
     def test_regions(self, run) -> None:
-        """Other timers are regions; those of the ranks too."""
+        """Other timers of the driver and of the ranks become regions."""
         found = Counter((each["name"], each["rank"] == DRIVER) for each in spans(run, 2, "region"))
         assert found == {
             ("data_processing", True): 2,
@@ -124,7 +130,7 @@ class TestJob:
         }
 
     def test_recorded_step(self, run) -> None:
-        """Each rank records the step that NeMo-RL's log calls 2, and SGLang's server receives a start."""
+        """Each rank records step 2 of NeMo-RL's log. The driver tries to start SGLang's server."""
         assert steps(run) == [2]
         manifest = read_step(run, 2)
         assert {each["status"] for each in manifest["windows"]} == {"complete", "joined"}
@@ -134,14 +140,16 @@ class TestJob:
         assert "http://127.0.0.1:9 cannot be reached" in error
 
     def test_adapters(self, run) -> None:
-        """The adapters of the imported modules are attached. A checkout has no version."""
+        """The adapters of the imported modules are attached. A checkout has no version, so their
+        status is `untested`.
+        """
         assert {name: each["status"] for name, each in read_run(run)["adapters"].items()} == {
             **dict.fromkeys(("nemo_rl.timer", "nemo_rl.nsys", "nemo_rl.grpo"), "untested"),
             "ray": "attached",
         }
 
     def test_a_step_that_fails(self, tmp_path) -> None:
-        """Its windows are marked; the error reaches the job."""
+        """The windows of a failed step have the error, and the exception reaches the job."""
         run, done = run_job(tmp_path, "fails")
         assert "failed: out of memory" in done.stdout
         failed = [each["role"] for each in spans(run, 3, "window") if each.get("error")]
@@ -149,7 +157,9 @@ class TestJob:
         assert steps(run) == [2]
 
     def test_own_profiler(self, tmp_path) -> None:
-        """stepprof takes its place if it is asked to: no worker is started below nsys."""
+        """With `STEPPROF_FROM=framework`, stepprof replaces NeMo-RL's own profiler. No worker
+        starts under nsys.
+        """
         own = {"NRL_NSYS_PROFILE_STEP_RANGE": "2:3", "NRL_NSYS_WORKER_PATTERNS": "*policy*"}
         run, done = run_job(tmp_path, STEPPROF_FROM="framework", **own)
         assert steps(run) == [2]

@@ -1,4 +1,6 @@
-"""The adapter of OpenRLHF against its wheel: names and parameters by reading it, windows by running the driver's half of it on a real Ray."""
+"""Test the adapter of OpenRLHF with its wheel: names and parameters by reading it, windows by
+running its driver on a real Ray.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,13 @@ STUBS = {
 
 @pytest.fixture(scope="module")
 def wheel():
-    """Return the folder in which OpenRLHF's package is."""
+    """Return the folder of OpenRLHF's package."""
     return packages("openrlhf")
 
 
 class TestNames:
     def test_names_and_parameters(self, wheel, monkeypatch) -> None:
-        """Everything that the adapters need is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapters need."""
         monkeypatch.syspath_prepend(str(wheel))
         assert {each.name: missing_in_source(each) for each in openrlhf.ADAPTERS} == {
             each.name: [] for each in openrlhf.ADAPTERS
@@ -91,13 +93,15 @@ class TestNames:
         ],
     )
     def test_attributes(self, wheel, file, owner, attributes) -> None:
-        """Groups, their actors and the engine are attributes that no signature has."""
+        """Groups, their actors and the engine are attributes, which no signature shows. The wheel
+        assigns them.
+        """
         assert attributes <= assigns(wheel / f"openrlhf/{file}.py", owner)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Return the folder of a job of three steps of which the second is recorded."""
+    """Run a job of three steps with the second one recorded, and return its folder."""
     folder = tmp_path_factory.mktemp("openrlhf")
     build("openrlhf", folder, KEPT, STUBS)
     run_job(folder, "openrlhf_job.py", options=[*SECOND_STEP, "--ranks", "all"])
@@ -106,20 +110,22 @@ def job(tmp_path_factory):
 
 @pytest.fixture
 def run(job):
-    """Return its run directory."""
+    """Return the run directory of the job."""
     (found,) = list_runs(job / "stepprof-runs")
     return found
 
 
 def windows(run, step):
-    """Return the roles of the windows of a step, those of the trainer's process first."""
+    """Return the roles of the windows of a step."""
     return [each["role"] for each in read_spans(run, step=step) if each["kind"] == "window"]
 
 
 @pytest.mark.ray
 class TestJob:
     def test_windows(self, run) -> None:
-        """Each step has the number of OpenRLHF's log, and its phases as roles, in the trainer's process and in the ranks."""
+        """Each step has the number of OpenRLHF's log. Its phases are roles, in the trainer's
+        process and in the ranks.
+        """
         for step in (1, 2, 3):
             found = windows(run, step)
             assert found.count("rollout") == 1
@@ -135,7 +141,7 @@ class TestJob:
         assert "eval" in windows(run, 3)
 
     def test_the_recorded_step(self, run) -> None:
-        """The recorded step is the one that OpenRLHF's log calls 2. The groups are attached by their roles,
+        """The recorded step is step 2 of OpenRLHF's log. The groups are attached by their roles,
         and the adapter requests the engine's `llm`.
         """
         assert steps(run) == [2]
@@ -147,5 +153,7 @@ class TestJob:
         assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
 
     def test_the_adapter_attaches_in_the_actor(self, run) -> None:
-        """The trainer's class is pickled by the job's process, and its base is patched where it is unpickled."""
+        """The job's process pickles the trainer's class. Its base is patched in the process that
+        unpickles it.
+        """
         assert read_run(run)["adapters"]["openrlhf"] == {"status": "attached", "version": "0.11.2"}

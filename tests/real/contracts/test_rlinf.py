@@ -1,4 +1,6 @@
-"""The adapters of RLinf against its wheel: names and parameters by reading it, windows by running a runner."""
+"""Test the adapters of RLinf with its wheel: names and parameters by reading it, windows by running
+a runner.
+"""
 
 from __future__ import annotations
 
@@ -52,37 +54,41 @@ STUBS = {
 
 @pytest.fixture(scope="module")
 def wheel():
-    """Return the folder in which RLinf's package is."""
+    """Return the folder of RLinf's package."""
     return packages("rlinf")
 
 
 def timers(wheel):
-    """Return the source of the runners: their timers are `self.timer("name")`."""
+    """Return the source of the runners, which start their timers by `self.timer("name")`."""
     return "".join(path.read_text() for path in (wheel / "rlinf/runners").glob("*_runner.py"))
 
 
 class TestNames:
     def test_names_and_parameters(self, wheel, monkeypatch) -> None:
-        """Everything that the adapters need is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapters need."""
         monkeypatch.syspath_prepend(str(wheel))
         assert {each.name: missing_in_source(each) for each in rlinf.ADAPTERS} == {
             each.name: [] for each in rlinf.ADAPTERS
         }
 
     def test_own_profiler(self, wheel) -> None:
-        """The runner that profiles keeps its steps in these attributes, and asks them before each step."""
+        """The runner that profiles keeps its steps in these attributes, and checks them before each
+        step.
+        """
         runner = wheel / "rlinf/runners/embodied_runner.py"
         assert {"_profile_steps", "_profile_all_steps", "max_steps"} <= assigns(runner, "EmbodiedRunner")
         assert "self._profile_all_steps or (" in runner.read_text()
 
     @pytest.mark.parametrize("timer", [rlinf.STEP, *rlinf.ROLES, "eval"])
     def test_timers(self, wheel, timer) -> None:
-        """A runner enters each timer that is a role, the step or the evaluation."""
+        """RLinf's runners enter each timer that is a role, the step or the evaluation."""
         assert f'self.timer("{timer}")' in timers(wheel)
 
     @pytest.mark.parametrize("runner", rlinf.RUNNERS)
     def test_attributes(self, wheel, runner) -> None:
-        """The groups and the counter of finished steps are attributes that no signature has."""
+        """The groups and the counter of finished steps are attributes, which no signature shows.
+        The wheel assigns them.
+        """
         counter, groups = rlinf.RUNNERS[runner]
         module, _, owner = runner.partition(":")
         assert {counter, *groups} <= assigns(wheel / f"{module.replace('.', '/')}.py", owner)
@@ -95,24 +101,26 @@ class TestNames:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return the run of a job of three steps of which the second is recorded."""
+    """Run a job of three steps with the second one recorded, and return its run."""
     folder = build("rlinf", tmp_path_factory.mktemp("rlinf"), KEPT, STUBS)
     return run_job(folder, "rlinf_job.py")[0]
 
 
 class TestJob:
     def test_windows(self, run) -> None:
-        """Each step has one window with the number of RLinf's checkpoints, and one of each timed phase."""
+        """Each step has one window with the number of RLinf's checkpoints, and one of each timed
+        phase.
+        """
         phases = {None: 1, "rollout": 1, "advantage": 1, "weight_sync": 1}
         assert spans(run, 1, "window") == spans(run, 3, "window") == phases
         assert spans(run, 2, "window") == {**phases, "eval": 1}
 
     def test_ranges_are_regions(self, run) -> None:
-        """What RLinf decorates with `Worker.timer` has its label."""
+        """The profiling ranges of RLinf's workers become regions with their names."""
         assert {"worker/generate", "worker/run_training"} <= set(spans(run, 1, "region"))
 
     def test_the_recorded_step(self, run) -> None:
-        """It is the one that RLinf calls 2 when it is finished."""
+        """The recorded step is step 2 of RLinf's count of finished steps."""
         assert steps(run) == [2]
         assert {each["status"] for each in read_step(run, 2)["windows"]} == {"complete", "joined"}
         attached = {"status": "attached", "version": "0.3.0"}

@@ -1,4 +1,6 @@
-"""The adapter of SkyRL against its wheel: names and parameters by reading it, windows by running its training loop."""
+"""Test the adapter of SkyRL with its wheel: names and parameters by reading it, windows by running
+its training loop.
+"""
 
 from __future__ import annotations
 
@@ -81,26 +83,26 @@ STUBS = {
 
 @pytest.fixture(scope="module", params=[0, -1], ids=["oldest", "latest"])
 def which(request):
-    """Return which of the wheels is tested."""
+    """Return the index of the tested wheel."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def wheel(which):
-    """Return the folder in which SkyRL's package is."""
+    """Return the folder of SkyRL's package."""
     return packages("skyrl", which)
 
 
 class TestNames:
     def test_names_and_parameters(self, wheel, monkeypatch) -> None:
-        """Everything that the adapters need is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapters need."""
         monkeypatch.syspath_prepend(str(wheel))
         assert {each.name: missing_in_source(each) for each in skyrl.ADAPTERS} == {
             each.name: [] for each in skyrl.ADAPTERS
         }
 
     def test_timers(self, wheel) -> None:
-        """Each timer that is a role, the step or the evaluation is entered by one of the two trainers."""
+        """The two trainers enter each timer that is a role, the step or the evaluation."""
         entered = timers(wheel / "skyrl/train/trainer.py") | timers(
             wheel / "skyrl/train/fully_async_trainer.py"
         )
@@ -115,13 +117,15 @@ class TestNames:
         ],
     )
     def test_attributes(self, wheel, file, owner, attributes) -> None:
-        """Groups, their actors and the step are attributes that no signature has."""
+        """Groups, their actors and the step are attributes, which no signature shows. The wheel
+        assigns them.
+        """
         assert attributes <= assigns(wheel / f"skyrl/{file}.py", owner)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, which):
-    """Return the run of a job of three steps of which the second is recorded."""
+    """Run a job of three steps with the second one recorded, and return its run."""
     folder = build("skyrl", tmp_path_factory.mktemp("skyrl"), KEPT, STUBS, which)
     return run_job(folder, "skyrl_job.py")[0]
 
@@ -141,12 +145,12 @@ class TestJob:
         assert (found[None], found["rollout"], found["actor"], found["eval"]) == (1, 2, 1, 1)
 
     def test_other_timers_are_regions(self, run) -> None:
-        """They have SkyRL's names."""
+        """Other timers become regions with SkyRL's names."""
         names = {"postprocess_generator_output", "convert_to_training_input", "train_critic_and_policy"}
         assert names <= set(spans(run, 1, "region"))
 
     def test_the_recorded_step(self, run, which) -> None:
-        """It is the one that SkyRL calls 2, whole."""
+        """The recorded step is step 2 of SkyRL's count, and all its windows are complete or joined."""
         assert steps(run) == [2]
         assert {each["status"] for each in read_step(run, 2)["windows"]} == {"complete", "joined"}
         assert read_run(run)["adapters"]["skyrl"] == {

@@ -1,4 +1,6 @@
-"""The adapters of slime and miles: names against the wheel of miles and the interface of slime, windows by running their loops on a real Ray."""
+"""Test the adapters of slime and miles. Names are compared with the wheel of miles and the
+interface of slime, and windows come from their loops on a real Ray.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def adapters(package):
 
 class TestNames:
     def test_miles(self, monkeypatch) -> None:
-        """Everything that its adapters need is in the wheel, with the parameters."""
+        """The wheel of miles has every name and parameter that its adapters need."""
         monkeypatch.syspath_prepend(str(packages("miles_rl")))
         assert {each.name: missing_in_source(each) for each in adapters("miles")} == {
             "miles": [],
@@ -48,13 +50,15 @@ class TestNames:
         }
 
     def test_miles_since(self) -> None:
-        """It is also in the interface of a later commit."""
+        """The interface of a later commit of miles also has every name that its adapters need."""
         found = load("miles")
         assert [missing_in_interface(each, found) for each in adapters("miles")] == [[], []]
         assert "_actor_handles" in found["modules"]["miles.ray.actor_group"]["RayTrainGroup"]
 
     def test_slime(self) -> None:
-        """Everything that its adapters need is in the interface; `ray.get` is not slime's."""
+        """The interface of slime has every name that its adapters need, except `ray.get`, which
+        belongs to Ray.
+        """
         found = load("slime")
         assert {each.name: missing_in_interface(each, found) for each in adapters("slime")} == {
             "slime": ["ray:get"],
@@ -62,7 +66,7 @@ class TestNames:
         }
 
     def test_attributes_of_miles(self) -> None:
-        """Its group lists its actors, its engine has an address."""
+        """The group of miles has its actors and its role, and its engine has an address."""
         folder = packages("miles_rl") / "miles"
         assert {"_actor_handles", "role"} <= assigns(folder / "ray/actor_group.py", "RayTrainGroup")
         engine = assigns(folder / "backends/sglang_utils/sglang_engine.py", "SGLangEngine")
@@ -77,20 +81,20 @@ class TestNames:
         assert called <= set(load(package)["modules"][f"{package}.{module}"])
 
     def test_attributes_of_slime(self) -> None:
-        """Its group and its engine have the same."""
+        """The group of slime has its actors and its role, and its engine has an address."""
         modules = load("slime")["modules"]
         assert {"_actor_handlers", "role"} <= set(modules["slime.ray.actor_group"]["RayTrainGroup"])
         engine = modules["slime.backends.sglang_utils.sglang_engine"]["SGLangEngine"]
         assert {"server_host", "server_port"} <= set(engine)
 
     def test_timers(self) -> None:
-        """The timer that is left out and those that the page names are in slime's actor."""
+        """slime's actor has the timer that the adapter ignores and those that the page names."""
         named = {slime.ACROSS_STEPS, "train", "actor_train", "data_preprocess", "ref_model_update"}
         assert named <= set(load("slime")["timers"]["slime.backends.megatron_utils.actor"])
 
 
 def run_job(folder, package, *arguments, **environment):
-    """Run a job and record its second step; return its run."""
+    """Run a job with its second step recorded. Return its run and its process."""
     shutil.copy(SKELETON / "processes.py", folder)
     options = [] if environment else ["--steps", "2", "--ranks", "all"]
     return run_skeleton(
@@ -104,7 +108,9 @@ def run_job(folder, package, *arguments, **environment):
 
 
 def spans(run, step, kind, rank=None):
-    """Return how many windows (by role) or regions (by name) of a step there are, of one rank or of all processes."""
+    """Return the number of windows (by role) or regions (by name) of a step, for one rank or all
+    processes.
+    """
     key = "role" if kind == "window" else "name"
     found = [each for each in read_spans(run, step=step) if each["kind"] == kind]
     return Counter(each[key] for each in found if rank in (None, each["rank"]))
@@ -135,13 +141,13 @@ def skeleton(folder):
 
 @pytest.fixture(scope="module")
 def slime_run(tmp_path_factory):
-    """Return the run of a job with a critic."""
+    """Run a job with a critic, and return its run."""
     return run_job(skeleton(tmp_path_factory.mktemp("slime")), "slime", "critic")[0]
 
 
 @pytest.fixture(scope="module")
 def miles_run(tmp_path_factory):
-    """Return the run of a job over the groups and factories of the wheel."""
+    """Run a job with the groups and factories of the wheel of miles, and return its run."""
     folder = build("miles_rl", tmp_path_factory.mktemp("miles"), KEPT, STUBS)
     return run_job(folder, "miles")[0]
 
@@ -149,20 +155,22 @@ def miles_run(tmp_path_factory):
 @pytest.mark.ray
 class TestSlime:
     def test_windows(self, slime_run) -> None:
-        """Each rollout is a step with a window of each role; an evaluation belongs to the step before."""
+        """Each rollout is a step with a window of each role. An evaluation belongs to the step before."""
         order = {step: roles(slime_run, step) for step in (0, 1, 2, 3)}
         once = [None, "rollout", "critic", "actor", "weight_sync"]
         assert order == {0: ["eval"], 1: once, 2: [*once, "eval"], 3: once}
 
     def test_regions(self, slime_run) -> None:
-        """Other waits of the loop are regions, and the timers are regions of the ranks."""
+        """Other waits of the loop are regions of the driver, and the timers are regions of the
+        ranks.
+        """
         driver = dict.fromkeys(("offload", "clear_memory", "onload_weights", "onload_kv"), 1)
         ranks = {**dict.fromkeys(("train", "ref_log_probs", "actor_train"), 3), "update_weights": 2}
         assert spans(slime_run, 2, "region") == {**driver, **ranks}
         assert spans(slime_run, 3, "region", DRIVER) == {**driver, "save_model": 1}
 
     def test_recorded_step(self, slime_run) -> None:
-        """It is recorded in each rank of both groups; SGLang's server was asked for."""
+        """Each rank of both groups records the step. The driver tries to start SGLang's server."""
         assert steps(slime_run) == [2]
         manifest = read_step(slime_run, 2)
         assert {each["status"] for each in manifest["windows"]} == {"complete", "joined"}
@@ -172,7 +180,9 @@ class TestSlime:
         assert "http://127.0.0.1:9 cannot be reached" in engine["error"]
 
     def test_async(self, folder) -> None:
-        """A step begins with its training; the wait for the rollout of the next one is its own, wherever the loop waits."""
+        """A step begins with its training. The wait for the next rollout belongs to the step in
+        which the loop waits.
+        """
         run, _ = run_job(folder, "slime", "async")
         order = {step: roles(run, step) for step in (1, 2, 3)}
         assert order == {
@@ -182,7 +192,9 @@ class TestSlime:
         }
 
     def test_own_profiler(self, folder) -> None:
-        """Its steps count from 0; stepprof takes its place if it is asked to."""
+        """With `STEPPROF_FROM=framework`, stepprof replaces slime's own profiler, whose steps count
+        from 0.
+        """
         run, done = run_job(folder, "slime", "profile", STEPPROF_FROM="framework")
         assert steps(run) == [2]
         assert read_run(run)["adapters"]["slime"]["configuration"] == "--profile-step-start"
@@ -192,7 +204,7 @@ class TestSlime:
 @pytest.mark.ray
 class TestMiles:
     def test_windows(self, miles_run) -> None:
-        """The critic trains alone at first, and then together with the policy."""
+        """In step 1 only the critic trains. From step 2 on, the policy trains, too."""
         assert {step: roles(miles_run, step) for step in (1, 2, 3)} == {
             1: [None, "rollout", "critic", "weight_sync"],
             2: [None, "rollout", "critic", "actor", "weight_sync", "eval"],
@@ -200,7 +212,7 @@ class TestMiles:
         }
 
     def test_recorded_step(self, miles_run) -> None:
-        """Three ranks are recorded, with the timers of miles as regions."""
+        """Three ranks record the step, with the timers of miles as regions."""
         assert steps(miles_run) == [2]
         assert {each["status"] for each in read_step(miles_run, 2)["windows"]} == {"complete", "joined"}
         found = spans(miles_run, 2, "region")
@@ -208,6 +220,6 @@ class TestMiles:
         assert spans(miles_run, 3, "region")["save_model"] == 3
 
     def test_adapters(self, miles_run) -> None:
-        """They are attached to the version that the tests hold."""
+        """The adapters are attached to the version of the tested wheel."""
         adapters = read_run(miles_run)["adapters"]
         assert adapters["miles"] == adapters["miles.timer"] == {"status": "attached", "version": "0.0.2"}

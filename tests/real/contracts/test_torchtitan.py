@@ -1,4 +1,6 @@
-"""The adapter of torchtitan against its wheel: names and parameters by reading it, windows by running its training loop."""
+"""Test the adapter of torchtitan with its wheel: names and parameters by reading it, windows by
+running its training loop.
+"""
 
 from __future__ import annotations
 
@@ -71,19 +73,21 @@ STUBS = {
 
 @pytest.fixture(scope="module")
 def wheel():
-    """Return the folder in which torchtitan's package is."""
+    """Return the folder of torchtitan's package."""
     return packages("torchtitan")
 
 
 class TestNames:
     def test_names_and_parameters(self, wheel, monkeypatch) -> None:
-        """Everything that the adapter needs is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapter needs."""
         monkeypatch.syspath_prepend(str(wheel))
         (adapter,) = torchtitan.ADAPTERS
         assert missing_in_source(adapter) == []
 
     def test_attributes(self, wheel) -> None:
-        """The step and the name of a span are attributes that no signature has."""
+        """The step and the name of a span are attributes, which no signature shows. The wheel
+        assigns them.
+        """
         assert {"step", "config"} <= assigns(wheel / "torchtitan/trainer.py", "Trainer")
         assert "base_name" in assigns(wheel / f"{LOGGER}/structured_logging.py", "log_trace_span")
 
@@ -91,13 +95,13 @@ class TestNames:
         ("file", "span"), [("trainer", torchtitan.STEP), ("components/validate", torchtitan.EVAL)]
     )
     def test_spans(self, wheel, file, span) -> None:
-        """The step and the evaluation are spans of these names."""
+        """torchtitan opens spans with the names of the step and the evaluation."""
         assert f'log_trace_span("{span}")' in (wheel / f"torchtitan/{file}.py").read_text()
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Return a function that runs a job of three steps and returns its run and the folder of the job."""
+    """Return a function that runs a job of three steps and returns its run, its folder and its log."""
     folder = build("torchtitan", tmp_path_factory.mktemp("torchtitan"), KEPT, STUBS)
 
     def run(output, *options, **environment):
@@ -115,16 +119,20 @@ def recorded(job):
 
 class TestJob:
     def test_windows(self, recorded) -> None:
-        """Each step has one window with torchtitan's number; the evaluation has its role."""
+        """Each step has one window with torchtitan's number. The evaluation has its role."""
         assert spans(recorded, 1, "window") == spans(recorded, 3, "window") == {None: 1}
         assert spans(recorded, 2, "window") == {None: 1, "eval": 1}
 
     def test_spans_are_regions(self, recorded) -> None:
-        """As context managers and as decorators, although no structured logger was started."""
+        """Spans of context managers and decorators become regions, although no structured logger
+        was started.
+        """
         assert spans(recorded, 1, "region") == {"fetching_batch": 2, "fwd_bwd": 2, "optim": 1}
 
     def test_the_recorded_step(self, recorded) -> None:
-        """It is the one that torchtitan calls 2, whole, with the trace of this rank."""
+        """The recorded step is step 2 of torchtitan's count. Its window is complete and belongs to
+        rank 0.
+        """
         assert steps(recorded) == [2]
         (window,) = [each for each in read_step(recorded, 2)["windows"] if each["role"] is None]
         assert (window["status"], window["rank"]) == ("complete", 0)
@@ -133,13 +141,17 @@ class TestJob:
 
 class TestOwnProfiler:
     def test_steps_of_torchtitans_profiler_are_recorded(self, job) -> None:
-        """They are recorded with stepprof, and torchtitan's profiler is off."""
+        """With `STEPPROF_FROM=framework`, stepprof records the steps of torchtitan's profiler, and
+        that profiler is off.
+        """
         run, folder, _ = job("own", OWN="1", STEPPROF_FROM="framework")
         assert steps(run) == [2]
         assert not (folder / "outputs").exists()
 
     def test_steps_of_both_profilers_are_reported(self, job) -> None:
-        """A step that both are to record is reported."""
+        """If both profilers are to record a step, the log names the option of torchtitan's
+        profiler. That profiler writes its trace.
+        """
         _, folder, log = job("both", "--steps", "2-3", "--backend", "null", OWN="1")
         assert "profiler.enable_profiling" in log
         assert list(folder.glob("outputs/profiling/traces/iteration_2/*.json.gz"))

@@ -1,4 +1,4 @@
-"""The adapters of verl against its wheel: the modes and engines that no test runs as well."""
+"""Test the adapters of verl with its wheel, including the modes and engines that no test runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMERS = {
     ONE_STEP_OFF: {"step", "gen"},
     FULLY_ASYNC: {"step", "gen", "timing_s/param_sync"},
 }  # fmt: skip
-"""Timers that open a window, in each file."""
+"""The timers that open a window, in each file."""
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def entered(file):
 
 class TestNames:
     def test_names_and_parameters(self, wheel) -> None:
-        """Everything that the adapters need is in the wheel, with the parameters."""
+        """The wheel has every name and parameter that the adapters need."""
         missing = {each.name: missing_in_source(each) for each in verl.ADAPTERS}
-        # vLLM has no wheel here: the whole runs have it
+        # vLLM is not installed here; the tests of complete jobs have it
         assert missing.pop("verl.requests") in ([], [verl_requests.ENGINE])
         assert missing == {each: [] for each in missing}
 
@@ -68,16 +68,18 @@ class TestNames:
         ],
     )  # fmt: skip
     def test_attributes(self, wheel, file, owner, attributes) -> None:
-        """Groups, managers and engines are attributes that no signature has."""
+        """Groups, managers and engines are attributes, which no signature shows. The wheel assigns
+        them.
+        """
         assert attributes <= assigns(wheel / f"{file}.py", owner)
 
     @pytest.mark.parametrize("file", TIMERS)
     def test_timers(self, wheel, file) -> None:
-        """Each timer that opens a window is entered by its name."""
+        """The trainers enter each timer that opens a window."""
         assert {*verl.ROLES, "step"} & entered(wheel / f"{file}.py") >= TIMERS[file]
 
     def test_a_fully_asynchronous_trainer_ends_by_an_exception(self, wheel) -> None:
-        """It leaves the timer of the step, which ends the session."""
+        """The exception leaves the timer of the step, which ends the session."""
         text = (wheel / f"{FULLY_ASYNC}.py").read_text()
         assert "raise TrainingStopException" in text
         assert "except TrainingStopException" in text

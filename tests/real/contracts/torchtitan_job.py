@@ -1,4 +1,5 @@
-"""A job of torchtitan whose training loop, spans and profiler are real; model, data and optimizer are small stand-ins.
+"""Run a job of torchtitan with its real training loop, spans and profiler. Model, data and
+optimizer are small stand-ins.
 
 It does not mention stepprof. Step 2 is followed by an evaluation.
 """
@@ -18,7 +19,7 @@ STEPS = 3
 
 
 class Anything:
-    """A stand-in for objects that the loop calls without using a result."""
+    """A stand-in for objects whose results the loop does not use."""
 
     def __getattr__(self, name):
         return lambda *_, **__: None
@@ -64,7 +65,7 @@ class Job(Trainer):
 
 
 class Config(Profiler.Config):
-    """With room for what builds it."""
+    """A configuration whose `build` can be replaced."""
 
 
 if __name__ == "__main__":

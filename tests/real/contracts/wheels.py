@@ -1,4 +1,4 @@
-"""The wheels that `nox -s contracts` has unpacked, and what can be read in them."""
+"""Find the wheels that `nox -s contracts` has unpacked, and read names in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def wheel(framework: str, which: int = -1) -> Path:
 
 
 def packages(framework: str, which: int = -1) -> Path:
-    """Return the folder of the wheel in which its packages are."""
+    """Return the folder of the wheel that contains its packages."""
     folder = wheel(framework, which)
     return next(iter(folder.glob("*.data/purelib")), folder)
 
@@ -34,7 +34,9 @@ def assigns(file: Path, owner: str) -> set[str]:
 
 
 def timers(file: Path) -> set[str]:
-    """Return the names of the timers that a file enters: the first argument of each `Timer(…)` or `….timed_phase(…)`."""
+    """Return the names of the timers that a file enters: the first argument of each `Timer(…)` or
+    `….timed_phase(…)`.
+    """
     calls = (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call))
     entered = (
         each

@@ -1,4 +1,4 @@
-"""What the tests of this folder run on, and why nothing here can run on this machine; a torch that is missing is no such reason."""
+"""Describe the device of the tests in this folder, and the reason if they cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ NO_DEVICE = "no CUDA device"
 
 @dataclass(frozen=True)
 class Device:
-    """The name of the device in torch, and its events in a trace."""
+    """The name of the device in torch, and the names of its events in a trace."""
 
     name: str
     kernels: str
-    """The category of what ran on it."""
+    """The category of the kernels that ran on the device."""
     launch: str
-    """What a thread of the host calls to have something run."""
+    """The call with which a thread of the host launches a kernel."""
     ranges: str
-    """The category of a region's range among its lanes."""
+    """The category of a region's range on the lanes of the device."""
 
 
 DEVICE = Device("cuda", kernels="kernel", launch="cudaLaunchKernel", ranges="gpu_user_annotation")
 
 
 def obstacle() -> str | None:
-    """The reason for which the tests on a GPU are skipped. Raises ImportError where torch is missing."""
+    """Return the reason for which the tests on a GPU are skipped. Raise ImportError if torch is
+    missing.
+    """
     import torch
 
     return None if torch.cuda.device_count() else NO_DEVICE

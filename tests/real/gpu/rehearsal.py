@@ -1,9 +1,8 @@
-"""Run the tests of this folder on a machine without a GPU: ``PYTHONPATH=tests/helpers:tests/real/gpu python
--m pytest -p rehearsal tests/real/gpu/test_gpu.py``. They run completely, on the CPU and with a
-replacement for CUDA's allocator. So the tests themselves have been executed before they run on a card.
-They do not show the behaviour of a card.
-
-They run to their last line, on the CPU and over the stand-in for CUDA's allocator, so that whoever has a card runs tests that have run. What a card does, none of them shows here.
+"""Run the tests of this folder on a machine without a GPU:
+``PYTHONPATH=tests/helpers:tests/real/gpu python -m pytest -p rehearsal
+tests/real/gpu/test_gpu.py``. They run completely, on the CPU and with a replacement for CUDA's
+allocator. So the tests themselves have been executed before they run on a card. They do not show
+the behaviour of a card.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CPU = gpu.Device("cpu", kernels="cpu_op", launch="aten::mm", ranges="user_annota
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The CPU in the place of the device."""
+    """Replace the device by the CPU, and CUDA's allocator by the stand-in."""
     import torch
 
     allocator = cudamemory.install(monkeypatch)

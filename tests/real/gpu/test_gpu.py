@@ -1,4 +1,6 @@
-"""Captures on a real GPU: `python -m pytest tests/real/gpu` on a machine that has one; elsewhere each is skipped with that reason."""
+"""Test captures on a real GPU: `python -m pytest tests/real/gpu` on a machine that has one. On
+other machines each test is skipped with that reason.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from stepprof.formats.memory_snapshot import read_snapshot
 
 pytestmark = [
     pytest.mark.torch,
-    # what torch says of a card, a driver or a first call of cuBLAS in a thread is no failure of ours
+    # warnings of torch about a card, a driver or a first call of cuBLAS in a thread are not
+    # failures of stepprof
     pytest.mark.filterwarnings("default"),
     # the first use of a card loads gigabytes of kernels, and the first stack of C++ the symbols of torch
     pytest.mark.timeout(600),
@@ -36,7 +39,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def torch() -> Any:
-    """Return torch, with CUDA in use; or skip."""
+    """Return torch after it has initialised CUDA; skip the test if there is no device."""
     reason = gpu.obstacle()
     if reason is not None:
         pytest.skip(reason)
@@ -62,7 +65,7 @@ def session(tmp_path: Path) -> Any:
 
 
 def train(torch: Any, size: int = 512) -> float:
-    """One step of a small model; its loss."""
+    """Run one step of a small model and return its loss."""
     layers = (torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, size))
     model = torch.nn.Sequential(*layers).to(gpu.DEVICE.name)
     loss = model(torch.randn(64, size, device=gpu.DEVICE.name)).square().mean()
@@ -86,7 +89,9 @@ def kernels(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 class TestTorch:
     def test_kernels_are_in_the_trace(self, torch: Any, session: Any) -> None:
-        """CUDA's activities without being asked for, since the process uses CUDA; the region is on the device's lanes too."""
+        """CUDA's activities are recorded by default, because the process uses CUDA. The region is
+        on the lanes of the device, too.
+        """
         run = session()
         with stepprof.profile_step(2, role="actor"), stepprof.region("update"):
             train(torch)
@@ -98,7 +103,9 @@ class TestTorch:
         assert verify_run(run.path).ok
 
     def test_old_and_new_threads_are_recorded(self, torch: Any, session: Any) -> None:
-        """Operations and launches of every thread, however often a capture starts and stops."""
+        """The trace has operations and launches of every thread, however often a capture starts and
+        stops.
+        """
         run = session()
         done = threading.Event()
 
@@ -130,7 +137,9 @@ class TestTorch:
 
     @pytest.mark.parametrize("export", ["auto", "inline", "fork"])
     def test_exports_in_a_process_with_a_context(self, torch: Any, session: Any, export: str) -> None:
-        """In place, and in a child that reads host memory alone: the parent's context lives on, and its results are the same."""
+        """Exports run in place, or in a child that reads only host memory. The parent keeps its
+        CUDA context and gets the same results.
+        """
         run = session(export=export)
         torch.manual_seed(0)
         expected = train(torch)
@@ -157,8 +166,8 @@ stepprof.shutdown()
 
 class TestLate:
     def test_a_device_that_is_used_after_the_first_capture(self, torch: Any, tmp_path: Path) -> None:
-        """torch's start of CUDA by a capture of the CPU alone is reported, and captures that begin
-        once the process uses the device have its kernels.
+        """The first capture records only the CPU, and the log reports that torch starts CUDA.
+        Captures after the first use of the device have its kernels.
         """
         config = {"steps": "1-3", "output_dir": str(tmp_path / "runs"), "min_free_memory": "none"}
         script = tmp_path / "job.py"
@@ -174,7 +183,9 @@ class TestLate:
 
 class TestMemory:
     def test_a_window(self, torch: Any, session: Any) -> None:
-        """The peak is the allocator's own, the code that allocated it is named, and the history is off afterwards."""
+        """The peak equals the allocator's own, the snapshot names the code that allocated it, and
+        the history is off afterwards.
+        """
         run = session(backend="memory")
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -187,7 +198,7 @@ class TestMemory:
         snapshot = read_snapshot(run.path / "step-000002" / window["artifacts"][0]["path"])
         assert snapshot.finding is None
         (device,) = (each for each in snapshot.devices if each.entries)
-        # the history has bytes as they were asked for, the allocator's count whole blocks
+        # the history has the requested bytes, and the allocator counts whole blocks
         assert abs(device.peak_bytes - peak) < 2 * MIB
         (place,) = (
             each
@@ -200,7 +211,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("stacks", ["python", "all"])
     def test_together_with_torch(self, torch: Any, session: Any, stacks: str) -> None:
-        """Both artifacts, several steps in a row."""
+        """Several steps in a row have the artifacts of both backends."""
         run = session(backend=["torch", "memory"], memory={"stacks": stacks, "max_entries": 1000})
         for step in (2, 3, 4):
             with stepprof.profile_step(step):
@@ -225,7 +236,9 @@ class TestMemory:
 
     @pytest.mark.parametrize("entries", [0, 1000])
     def test_out_of_memory(self, torch: Any, session: Any, entries: int) -> None:
-        """Outside a window: the user's error as ever, and a snapshot of the moment; with who allocated what, where that was asked for."""
+        """Outside a recorded window, the job gets the error as usual, and a snapshot of that moment
+        is kept. It has the history only if entries are configured.
+        """
         run = session(backend="memory", memory={"on_oom": True, "on_oom_entries": entries})
         held = torch.empty(32 * MIB, dtype=torch.uint8, device=gpu.DEVICE.name)
         with pytest.raises(torch.cuda.OutOfMemoryError), stepprof.profile_step(1, role="actor"):
@@ -253,7 +266,9 @@ stepprof.shutdown()
 
 class TestNsys:
     def run(self, folder: Path, **how: Any) -> str:
-        """A job under a tool; what it printed. Its window's report has to be there."""
+        """Run a job under a tool, check that the report of its window exists, and return its
+        output.
+        """
         config = {
             "backend": "nsys",
             "steps": "2",
@@ -270,7 +285,7 @@ class TestNsys:
         return reported
 
     def test_a_window_under_nsys_has_a_report_in_its_step(self, torch: Any, tmp_path: Path) -> None:
-        """The window is a range of nsys's, and its report is in the step's folder."""
+        """The window is a range of nsys, and its report is in the folder of the step."""
         if shutil.which("nsys") is None:
             pytest.skip("nsys is not on PATH")
         self.run(tmp_path)
@@ -278,7 +293,9 @@ class TestNsys:
     def test_ranges_without_nsys_on_a_device(
         self, torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without nsys: cudaProfilerStart and Stop through torch, which uses the device, and NVTX's ranges, under the stand-in of tests/helpers/nsys."""
+        """The job runs under the stand-in of tests/helpers/nsys. cudaProfilerStart and Stop, called
+        through torch, and NVTX's ranges use the device.
+        """
         tools = build(tmp_path)
         monkeypatch.setenv("NVTX_LOG", str(tmp_path / "nvtx.log"))
         self.run(tmp_path, nsys=tools.nsys)

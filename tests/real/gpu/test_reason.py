@@ -1,4 +1,6 @@
-"""The tests of this folder are skipped for one reason only, and the reason is printed."""
+"""Test that the tests of this folder are skipped only without a device, and that the reason is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from benchmarks.apart import ask_a_card
 
 @pytest.mark.torch
 def test_the_reason_is_the_device() -> None:
-    """Where torch sees one, nothing is skipped; where it sees none, that is the reason."""
+    """If torch sees a device, no test is skipped. If it sees none, that is the reason."""
     import torch
 
     assert gpu.obstacle() == (None if torch.cuda.is_available() else "no CUDA device")
 
 
 def test_a_missing_torch_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an error of the installation, and fails."""
+    """A missing torch is an error of the installation and fails."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError):
         gpu.obstacle()
@@ -33,7 +35,9 @@ def test_a_missing_torch_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 def test_the_benchmark_needs_a_device_too() -> None:
-    """Its rows are of a GPU, or there are none; a region's of the memory backend as well."""
+    """Without a device, the benchmarks of the GPU and of regions have no rows, and state the
+    reason.
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -46,7 +50,7 @@ def test_the_benchmark_needs_a_device_too() -> None:
 
 @pytest.mark.torch
 def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed case has its reason in place of its rows."""
+    """A case that fails on a card has its reason instead of rows."""
     monkeypatch.setitem(benchmark.CASES, "broken", {"backend": "nothing"})
     reported = benchmark._measured("broken", quick=True)
     assert reported.keys() == {"absent"}
@@ -58,7 +62,7 @@ def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pyte
 
 
 def test_a_trace_without_kernels_gives_no_figure(tmp_path: Path) -> None:
-    """A trace with kernels is a figure, one without is not."""
+    """A trace with kernels is accepted. A trace without kernels raises RuntimeError."""
     trace = tmp_path / "step-000002" / "actor" / "rank-0.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(gzip.compress(b'{"traceEvents": [{"cat": "kernel"}]}'))
@@ -78,7 +82,7 @@ def test_a_trace_without_kernels_gives_no_figure(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_driver(tmp_path: Path, text: str | None, version: str) -> None:
-    """Its version is part of what a figure is of."""
+    """The version of the driver is read from the file, and is "unknown" if it cannot be found."""
     path = tmp_path / "version"
     if text is not None:
         path.write_text(text)
@@ -88,7 +92,7 @@ def test_the_driver(tmp_path: Path, text: str | None, version: str) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("backend", ["null", "memory", "torch+memory"])
 def test_a_region_of_each_mode(rehearsed: Allocator, backend: str) -> None:
-    """Off, armed and recording, each in the state that it says."""
+    """Each backend measures a region off, armed and recording, and leaves the history off."""
     reported = devices._measured(backend, quick=True)
     groups = {row["group"] for row in reported["rows"]}  # type: ignore[attr-defined]
     assert groups == {f"region, backend {backend}, {mode}" for mode in devices.MODES.values()}

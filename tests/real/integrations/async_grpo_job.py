@@ -1,4 +1,6 @@
-"""An asynchronous GRPO job of TRL on the CPU: samples from a thread of this process, and an attention of torch in the place of the GPU kernel that TRL loads."""
+"""Run an asynchronous GRPO job of TRL on the CPU. A thread of this process makes the samples, and
+an attention of torch replaces the GPU kernel that TRL loads.
+"""
 
 import hashlib
 import json
@@ -15,7 +17,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 
 class Samples:
-    """A rollout worker with ready samples, by TRL's `RolloutWorkerProtocol`."""
+    """A rollout worker with ready samples that implements TRL's `RolloutWorkerProtocol`."""
 
     def __init__(self) -> None:
         self.rollout_buffer: queue.Queue = queue.Queue()
@@ -44,7 +46,7 @@ class Samples:
 
 
 class NoTransfer:
-    """A weight transfer without a server, by TRL's `WeightTransferProtocol`."""
+    """A weight transfer without a server that implements TRL's `WeightTransferProtocol`."""
 
     def init_weight_transfer(self) -> None: ...
     def pause(self) -> None: ...

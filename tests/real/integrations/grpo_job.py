@@ -1,4 +1,6 @@
-"""A GRPO job of TRL that knows nothing of stepprof: a tiny model made here, on the CPU, offline."""
+"""Run a GRPO job of TRL that does not mention stepprof, with a tiny model made here, on the CPU and
+offline.
+"""
 
 import hashlib
 import json

@@ -1,4 +1,6 @@
-"""The real Lightning and Fabric by their entry points, and accelerate: jobs that do not mention stepprof."""
+"""Test the real Lightning and Fabric through their entry points, and accelerate. The jobs do not
+mention stepprof.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def regions(folder, step=2):
 class TestTrainer:
     @pytest.mark.oldest
     def test_the_variable_alone(self, job, tmp_path) -> None:
-        """Two batches are one step; the validation after step 2 has the role eval; nothing else changes."""
+        """Two batches are one step, and the validation after step 2 has the role eval. The output
+        of the job is the same.
+        """
         plain, recorded = job(TRAINER), job(TRAINER, **SWITCHED)
         assert plain.stdout == recorded.stdout
         assert windows(tmp_path) == [("eval", "joined"), ("step", "complete")]
@@ -135,7 +139,7 @@ class TestTrainer:
         assert "out of luck" in window["body_error"]
 
     def test_callback_and_profiler_record_in_a_session_of_the_job(self, job, tmp_path) -> None:
-        """With the callback and the profiler, in a session of the job's own."""
+        """The job starts its own session and uses the callback and the profiler. Both record."""
         script = TRAINER.replace(
             "enable_checkpointing=False,",
             "enable_checkpointing=False, callbacks=[ours.StepprofCallback()], profiler=ours.StepprofProfiler(),",
@@ -152,7 +156,7 @@ class TestTrainer:
 class TestFabric:
     @pytest.mark.oldest
     def test_the_variable_alone(self, job, tmp_path) -> None:
-        """Each step of the optimizer ends a step; the weights are as computed by hand."""
+        """Each step of the optimizer ends a step. The weights are as computed by hand."""
         job(FABRIC, **SWITCHED)
         assert windows(tmp_path) == [("step", "complete")]
         assert {"backward", "optimizer_step"} <= regions(tmp_path)
@@ -182,7 +186,9 @@ class TestAccelerate:
         assert {"backward", "optimizer_step"} <= regions(tmp_path)
 
     def test_watch_records_in_a_session_of_the_job(self, job, tmp_path) -> None:
-        """`watch` in a session of the job's own; a resumed job goes on counting."""
+        """The job starts its own session and calls `watch`. A resumed job continues the count of
+        its steps.
+        """
         config = {"steps": "12", "backend": "null", "output_dir": "runs"}
         watch = (
             "import stepprof\nfrom stepprof.integrations.accelerate import watch\n"

@@ -1,4 +1,6 @@
-"""The real TRL, without a line of stepprof in the job: what `stepprof run` records, and that it changes nothing."""
+"""Test what `stepprof run` records of the real TRL, and that it changes no result. The job contains
+no line of stepprof.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ TWO = [
 
 
 def start(folder: Path, command: list[str], **settings: object) -> subprocess.Popen[str]:
-    """Start a job in a folder of its own."""
+    """Start a job in its own folder."""
     folder.mkdir()
     offline = {"HF_HUB_OFFLINE": "1", "JOB_SETTINGS": json.dumps(settings), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -40,7 +42,7 @@ def start(folder: Path, command: list[str], **settings: object) -> subprocess.Po
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """Wait for a job that has to end well, and return its stderr."""
+    """Wait for a job, check that it succeeds, and return its stderr."""
     _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     return errors
@@ -61,7 +63,9 @@ def windows(folder: Path, step: int = 2) -> list[tuple[int, str, str]]:
 class TestOneProcess:
     @pytest.mark.oldest
     def test_a_step_is_recorded_and_nothing_changes(self, tmp_path) -> None:
-        """Losses and weights are those of a run without stepprof, bit for bit; two micro-steps are one step."""
+        """Losses and weights are those of a run without stepprof, bit for bit. Two micro-steps are
+        one step.
+        """
         plain, recorded = start(tmp_path / "plain", ALONE), start(tmp_path / "recorded", RECORDED + ALONE)
         end(plain)
         errors = end(recorded)
@@ -126,7 +130,7 @@ print(dict(stepprof.state().adapters)["transformers"]["status"])
 
 class TestInCode:
     def test_one_trainer_is_recorded(self, tmp_path) -> None:
-        """The trainer that gets the callback, in a session of the job's own, and no other one."""
+        """In the job's own session, only the trainer with the callback is recorded."""
         (tmp_path / "job.py").write_text(TRAINER)
         end(start(tmp_path / "job", [sys.executable, str(tmp_path / "job.py")]))
         assert windows(tmp_path / "job") == [(0, "step", "complete")]
@@ -148,7 +152,9 @@ class TestTwoRanks:
 
 class TestAsyncGRPO:
     def test_a_step_is_recorded_and_nothing_changes(self, tmp_path) -> None:
-        """TRL's own trainer; its samples and its attention kernel, which needs a GPU, are stand-ins. The wait for samples is a region."""
+        """TRL's own trainer runs with stand-ins for its samples and for its attention kernel, which
+        needs a GPU. The wait for samples is a region.
+        """
         job = [sys.executable, str(JOB.with_name("async_grpo_job.py"))]
         plain, recorded = start(tmp_path / "plain", job), start(tmp_path / "recorded", RECORDED + job)
         end(plain)

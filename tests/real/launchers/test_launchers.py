@@ -1,4 +1,6 @@
-"""Ranks that real launchers start are one run: Lightning, where rank 0 starts the others, and accelerate."""
+"""Test that ranks of real launchers make one run: Lightning, where rank 0 starts the others,
+accelerate, and torch's spawn.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ if __name__ == "__main__":
 
 
 def start(folder, script, *command):
-    """Run a script to a good end; what it logged."""
+    """Run a script, check that it succeeds, and return its log."""
     (folder / "train.py").write_text(script)
     ran = subprocess.run(
         [sys.executable, *command],
@@ -85,7 +87,7 @@ def start(folder, script, *command):
 
 
 def the_run(folder):
-    """The one run that was recorded, with a window of each of the two ranks."""
+    """Return the only run, and check that it has a complete window of each of the two ranks."""
     (run,) = list_runs(folder / "runs")
     manifest = read_step(run, 1)
     assert manifest["findings"] == []
@@ -105,7 +107,9 @@ class TestLightning:
         ("place", "named_by"), [("main", {"process"}), ("setup", {"launcher", "torch.distributed"})]
     )
     def test_two_ranks_are_one_run(self, tmp_path, place, named_by):
-        """Rank 1 is a child of rank 0, which had no launcher. Wherever `init` stands, and nothing is logged about it."""
+        """Rank 1 is a child of rank 0, which has no launcher. Both join one run, and nothing is
+        logged, with `init` in either place.
+        """
         log = start(tmp_path, LIGHTNING, "train.py", place)
         run = the_run(tmp_path)
         assert "run.divided" not in log
@@ -115,7 +119,9 @@ class TestLightning:
 class TestAccelerate:
     @pytest.mark.parametrize("place", ["main", "accelerator"])
     def test_launch(self, tmp_path, place):
-        """Before the Accelerator exists and after it."""
+        """Both ranks join one run if `init` runs before the Accelerator exists, and if it runs
+        after.
+        """
         options = [
             "--multi_gpu",
             "--num_processes=2",
@@ -152,7 +158,7 @@ if __name__ == "__main__":
 
 class TestSpawn:
     def test_mp_spawn(self, tmp_path):
-        """Both ranks are children of one process, which is no rank."""
+        """Both ranks are children of one process that is not a rank. They join one run."""
         log = start(tmp_path, SPAWN, "train.py")
         run = the_run(tmp_path)
         assert "run.divided" not in log

@@ -1,7 +1,9 @@
-"""A stand-in for CANN, the C libraries below torch_npu, so that the real torch_npu runs on a machine without an Ascend chip.
+"""Build a stand-in for CANN, the C libraries below torch_npu. With it, the real torch_npu runs on a
+machine without an Ascend chip.
 
-Nothing of torch_npu is replaced: which C functions it needs is read from its libraries, and each of them becomes one that is logged and does nothing (see acl.c for those that
-do more). What it cannot show is what a device would have recorded.
+No part of torch_npu is replaced. The names of the C functions that it needs are read from its
+libraries. Each function becomes one that logs its call and does nothing; acl.c has those that do
+more. The stand-in cannot show what a device would have recorded.
 
     python tests/real/npu/acl.py FOLDER
 
@@ -18,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CANN = re.compile(r"(acl|Msprof|rt[A-Z]|hal[A-Z])\w+")
-# what torch_npu looks up by name when it runs, which no list of undefined symbols has
+# torch_npu looks these up by name at run time, so they are in no list of undefined symbols
 LOOKED_UP = [
     "aclSetCompileopt",
     "aclrtSetDeviceSatMode",
@@ -53,7 +55,7 @@ LOOKED_UP = [
     "msptiActivityPushExternalCorrelationId",
     "msptiActivityPopExternalCorrelationId",
 ]
-# each is a library of CANN's that one of torch_npu's asks for
+# torch_npu requires each of these libraries of CANN
 LIBRARIES = [
     "hccl",
     "acl_op_compiler",
@@ -72,7 +74,9 @@ LIBRARIES = [
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Compile it into `folder`; the environment variables under which torch_npu finds it."""
+    """Compile the stand-in into `folder`. Return the environment variables with which torch_npu
+    finds it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     own = (HERE / "acl.c").read_text()
     written = set(re.findall(r"^[a-z_0-9]+ \*?\*?(\w+)\(", own, re.MULTILINE))
@@ -84,7 +88,7 @@ def build(folder: Path) -> dict[str, str]:
         + "".join(f'int {name}(void) {{ return stepprof_called("{name}"); }}\n' for name in wanted)
     )
     libraries = folder / "lib64"
-    for part in ("lib64", "opp", "runtime", "compiler"):  # torch_npu looks whether they are there
+    for part in ("lib64", "opp", "runtime", "compiler"):  # torch_npu checks that they exist
         (folder / part).mkdir(exist_ok=True)
     library = libraries / "libascendcl.so"
     compile_c(library, HERE / "acl.c", generated)
@@ -92,7 +96,7 @@ def build(folder: Path) -> dict[str, str]:
         compile_c(libraries / f"lib{name}.so", "-Wl,--no-as-needed", library, "-Wl,-rpath,$ORIGIN")
     return {
         "LD_LIBRARY_PATH": str(libraries),
-        "ASCEND_HOME_PATH": str(folder),  # where libms_tools_ext.so is looked for
+        "ASCEND_HOME_PATH": str(folder),  # where libms_tools_ext.so is searched
         "ASCEND_OPP_PATH": str(folder / "opp"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` by itself must not need any of this
     }
@@ -104,7 +108,7 @@ def compile_c(library: Path, *arguments: str | Path) -> None:
 
 
 def needed() -> set[str]:
-    """The functions of CANN that torch_npu's libraries ask for and none of them has."""
+    """Return the functions of CANN that torch_npu's libraries use and none of them defines."""
     found = importlib.util.find_spec("torch_npu")
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""The real torch_npu over the stand-in for CANN: scripts that find both loaded, and what they called of it."""
+"""Run scripts with the real torch_npu on the stand-in for CANN, and read the calls that reached CANN."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SESSION = [
     "aclprofDestroyConfig",
     "aclprofFinalize",
 ]
-"""What one session of torch_npu's calls, from its warm-up to its end."""
+"""The calls of one session of torch_npu, from its warm-up to its end."""
 
-# torch_npu may be imported before the fork: no device is used by that
+# torch_npu may be imported before the fork: the import uses no device
 FIRST = "import torch, torch_npu, torch_npu.profiler.profiler"
 PRELUDE = """
 def init(config=None, **npu):
@@ -59,7 +59,7 @@ class Npu(Warm):
         return super().start(PRELUDE + textwrap.dedent(script), *arguments, env={**self._env, **(env or {})})
 
     def calls(self, prefix: str = "aclprof") -> list[Call]:
-        """What was called, in order."""
+        """Return the calls of CANN in order."""
         log = self.folder / "acl.log"
         lines = log.read_text().splitlines() if log.exists() else []
         found = []
@@ -69,11 +69,11 @@ class Npu(Warm):
         return [call for call in found if call.name.startswith(prefix)]
 
     def names(self) -> list[str]:
-        """The calls of sessions."""
+        """Return the names of the calls that belong to sessions."""
         return [call.name for call in self.calls() if call.name != "aclprofSetConfig"]
 
     def ranges(self) -> list[str]:
-        """Ranges as they opened and closed: `(name`, `name)`."""
+        """Return how the ranges opened and closed: `(name`, `name)`."""
         open_ranges: dict[str, str] = {}
         found = []
         for call in self.calls("mstx"):
@@ -100,13 +100,13 @@ class Npu(Warm):
 
 @pytest.fixture(scope="session")
 def cann(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The stand-in for CANN; what the environment needs to find it."""
+    """Build the stand-in for CANN. Return the environment variables that find it."""
     return acl.build(tmp_path_factory.mktemp("cann"))
 
 
 @pytest.fixture(scope="session")
 def npu_server(cann: dict[str, str]) -> Iterator[Server]:
-    """The process that forks for each script."""
+    """Start the process that forks a child for each script."""
     server = Server(FIRST, cann)
     yield server
     server.stop()
@@ -114,11 +114,11 @@ def npu_server(cann: dict[str, str]) -> Iterator[Server]:
 
 @pytest.fixture
 def npu(npu_server: Server, cann: dict[str, str], tmp_path: Path) -> Npu:
-    """Starts scripts."""
+    """Return the starter of scripts."""
     return Npu(npu_server, tmp_path, cann)
 
 
 def info(folder: Path) -> dict:
-    """What torch_npu says that it recorded with."""
+    """Return the settings of a recording that torch_npu wrote into its folder."""
     (file,) = folder.glob("profiler_info*.json")
     return json.loads(file.read_text())["config"]

@@ -1,7 +1,10 @@
-"""The memory backend over a caching allocator in C++ that runs: torch_npu's, which is CUDA's with another library below it.
+"""Test the memory backend with a caching allocator in C++ that runs: that of torch_npu, which is
+CUDA's with another library below it.
 
-It keeps its history, calls its observers and makes its snapshots as CUDA's does, by functions of the same arguments: here they stand where torch looks for CUDA's. Its entries have no time, and it
-rounds up by a few bytes more. What tests/helpers/cudamemory.py imitates is shown here.
+It keeps its history, calls its observers and makes its snapshots as CUDA's does, by functions with
+the same arguments. These tests install them where torch expects CUDA's functions. Its entries have
+no time, and it rounds up by a few bytes more. These tests confirm what tests/helpers/cudamemory.py
+imitates.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ HISTORY_OFF, HISTORY_ON = "history False", "history True"
 
 
 def ran(npu, script: str) -> list[str]:
-    """The lines that the script printed."""
+    """Return the lines that the script printed."""
     return npu.run(BRIDGE + textwrap.dedent(script)).check().stdout.splitlines()
 
 
@@ -51,7 +54,9 @@ def snapshot_of(npu, window: dict, step: int = 2) -> MemorySnapshot:
 
 
 def by_place(found: MemorySnapshot) -> dict[str, int]:
-    """MiB by the function that called `empty`; what has no stack under none."""
+    """Return the MiB per function that called `empty`. Allocations without a stack have the key ""
+    (empty).
+    """
     return {
         place.frames[1].rpartition(" ")[2] if place.frames else "": place.bytes // MIB
         for place in found.top[0]
@@ -61,7 +66,9 @@ def by_place(found: MemorySnapshot) -> dict[str, int]:
 class TestWindow:
     @pytest.mark.parametrize("stacks", ["python", "all"])
     def test_whole(self, npu, stacks):
-        """The history runs from the window's start to its end; the peak, and who held it."""
+        """The history runs from the start of the window to its end. The snapshot has the peak and
+        the functions that held it.
+        """
         done = ran(
             npu,
             f"""
@@ -92,7 +99,9 @@ class TestWindow:
         assert by_place(found) == {"forward": 64, "": 5}
 
     def test_a_ring_that_has_lost_its_beginning(self, npu):
-        """The latest entries are kept, and the peak of the rest is reported; a free has the stack of its allocation."""
+        """The ring keeps the latest entries, and the snapshot reports their peak. A free has the
+        stack of its allocation.
+        """
         ran(
             npu,
             """
@@ -116,7 +125,7 @@ class TestWindow:
         assert by_place(found) == {"early": 32, "late": 8}
 
     def test_an_exception_in_the_body(self, npu):
-        """The exception is passed on, and the history is switched off."""
+        """The exception reaches the caller, and the history is switched off."""
         done = ran(
             npu,
             """
@@ -133,7 +142,7 @@ class TestWindow:
         assert npu.window()["body_error"] == "KeyError: 'theirs'"
 
     def test_an_end_without_a_window(self, npu):
-        """Armed for a step that never comes: nothing was on, and nothing is."""
+        """The backend is armed for a step that never begins. The shutdown leaves the history off."""
         done = ran(
             npu,
             """
@@ -148,7 +157,9 @@ class TestWindow:
         assert done == ["armed", HISTORY_OFF]
 
     def test_a_history_of_another_program_is_not_changed(self, npu):
-        """If another program records a history, it is not changed and keeps its content."""
+        """If another program records a history, the window is skipped, and that history keeps
+        running with its content.
+        """
         done = ran(
             npu,
             """
@@ -165,7 +176,9 @@ class TestWindow:
         assert npu.window()["status"] == "skipped"
 
     def test_a_forked_child(self, npu):
-        """Forked inside the window: it ends as it would, and its parent's history is whole."""
+        """A child forked inside the window exits with its own code, and the history of the parent
+        is complete.
+        """
         ran(
             npu,
             """
@@ -185,7 +198,9 @@ class TestWindow:
 class TestOutOfMemory:
     @pytest.mark.parametrize(("entries", "who"), [(0, {"": 40}), (100, {"weights": 40})])
     def test_outside_a_window(self, npu, entries, who):
-        """The allocator's own error, from the thread that ran out, and a snapshot of the moment."""
+        """The thread that ran out gets the allocator's own error. A snapshot of that moment is kept
+        for the first two errors.
+        """
         done = ran(
             npu,
             f"""
@@ -222,7 +237,7 @@ class TestOutOfMemory:
         assert ("oom" in actions) == bool(entries)
 
     def test_inside_a_window(self, npu):
-        """Both are there: the window's, and the one of the moment."""
+        """Two snapshots exist: that of the window, and that of the moment when memory ran out."""
         done = ran(
             npu,
             """

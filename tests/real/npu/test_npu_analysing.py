@@ -1,4 +1,6 @@
-"""Analysing with the real torch_npu: later with `stepprof analyse`, inside the job, and then in a timeline and a report."""
+"""Test the analysis by the real torch_npu: later with `stepprof analyse`, inside the job, and as
+input of timelines and reports.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ CPU = 'activities=["cpu"]'
 
 
 def command(npu, cann, *arguments, **env):
-    """The command line, in a process of its own."""
+    """Run the command line in its own process."""
     return subprocess.run(
         [sys.executable, "-m", "stepprof", *arguments],
         cwd=npu.folder,
@@ -42,7 +44,9 @@ def command(npu, cann, *arguments, **env):
 
 
 def test_captures_can_be_analysed_later(npu, cann):
-    """Recorded, shown and checked without it; then analysed, merged and reported on."""
+    """A capture that is not analysed can be checked. After `stepprof analyse` it can be merged and
+    reported on.
+    """
     npu.run(ONE.format(options=CPU)).check()
     run = str(npu.run_path)
     assert verify_run(npu.run_path).ok
@@ -67,7 +71,7 @@ def test_captures_can_be_analysed_later(npu, cann):
 
 
 def slices_of(path):
-    """What a reader makes of a file: names, categories and times."""
+    """Count the slices that the reader finds in a file, by name, category and times."""
     (found,) = find([path], output_dir=path.parent).inputs
     source = load(found, args=False)
     assert source.findings == []
@@ -81,7 +85,9 @@ def slices_of(path):
 
 
 def test_the_database_gives_the_same_slices_as_the_trace(npu):
-    """Both of the same recording, from torch_npu's own analysis: the same slices at the same nanoseconds."""
+    """torch_npu analyses one recording into a trace and a database. Both have the same slices at
+    the same nanoseconds.
+    """
     options = f'analyse=True, {CPU}, export_type=["text", "db"], with_stack=True, record_shapes=True, gc_detect_threshold=0'
     npu.run(ONE.format(options=options).replace("work()", "work(); import gc; gc.collect()")).check()
     output = npu.folder_of() / OUTPUT
@@ -92,7 +98,7 @@ def test_the_database_gives_the_same_slices_as_the_trace(npu):
 
 
 def test_the_database_alone(npu, cann):
-    """Later, into a database and nothing else: a timeline and a report are made of that."""
+    """A later analysis writes only a database. The timeline and the report are made from it."""
     npu.run(ONE.format(options=f'{CPU}, export_type=["db"]')).check()
     run = str(npu.run_path)
     assert 'not analysed yet: "stepprof analyse' in command(npu, cann, "show", run).stdout
@@ -134,7 +140,9 @@ def test_inside_the_job(npu):
 
 
 def test_a_failed_analysis_inside_the_job(npu):
-    """Without CANN's msprof the device's part cannot be analysed: the capture is whole, and says so."""
+    """Without CANN's msprof the data of the device cannot be analysed. The manifest says that the
+    capture itself is complete.
+    """
     npu.run(ONE.format(options="analyse=True")).check()
     window = npu.window()
     assert window["status"] == "partial"

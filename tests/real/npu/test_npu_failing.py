@@ -1,5 +1,5 @@
-"""Failures that torch_npu and CANN do not report: failed calls, other profilers, folders that
-cannot be written. The job continues, the manifest has the reason.
+"""Test failures that torch_npu and CANN do not report: failed calls, other profilers, folders that
+cannot be written. The job continues, and the manifest has the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class TestCann:
         ],
     )
     def test_a_call_fails(self, npu, call, reason):
-        """Once: this window fails, with what CANN says of it, and the next one records."""
+        """A call of CANN fails once. This window fails with the error of CANN, and the next one is
+        recorded.
+        """
         ran = npu.run(TWO, env={**BOTH, "STEPPROF_ACL_FAIL": f"{call}=507899,1"}).check()
         assert ran.stdout == "done\n"
         window = npu.window()
@@ -57,14 +59,14 @@ class TestCann:
 
     @pytest.mark.parametrize("call", ["aclprofWarmup", "aclprofCreateConfig"])
     def test_a_warm_up_fails(self, npu, call):
-        """CANN does without it, and the log says that it complained."""
+        """CANN records without the warm-up, and the log contains its error."""
         ran = npu.run(TWO, env={**BOTH, "STEPPROF_ACL_FAIL": f"{call}=507899,1"}).check()
         assert [npu.window(step)["status"] for step in (2, 3)] == ["complete", "complete"]
         assert "npu.complained" in ran.stderr
         assert f"{call} failed" in ran.stderr
 
     def test_a_cann_that_always_fails_does_not_fail_the_job(self, npu):
-        """Every window fails, and the job ends well."""
+        """Every window fails, and the job ends without an error."""
         npu.run(TWO, env={**BOTH, "STEPPROF_ACL_FAIL": "aclprofStart=507899"}).check()
         assert [npu.window(step)["status"] for step in (2, 3)] == ["failed", "failed"]
         assert missing_parts(npu.folder_of(), on_host=True) is None  # what the host recorded is kept
@@ -72,7 +74,9 @@ class TestCann:
 
 class TestFolder:
     def test_a_folder_that_cannot_be_made(self, npu):
-        """torch_npu swallows that, too."""
+        """torch_npu hides the error of the folder. The window fails with a reason, and the next one
+        is recorded.
+        """
         npu.run(
             """
             session = init()
@@ -157,7 +161,7 @@ class TestOthers:
         assert sorted(window["status"] for window in npu.windows(3)) == ["complete", "joined"]
 
     def test_the_users_own_torch_profiler(self, npu):
-        """A torch profiler of the user is not changed, and gets its events."""
+        """A torch profiler of the user is not changed and gets its events. The window is skipped."""
         ran = npu.run(
             """
             init()
@@ -179,7 +183,9 @@ class TestOthers:
 
     @pytest.mark.parametrize("backend", ["npu", "torch"])
     def test_the_users_own_torch_npu_profiler(self, npu, backend):
-        """Running, and only constructed: it would end a session of ours when it is dropped."""
+        """If the user's profiler runs, or is only constructed, windows are skipped: dropping it
+        would end stepprof's session.
+        """
         npu.run(
             f"""
             init({{"backend": "{backend}"}})
@@ -207,7 +213,9 @@ class TestOthers:
 
     @pytest.mark.parametrize("warm_up", [True, False])
     def test_the_users_own_torch_npu_profiler_while_armed(self, npu, warm_up):
-        """It records into the warm session, which is released, not ended; without a warm-up it has its own session."""
+        """The user's profiler records into the warm session, which stepprof releases and does not
+        end. Without a warm-up it has its own session.
+        """
         npu.run(
             f"""
             init(warm_up={warm_up})
@@ -234,8 +242,8 @@ class TestOthers:
         assert (missing_parts(mine, on_host=True) is None) is not warm_up
 
     def test_a_capture_that_a_user_ends(self, npu):
-        """torch_npu allows any code to stop a profiler. If the user's code stops this capture, it is
-        detected.
+        """torch_npu allows any code to stop a profiler. If the user's code stops this capture, the
+        window fails with that reason.
         """
         npu.run(
             """
@@ -258,7 +266,9 @@ class TestOthers:
 
     @pytest.mark.parametrize("variable", ["PROFILER_SAMPLECONFIG", "PROFILING_MODE"])
     def test_msprof(self, npu, variable):
-        """Under msprof torch_npu's profiler does nothing, and raises no error."""
+        """Under msprof, torch_npu's profiler does nothing and raises no error. The window fails
+        with the name of the variable.
+        """
         npu.run(TWO, env={variable: "dynamic"}).check()
         assert npu.window()["status"] == "failed"
         assert f"${variable} is set" in npu.window()["error"]
@@ -286,7 +296,7 @@ class TestOthers:
 
 
 def test_sessions_are_whole(npu):
-    """The sequence that the other tests know."""
+    """A window makes exactly the sequence of calls that the other tests expect."""
     npu.run(TWO).check()
     assert npu.names() == SESSION
 
@@ -332,7 +342,7 @@ class TestCalls:
         ]
 
     def test_options_that_this_version_lacks(self, npu):
-        """A level, a metric or an activity without a name: it says which."""
+        """If torch_npu lacks a level, a metric or an activity, the error names it."""
         ran = npu.run(
             """
             from stepprof import NpuOptions

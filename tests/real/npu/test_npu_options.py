@@ -1,5 +1,5 @@
-"""Test that the configured options reach torch_npu and CANN below it, and that torch_npu resets none of
-them. The Python code of other versions runs with the C library of the installed version.
+"""Test that the configured options reach torch_npu and CANN below it, and that torch_npu resets
+none of them. The Python code of other versions runs with the C library of the installed version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with profile_step(2, role="actor"):
     with region("update"):
         work()
 """
-# represents another version: its own Python, with this one's C library below it
+# stands for another version: its Python code, on the C library of the installed version
 AS_VERSION = """
 import importlib.util, torch_npu, torch_npu.npu
 folder = {folder!r}
@@ -51,7 +51,9 @@ def run(npu, options="", **env):
 
 class TestInstalled:
     def test_defaults(self, npu):
-        """Host and device at the cheapest level, with only stepprof's ranges; no warning."""
+        """By default host and device record at the cheapest level, with only stepprof's ranges and
+        without a warning.
+        """
         ran = run(npu)
         config = info(npu.folder_of())
         assert sorted(config["common_config"]["activities"]) == [
@@ -110,16 +112,20 @@ class TestInstalled:
 
 
 def npu_ranges(npu):
-    """Run a job with ranges of other domains."""
+    """Return the ranges that were opened."""
     return [f"({call.detail.split(' ', 2)[2]}" for call in npu.calls("mstx") if "Start" in call.name]
 
 
 class TestOthers:
-    """By signature: one warning names each option that a version lacks, and the rest is recorded."""
+    """stepprof reads the signatures of a version. One warning names each option that the version
+    lacks, and the window is recorded.
+    """
 
     @pytest.fixture(params=BESIDE)
     def version(self, request):
-        """The sources of one, unpacked from its wheel by the session."""
+        """Return one version and the code that loads its Python sources. The test session unpacked
+        them from its wheel.
+        """
         folder = Path(os.environ["TORCH_NPU_VERSIONS"], request.param, "torch_npu")
         assert folder.is_dir()
         return request.param, AS_VERSION.format(folder=str(folder), version=request.param)

@@ -1,4 +1,6 @@
-"""Windows, regions and steps with the real torch_npu: the recorded data, and the calls that reach CANN."""
+"""Test windows, regions and steps with the real torch_npu: the recorded data, and the calls that
+reach CANN.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from stepprof.run.runs import list_runs
 
 class TestWindow:
     def test_whole(self, npu):
-        """One session; a folder below the step's, with what host and device left, and what it is of."""
+        """The window is one session. Its folder is below the step's, and contains the data of host
+        and device with step, role and rank.
+        """
         npu.run(
             """
             init()
@@ -42,7 +46,7 @@ class TestWindow:
         assert not npu.left_over()
 
     def test_the_warm_up_comes_before_the_window(self, npu):
-        """What is slow is done when the step before ends."""
+        """The slow warm-up runs when the previous step ends."""
         npu.run(
             """
             init()
@@ -93,7 +97,7 @@ class TestWindow:
         assert npu.ranges() == ["(step 2 step", *roles, "step 2 step)"]
 
     def test_an_exception_in_the_body(self, npu):
-        """It reaches the caller; every range is closed, and the next step records."""
+        """The exception reaches the caller. Every range is closed, and the next step is recorded."""
         ran = npu.run(
             """
             init()
@@ -117,7 +121,9 @@ class TestWindow:
         assert npu.ranges() == [*one, *(text.replace("step 2", "step 3") for text in one)]
 
     def test_suspendable_regions_are_ranges(self, npu):
-        """Coroutines and generators are ranges as well: a number ends each, in whatever order and on whatever thread."""
+        """Regions of coroutines and generators are ranges as well. A number identifies each, so
+        that ranges may end in any order and on any thread.
+        """
         npu.run(
             """
             import asyncio
@@ -152,7 +158,9 @@ class TestWindow:
         ]  # fmt: skip
 
     def test_names_that_mstx_does_not_take(self, npu):
-        """Too long, empty, or no text: each has a range nevertheless, and torch_npu prints nothing at each."""
+        """A name that is too long, empty or not valid text gets a range with a changed name, and
+        torch_npu prints nothing.
+        """
         ran = npu.run(
             """
             init()
@@ -169,7 +177,7 @@ class TestWindow:
         assert begun == ["step 2 actor", "(no name)", "a\ufffdb", "x" * 156, "é" * 78, "?"]
 
     def test_ranges_that_cannot_be_ended(self, npu):
-        """One that fails keeps no other one open, nor the session."""
+        """If the end of one range fails, the other ranges and the session are still ended."""
         ran = npu.run(
             """
             import torch_npu
@@ -196,7 +204,9 @@ class TestWindow:
         assert len(ended) == len(set(ended)) == 2
 
     def test_ranges_that_fail(self, npu):
-        """The log reports it once; the window is recorded."""
+        """If ranges cannot be started, the log reports it for the window and the first region. The
+        window is recorded.
+        """
         ran = npu.run(
             """
             import torch_npu
@@ -213,10 +223,10 @@ class TestWindow:
         ).check()
         assert ran.stdout == ""
         assert npu.window()["status"] == "complete"
-        assert ran.stderr.count("no mstx here") == 2, ran.stderr  # of the window, and of the first region
+        assert ran.stderr.count("no mstx here") == 2, ran.stderr  # for the window and for the first region
 
     def test_a_process_without_a_device_gets_no_context(self, npu):
-        """A process that uses none yet is not given a context ahead of its window."""
+        """Arming creates no device context in a process that does not use a device yet."""
         ran = npu.run(
             """
             init()
@@ -232,7 +242,7 @@ class TestWindow:
         assert npu.names() == SESSION
 
     def test_the_output_of_the_job_is_its_own(self, npu):
-        """torch_npu prints to stdout; the job's own lines come out, and nothing else."""
+        """torch_npu prints to stdout. The output contains the lines of the job and nothing else."""
         npu.run_twice(
             """
             init()
@@ -271,7 +281,9 @@ class TestWindow:
 
 class TestArmed:
     def test_an_armed_step_that_never_begins(self, npu):
-        """What was warm is ended like a session: no folder, no thread and no configuration of CANN's is left."""
+        """The warm session is ended like a recorded one. No folder, thread or configuration of CANN
+        is left.
+        """
         ran = npu.run(
             """
             init()
@@ -294,7 +306,7 @@ class TestArmed:
         assert names.count("aclprofInit") == names.count("aclprofFinalize")
         assert names == SESSION * (len(names) // len(SESSION))
         assert not npu.left_over()
-        assert int(ran.stdout) <= 1  # the background thread of stepprof's own
+        assert int(ran.stdout) <= 1  # the background thread of stepprof itself
 
     def test_the_end_of_the_job(self, npu):
         npu.leave = False
@@ -344,7 +356,7 @@ class TestEnd:
         assert npu.names() == SESSION
 
     def test_forked_processes_end_nothing(self, npu):
-        """torch_npu's profile stops its session when it is freed, in whatever process that is."""
+        """A forked child that frees torch_npu's profile does not stop the session of its parent."""
         npu.leave = False
         npu.run(
             """
@@ -367,7 +379,9 @@ class TestEnd:
         assert len({call.pid for call in npu.calls()}) == 1
 
     def test_a_thread_that_may_not_stop(self, npu):
-        """The stop is posted to the thread that recorded: torch_npu would record for ever."""
+        """Another thread ends the window. The stop is posted to the thread that recorded, because
+        torch_npu would otherwise record forever.
+        """
         npu.run(
             """
             init()
@@ -387,8 +401,8 @@ class TestEnd:
 
     @pytest.mark.parametrize("alive", [True, False])
     def test_a_thread_that_cannot_be_reached(self, npu, alive):
-        """At the end of the run: the capture is lost, and the job ends as usual. Once the thread
-        has ended, CANN is stopped, and records again.
+        """If the recording thread never stops the capture, it fails and the job ends as usual. Once
+        that thread has ended, CANN is stopped and can record again.
         """
         npu.leave = False
         npu.run(

@@ -1,4 +1,4 @@
-"""Processes that share a device: each session is whole before the next one begins."""
+"""Test processes that share a device: each session ends before the next one begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for step in range(1, 6):
 
 
 def sessions(npu):
-    """Each session as (its process, when it began, when it ended), in order."""
+    """Return each session as (its process, when it began, when it ended), in order."""
     found, open_sessions = [], {}
     for call in npu.calls():
         if call.name == "aclprofInit":
@@ -34,7 +34,7 @@ def sessions(npu):
 
 
 def windows(npu, step):
-    """Of all runs."""
+    """Return the windows of a step in all runs, by role."""
     return {
         window["role"]: window
         for run in list_runs(npu.folder / "runs")
@@ -44,7 +44,9 @@ def windows(npu, step):
 
 class TestTurns:
     def test_two_processes_take_turns(self, npu):
-        """They take turns: no window is lost, and no two sessions are there at once."""
+        """Two processes record the same device in turn. No window is lost, and no two sessions
+        overlap.
+        """
         env = {"STEPPROF_STEPS": "1-5", "STEPPROF_RUN_ID": "r"}
         both = [npu.start(RECORDER, role, env=env) for role in ("trainer", "engine")]
         for running in both:
@@ -60,7 +62,9 @@ class TestTurns:
         assert all(end < begin for (_, _, end), (_, begin, _) in itertools.pairwise(ordered))
 
     def test_two_devices_are_two(self, npu):
-        """What a process calls device 0 is whatever it may see."""
+        """Device 0 of a process is the device that its ASCEND_RT_VISIBLE_DEVICES names. Two such
+        devices have two leases.
+        """
         env = {"STEPPROF_STEPS": "1", "STEPPROF_RUN_ID": "r"}
         script = """
             init(lease_wait_seconds=0.1)
@@ -86,7 +90,9 @@ class TestTurns:
         ]
 
     def test_a_holder_that_is_killed(self, npu):
-        """Its window is lost, the waiting process skips its window and names the holder, and then the device is free."""
+        """The window of a killed holder is lost. The waiting process skips its window and names the
+        holder; its next window is complete.
+        """
         env = {"STEPPROF_STEPS": "1-2", "STEPPROF_RUN_ID": "r"}
         holder = npu.start(
             """
@@ -123,8 +129,8 @@ class TestTurns:
         assert [call.name for call in npu.calls() if call.pid == other.pid] == SESSION
 
     def test_the_only_user_warms_up_ahead(self, npu):
-        """With another process on the device a warm-up happens under the lease, so that no process
-        waits for one that is only armed.
+        """The only process on a device warms up ahead of its window. A second process does not, so
+        that no process waits for one that is only armed.
         """
         script = """
             init()

@@ -1,4 +1,6 @@
-"""A real version of TRL that lacks a name which the adapter needs: the adapter stays out, says why, and the job trains."""
+"""Test a real version of TRL that lacks a name that the adapter needs. The adapter does not attach
+and reports the reason, and the job trains.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BEFORE = os.environ["TRL_BEFORE"]
 
 class TestTrl:
     def test_the_steps_are_recorded_without_its_timers(self, tmp_path: Path) -> None:
-        """Transformers' adapter opens the windows; one line, `run.json` and the launcher name what TRL lacks."""
+        """Transformers' adapter opens the windows. A log line and `run.json` name what TRL lacks."""
         path = os.pathsep.join([BEFORE, os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [sys.executable, "-m", "stepprof", "run", "--steps", "2", "--", sys.executable, str(JOB)],

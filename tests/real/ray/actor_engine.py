@@ -1,8 +1,6 @@
-"""A kind of engine that is registered by an entry point. It is small enough to live in a Ray actor, and
-leaves a trace. It refuses the same calls as a real engine: a start that was not armed, a second start, a
-stop without a start.
-
-It refuses what a real one refuses: a start that was not armed, a second start, a stop without a start.
+"""Define a kind of engine that an entry point registers. It is small enough for a Ray actor, and
+writes a trace. It refuses the same calls as a real engine: a start that was not armed, a second
+start, a stop without a start.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from stepprof.remote.loop import in_thread
 
 
 class SimulatedEngine:
-    """Counts forward steps, and records them between start and stop."""
+    """An engine that counts forward steps and records them between start and stop."""
 
     def __init__(self, *, slow=0.0, hang=False, large=0, inside=False):
         self.recording = None
@@ -47,7 +45,7 @@ class SimulatedEngine:
 
 
 class Server:
-    """A plain actor that holds one: one call at a time, on the main thread."""
+    """A plain actor that holds an engine. It runs one call at a time, on the main thread."""
 
     def __init__(self, **options):
         self.engine = SimulatedEngine(**options)
@@ -85,7 +83,7 @@ class AsyncServer:
 
 
 class SimulatedKind:
-    """Recognises it by its type's name, as the kinds of real engines do."""
+    """The kind that recognises the engine by the name of its type, as the kinds of real engines do."""
 
     def recognises(self, target):
         return type(target).__name__ == "SimulatedEngine"

@@ -1,4 +1,4 @@
-"""A Ray of our own, with the simulated engine installed where its workers find it, and a session for each test."""
+"""Start a Ray cluster whose workers find the simulated engine, and a session for each test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from stepprof.remote.ray.kind import RayKind
 
 @pytest.fixture(scope="session", autouse=True)
 def driver_alone():
-    """Measure the coverage of the driver alone: dozens of processes import Ray."""
+    """Measure the coverage of the driver only: dozens of processes import Ray."""
     with unmeasured():
         yield
 
 
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory):
-    """The folder that holds the simulated engine's entry point, as an installed package has it."""
+    """Return the folder with the entry point of the simulated engine, as an installed package has
+    it.
+    """
     folder = tmp_path_factory.mktemp("plugin")
     info = folder / "simulated-1.0.dist-info"
     info.mkdir()
@@ -35,9 +37,11 @@ def plugin(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cluster(plugin):
-    """A cluster of two nodes on this machine, connected to the first; one for all tests, since it takes long to start.
+    """Start a cluster of two nodes on this machine, and connect to the first. All tests share it,
+    because its start is slow.
 
-    What workers import is told by the environment of their node, so that those serve which Ray has started in advance.
+    The environment of a node has the import path of its workers, so that workers which Ray has
+    started in advance have it, too.
     """
     import ray
     from ray.cluster_utils import Cluster
@@ -60,7 +64,7 @@ def cluster(plugin):
 
 @pytest.fixture
 def ray_here(cluster):
-    """Ray, connected."""
+    """Return ray, connected to the cluster."""
     import ray
 
     return ray
@@ -68,7 +72,9 @@ def ray_here(cluster):
 
 @pytest.fixture
 def session(request, tmp_path):
-    """A session of the Ray driver: it records nothing of its own. The parameter is the backend of the ranks."""
+    """Start the session of the Ray driver, which records nothing itself. The parameter is the
+    backend of the ranks.
+    """
     made = stepprof.init(
         {
             "output_dir": str(tmp_path / "runs"),
@@ -86,13 +92,15 @@ def session(request, tmp_path):
 
 @pytest.fixture
 def windows(session):
-    """Makes the windows that a driver is given."""
+    """Return the maker of windows for the tests of drivers."""
     return Windows(session)
 
 
 @pytest.fixture
 def start(ray_here):
-    """Starts an actor of a class, with Ray's options and the arguments of its constructor; all are ended after the test."""
+    """Return a function that starts an actor of a class, with Ray's options and the arguments of
+    its constructor. All actors are killed after the test.
+    """
     started = []
 
     def start(cls, options=None, **arguments):
@@ -106,7 +114,9 @@ def start(ray_here):
 
 @pytest.fixture
 def connect():
-    """Connects to an actor as `attach` does; what it made is closed after the test."""
+    """Return a function that connects to an actor as `attach` does. The drivers are closed after
+    the test.
+    """
     made = []
 
     def connect(handle, **options):

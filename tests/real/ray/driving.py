@@ -1,4 +1,4 @@
-"""Helpers, other than fixtures, that the Ray tests share."""
+"""Provide the helpers of the Ray tests that are not fixtures."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ HERE = Path(__file__).parent
 
 
 def workers_path(plugin):
-    """What a process imports from that has to do with the tests."""
+    """Return the import path of a worker process for the tests."""
     return os.pathsep.join([str(plugin), str(HERE), str(HERE.parents[1] / "helpers"), str(HERE.parents[2])])
 
 
 def fragments(folder):
-    """All fragments of a step by name."""
+    """Return all fragments of a step by name."""
     return {path.name: json.loads(path.read_text()) for path in (folder / "manifest").glob("*.json")}
 
 
 def drive(work, *, wait=True, timeout=60):
-    """Run a driver's call where they run; its result, or its future."""
+    """Run a driver's call on the remote loop. Return its result, or its future."""
     future = remote_loop().submit(work)
     return future.result(timeout) if wait else future
 
 
 def kill(handle, timeout=30):
-    """End an actor for good, and wait until it has ended: `ray.kill` alone returns before, and calls may still overtake it."""
+    """Kill an actor permanently and wait until it has ended. `ray.kill` returns earlier, and later
+    calls may still reach the actor.
+    """
     import ray
 
     ray.kill(handle)
@@ -48,7 +50,7 @@ def kill(handle, timeout=30):
 
 
 def until(is_so, timeout=60):
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + timeout
     while not is_so():
         assert time.monotonic() < deadline
@@ -56,14 +58,14 @@ def until(is_so, timeout=60):
 
 
 class Windows:
-    """Makes the windows that a driver is given."""
+    """Makes windows for the tests of drivers."""
 
     def __init__(self, session):
         self.session = session
         self.made = 0
 
     def make(self, step, role="rollout", *, replica=0, stem=None, **options):
-        """A window with an empty folder of its own; ``stem=""`` for ranks, who have none."""
+        """Make a window with its own empty folder; ``stem=""`` for ranks, which have no folder."""
         self.made += 1
         run = self.session.path
         if stem == "":

@@ -1,5 +1,5 @@
-"""Ray's own nsight plug-in, with an executable on PATH that replaces nsys. Ranks in actors that were
-created under it follow the driver's windows, and their reports are moved to the step's folder.
+"""Test Ray's own nsight plug-in with an executable on PATH that replaces nsys. Ranks in actors that
+were created under it follow the driver's windows, and their reports are moved to the step's folder.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ ray.shutdown()
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Run the job once; its folder, and what it printed."""
+    """Run the job once. Return its folder, the process ids that it printed, and the reports that it left."""
     folder = tmp_path_factory.mktemp("job")
     tools = build(tmp_path_factory.mktemp("tools"))
     (folder / "job.py").write_text(JOB)
@@ -146,7 +146,9 @@ def engines(folder, replica):
 
 class TestNsight:
     def test_reports_of_two_ranks(self, recorded):
-        """A plain and an async actor, two steps: four reports, each of its own process, none left behind."""
+        """A plain and an async actor record two steps. Each of the four reports is that of the
+        right process, and none is left behind.
+        """
         folder, pids, left = recorded
         found = windows(folder, "actor")
         assert found.keys() == {(step, rank) for step in (2, 4) for rank in (0, 1)}
@@ -158,7 +160,7 @@ class TestNsight:
         assert left == []
 
     def test_a_report_that_never_appears(self, recorded):
-        """Lost, with the place where it was looked for; the others are not concerned."""
+        """The windows are lost, and the error names the folder that was searched."""
         folder, _, _ = recorded
         found = windows(folder, "ref")
         assert [window["status"] for window in found.values()] == ["lost", "lost"]
@@ -168,8 +170,8 @@ class TestNsight:
         )
 
     def test_reports_of_an_engine(self, recorded):
-        """The engine is in an actor on another disk. nsys writes the reports late, they are fetched when
-        they exist, and the training loop does not wait.
+        """The engine is in an actor on another disk, and nsys writes its reports late. They are
+        fetched once they exist, and the training loop does not wait.
         """
         folder, pids, _ = recorded
         found = engines(folder, 0)
@@ -184,14 +186,14 @@ class TestNsight:
             assert entry["stop_seconds"] < 3
 
     def test_an_engine_s_report_that_never_appears(self, recorded):
-        """Lost, with the place where it was looked for, in the actor's words."""
+        """The entries of the engine are lost, and the error of the actor names the missing report."""
         folder, _, _ = recorded
         found = engines(folder, 1)
         assert [entry["status"] for entry in found.values()] == ["lost", "lost"]
         assert all("nsys wrote no report to" in entry["error"] for entry in found.values()), found
 
     def test_ray_runs_nsys_with_our_options(self, recorded):
-        """Its trial run, then each actor, with our options."""
+        """Ray runs nsys with stepprof's options for each actor."""
         folder, _, _ = recorded
         calls = [json.loads(line)["options"] for line in (folder / "nsys.jsonl").read_text().splitlines()]
         actors = [options for options in calls if not options["o"].endswith("/empty")]
@@ -205,7 +207,9 @@ class TestNsight:
         }
 
     def test_ranges_of_the_actors(self, recorded):
-        """Closed in order, in each process; the coroutine's is a range of its process."""
+        """Ranges are closed in order in each process. The range of a coroutine belongs to its
+        process.
+        """
         folder, pids, _ = recorded
         by_process = {
             pid: closed([event for event in read_log(folder / "nvtx.jsonl") if event["pid"] == pid])

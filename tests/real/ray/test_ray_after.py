@@ -1,4 +1,6 @@
-"""After a recording, where actors recorded: the driver runs the command once and deletes what is old, and each process uploads its own."""
+"""Test the work after a recording with actors. The driver runs the command once and deletes old
+steps, and each process uploads its own files.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.filterwarnings("ig
 
 
 class Trainer:
-    """A rank."""
+    """An actor that is a rank."""
 
     def update(self):
         import torch
@@ -26,7 +28,9 @@ class Trainer:
 
 class TestDriver:
     def test_engines_and_ranks(self, ray_here, tmp_path):
-        """Whatever recorded it lies in the copy; the command runs once for each step, when the ranks have exported and uploaded."""
+        """The copy contains all artifacts of engines and ranks. The command runs once for each
+        step, after the ranks have exported and uploaded.
+        """
         url = f"file://{tmp_path}/up"
         note = 'echo "$STEPPROF_STEP $STEPPROF_STATUS $(ls $STEPPROF_STEP_DIR/actor | wc -l)" >> ' + str(
             tmp_path / "ran"

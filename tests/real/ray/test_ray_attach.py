@@ -1,4 +1,6 @@
-"""Whole windows: `attach` and `profile_step` in the driver, real actors on the other side, and what the manifests say."""
+"""Test complete windows: `attach` and `profile_step` in the driver, real actors as engines and
+ranks, and the manifests.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 class Colocated(Server):
-    """A trainer that holds the engine it generates with."""
+    """A trainer that holds the engine with which it generates."""
 
     def update(self):
         with stepprof.region("update"):
@@ -44,7 +46,9 @@ class Reward:
 
 @pytest.fixture
 def make(ray_here, start):
-    """Makes actors that are up; the session ends before they do."""
+    """Return a function that makes actors and waits until they run. The session ends before the
+    actors do.
+    """
 
     def make(cls=Server, *, actor_options=None, **options):
         handle = start(cls, actor_options, **options)
@@ -56,14 +60,16 @@ def make(ray_here, start):
 
 
 def ask(handle):
-    """A task that fails since another one does."""
+    """A task that fails because another task fails."""
     import ray
 
     ray.get(handle.fail.remote())
 
 
 def engines(session, step, role="rollout", timeout=10):
-    """The entries of the engines of a step, as soon as they are told of; written ahead, they say that they are lost."""
+    """Return the entries of the engines of a step once none is pending. Before that, the manifest
+    says that they are lost.
+    """
     deadline = time.monotonic() + timeout
     while True:
         found = fragments(session.path / f"step-{step:06d}").get(f"{role}-engines-rank-driver.json")
@@ -75,7 +81,7 @@ def engines(session, step, role="rollout", timeout=10):
 
 class TestWindows:
     def test_two_of_five_steps_are_recorded_in_every_kind_of_actor(self, ray_here, make, session):
-        """Of five steps two are recorded, by engines in actors of different kinds, each into its own folder."""
+        """Engines in actors of different kinds record two of five steps, each into its own folder."""
         handles = [make(Server), make(AsyncServer)]
         ray_here.get([handle.generate.remote("warm") for handle in handles])
         stepprof.attach(handles, find="engine")
@@ -99,7 +105,9 @@ class TestWindows:
         assert not (session.path / "step-000003").exists()
 
     def test_a_rollout_ends_before_its_engine_has_written(self, ray_here, make, session):
-        """The rollout's window ends while its engine writes its file, and the step's when that is there."""
+        """The window of the rollout ends while its engine writes its file. The window of the step
+        ends when the file exists.
+        """
         handle = make(Server, slow=1)
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")
@@ -111,8 +119,8 @@ class TestWindows:
         assert [entry["status"] for entry in engines(session, 2)] == ["complete"]
 
     def test_a_callable_is_asked_at_each_recorded_step(self, ray_here, make, session):
-        """A callable is called at each recorded step. An actor that still exists keeps its number, even if
-        its handle is another object.
+        """A callable is called at each recorded step. An actor that still exists keeps its number,
+        even if its handle is another object.
         """
         handles = [make(), make()]
         there = list(handles)
@@ -129,7 +137,9 @@ class TestWindows:
         assert [entry["status"] for step in (2, 4) for entry in engines(session, step)] == ["complete"] * 4
 
     def test_a_body_that_raises_what_a_task_raised(self, ray_here, make, session):
-        """The manifest has the exception of the task, not Ray's colored traceback around it; the caller gets Ray's."""
+        """The manifest has the exception of the task, not Ray's colored traceback around it. The
+        caller gets the exception of Ray.
+        """
         handle = make()
         stepprof.attach(handle, find="engine")
         outer = ray_here.remote(num_cpus=0)(ask)
@@ -140,7 +150,7 @@ class TestWindows:
         assert entry["body_error"] == "ZeroDivisionError: no batch"
 
     def test_two_of_three_engines_record_if_one_is_dead(self, ray_here, make, session):
-        """The two others record, and the body waits for no engine."""
+        """The two other engines record, and the body does not wait for the dead one."""
         handles = [make() for _ in range(3)]
         ray_here.get([handle.generate.remote("warm") for handle in handles])
         stepprof.attach(handles, find="engine")
@@ -159,7 +169,9 @@ class TestWindows:
         assert "the actor is dead" in found[1]["error"]
 
     def test_an_actor_killed_while_recording_is_lost(self, ray_here, make, session):
-        """Its capture is lost, the manifest says so, and the next step reports that it is dead."""
+        """The capture of the killed actor is lost in the manifest, and the next step reports that
+        the actor is dead.
+        """
         handle = make()
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, find="engine")
@@ -175,8 +187,8 @@ class TestWindows:
         ]
 
     def test_a_busy_actor(self, ray_here, make, session):
-        """A busy actor delays the body for at most the timeout of the start. The manifest names the actor's
-        current call, and a late recording is kept.
+        """A busy actor delays the body for at most the timeout of the start. The manifest says that
+        the actor is inside a method.
         """
         handle = make()
         ray_here.get(handle.generate.remote("warm"))
@@ -195,7 +207,7 @@ class TestWindows:
         ray_here.get([busy, late])
 
     def test_the_body_raises(self, ray_here, make, session):
-        """The engine is stopped, its trace kept, and the entry has the exception."""
+        """The engine is stopped, its trace is kept, and its entry has the exception."""
         handle = make()
         stepprof.attach(handle, find="engine")
         with pytest.raises(ZeroDivisionError), stepprof.profile_step(2, role="rollout"):
@@ -217,7 +229,9 @@ class TestWindows:
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
     def test_an_actor_that_is_engine_and_rank(self, ray_here, make, session):
-        """A colocated actor is an engine and a rank: its engine's trace, and its own session's manifest."""
+        """A colocated actor is an engine and a rank. Its engine leaves a trace, and its own session
+        a manifest.
+        """
         handle = make(Colocated)
         ray_here.get(handle.generate.remote("warm"))
         stepprof.attach(handle, kind="both", find="engine", rank=0)
@@ -233,7 +247,9 @@ class TestWindows:
         assert '"update"' in spans.read_text()
 
     def test_an_engine_in_the_actors_own_process(self, ray_here, make, session):
-        """Once that is known, it is never started."""
+        """An engine inside the actor's own process fails at the first step, and the error names
+        `kind="both"`. At the next step it is not started.
+        """
         stepprof.attach(make(inside=True), find="engine")
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -243,7 +259,7 @@ class TestWindows:
         assert engines(session, 4)[0]["status"] == "joined"
 
     def test_a_detached_actor_takes_no_part(self, ray_here, make, session):
-        """A detached actor takes no part in the next window; its session, made for the attachment, has ended."""
+        """A detached actor records nothing in the next window."""
         handle = make(Reward)
         attached = stepprof.attach(handle, kind="rank", rank=0, role="reward")
         stepprof.detach(attached)
@@ -252,12 +268,14 @@ class TestWindows:
         assert not (session.path / "step-000002" / "manifest" / "reward-engines-rank-driver.json").exists()
 
     def test_spans_of_every_step(self, ray_here, make, session):
-        """An actor with nothing to capture: its regions carry the step of the driver's windows, recorded or not."""
+        """An actor with `kind="spans"` records no capture. Its regions have the steps of all
+        windows of the driver.
+        """
         handle = make(Reward)
         stepprof.attach(handle, kind="spans", role="rollout")
         for step in (1, 2, 3):
             with stepprof.profile_step(step, role="rollout"):
-                # a step is announced to it meanwhile
+                # meanwhile the driver announces the step to the actor
                 until(lambda step=step: ray_here.get(handle.step.remote()) == step)
                 ray_here.get(handle.score.remote(step))
         stepprof.shutdown(20)
@@ -267,8 +285,8 @@ class TestWindows:
         assert [(span["step"], span["role"]) for span in scores] == [(n, "rollout") for n in (1, 2, 3)]
 
     def test_a_window_ends_where_it_ends(self, ray_here, make, session):
-        """An actor that receives announcements of windows also receives their ends, before the next window
-        begins.
+        """An actor that receives announcements of windows also receives their ends, before the next
+        window begins.
         """
         handle = make(Reward)
         attached = stepprof.attach(handle, kind="spans", role="rollout", name="loop")
@@ -290,7 +308,9 @@ class TestWindows:
         assert max(lasted[n, "rollout"] for n in (1, 2)) < 1 < min(lasted[n, None] for n in (1, 2))
 
     def test_names(self, ray_here, make, session):
-        """Actors without a rank are called as they were attached, with a number in a list: in their files, their state and the report."""
+        """Actors without a rank have the name of the attachment, with a number in a list: in their
+        files, status and spans.
+        """
         handles = [make(Reward), make(Reward)]
         with pytest.raises(stepprof.errors.ConfigError, match=r"name = \"a b\": .* did you mean a-b-"):
             stepprof.attach(handles[0], kind="spans", name="a b")
@@ -335,7 +355,9 @@ class Driver:
 
 class TestFromAnAsyncActor:
     def test_windows_in_coroutines_and_synchronous_methods(self, ray_here, make, tmp_path):
-        """From a coroutine of an async actor, and from a synchronous method of it, which runs on its event loop: no deadlock, and the loop goes on."""
+        """An async actor opens windows in a coroutine and in a synchronous method, which runs on
+        its event loop. Nothing deadlocks, and the loop continues.
+        """
         servers = [make(Server, slow=0.5), make(AsyncServer, slow=0.5)]
         ray_here.get([handle.generate.remote("warm") for handle in servers])
         driver = ray_here.remote(num_cpus=0)(Driver).remote(str(tmp_path), servers)
@@ -391,10 +413,10 @@ print("recording", flush=True)
 class TestTheDriverLeaves:
     @pytest.fixture
     def leave(self, run_script, plugin, cluster):
-        """Run a driver to an end of its own."""
+        """Return a function that runs a driver until it ends in the given way."""
 
         def leave(end, backend="null"):
-            # Ray itself warns at its import and end
+            # Ray itself warns when it is imported and when it ends
             script = "import warnings; warnings.simplefilter('ignore')\n" + SCRIPT
             script = script.format(end=end, backend=backend, address=cluster.address)
             return run_script(script, env={"PYTHONPATH": workers_path(plugin)}, timeout=110)
@@ -402,8 +424,8 @@ class TestTheDriverLeaves:
         return leave
 
     def test_a_silent_end_of_the_script_keeps_everything(self, leave, tmp_path):
-        """Initialised before Ray was imported, and ended silently while it records: everything is
-        stopped and kept before Ray ends.
+        """The driver initialises before it imports Ray, and its script ends while it records. All
+        captures are stopped and kept before Ray ends.
         """
         leave("", "torch").check()
         step = tmp_path / "runs" / "job" / "step-000002"
@@ -416,7 +438,9 @@ class TestTheDriverLeaves:
         assert (step / own["artifacts"][0]["path"]).is_file()
 
     def test_a_killed_driver(self, leave, tmp_path):
-        """No process is left to stop anything: the manifests, written ahead, say that it was lost."""
+        """No process is left to stop the captures. The manifests, which were written ahead, say
+        that they are lost.
+        """
         ran = leave("os.kill(os.getpid(), 9)")
         assert ran.returncode == -9
         found = fragments(tmp_path / "runs" / "job" / "step-000002")
@@ -424,7 +448,9 @@ class TestTheDriverLeaves:
         assert found["rollout-rank-1.json"]["windows"][0]["status"] == "lost"
 
     def test_ray_shut_down_before_stepprof(self, leave, tmp_path):
-        """After ray.shutdown() nothing is sent, above all no call that would start another Ray; the manifest says so."""
+        """After ray.shutdown() the driver sends no call, because a call would start another Ray.
+        The manifest says that Ray has been shut down.
+        """
         ran = leave("ray.shutdown(); window.stop(); print(ray.is_initialized())").check()
         assert ran.stdout.split() == ["recording", "False"]
         found = fragments(tmp_path / "runs" / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
@@ -434,7 +460,9 @@ class TestTheDriverLeaves:
 
 class TestTrigger:
     def test_engines_and_ranks_of_a_driver(self, ray_here, make, session):
-        """An unconfigured step, requested from outside while the loop runs: every engine and rank records it."""
+        """While the loop runs, a request selects a step that is not configured. Every engine and
+        rank records it.
+        """
         server, trainers = make(Server), [make(Colocated) for _ in range(2)]
         ray_here.get(server.generate.remote("warm"))
         stepprof.attach(server, find="engine")
@@ -477,7 +505,9 @@ main()
 
 
 def test_a_driver_whose_working_directory_is_temporary(run_script, plugin, cluster, tmp_path):
-    """Its run is below the home directory, and `state` says where."""
+    """If the working directory is temporary, the run is below the home directory. `state` returns
+    its path.
+    """
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "file").touch()
     script = "import warnings; warnings.simplefilter('ignore')\n" + WORKING_DIR.format(

@@ -1,4 +1,6 @@
-"""The end of a run with actors that do not answer: it is bounded by the role's stop time-out, and the actor is free afterwards."""
+"""Test the end of a run with actors that do not answer. The role's stop timeout limits it, and the
+actor is free afterwards.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,27 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 STOP_SECONDS = 2
 BOUND = 15
-"""Well above the stop time-out, the start's bound and what Ray takes; far below the 120 s for exports."""
+"""Well above the stop timeout, the start timeout and the time that Ray takes; far below the 120 s
+for exports.
+"""
 
 
 class Rank(Server):
-    """A trainer, which may hold an engine."""
+    """A trainer that may hold an engine."""
 
     def pid(self):
         return os.getpid()
 
     def run_id(self):
-        """The run of the session in this process."""
+        """Return the run of the session in this process."""
         return None if cell.session is None else cell.session.run_id
 
 
 @pytest.fixture
 def short(ray_here, tmp_path, request):
-    """A session whose engines have two seconds to stop, and to start as long as a busy machine takes for an actor's first call."""
+    """Start a session with a stop timeout of two seconds. The start timeout is long enough for an
+    actor's first call on a busy machine.
+    """
     yield stepprof.init(
         {
             "output_dir": str(tmp_path / "runs"),
@@ -52,7 +58,7 @@ def short(ray_here, tmp_path, request):
 
 @pytest.fixture
 def stopped():
-    """Stop processes; they go on after the test."""
+    """Return a function that stops processes; they continue after the test."""
     pids = []
 
     def stop(pid):
@@ -69,7 +75,7 @@ def stopped():
 
 
 def seconds_of_shutdown():
-    """How long `stepprof.shutdown()` takes as it is called at the end of a script."""
+    """Return the duration of `stepprof.shutdown()` as a script calls it at its end."""
     began = time.monotonic()
     stepprof.shutdown()
     return time.monotonic() - began
@@ -81,7 +87,9 @@ class TestShutdown:
     @pytest.mark.parametrize("short", [1], indirect=True)
     @pytest.mark.parametrize("kind", ["rank", "engine"])
     def test_an_actor_that_is_never_scheduled(self, short, start, log, kind):
-        """No node has the resources of the actor. Nothing was sent to it, so nothing waits for it."""
+        """No node has the resources of the actor. The driver has sent nothing to it, so the
+        shutdown does not wait for it.
+        """
         stepprof.attach(start(Rank, {"resources": {"nowhere": 1}}), kind=kind)
         with stepprof.profile_step(2, role="rollout"):
             pass
@@ -89,7 +97,9 @@ class TestShutdown:
 
     @pytest.mark.parametrize("kind", ["rank", "engine"])
     def test_a_stopped_process(self, ray_here, short, start, log, stopped, kind):
-        """An actor whose process is stopped while it records; one line says that the end waits, and for how long."""
+        """The process of an actor is stopped while it records. One log line says that the shutdown
+        waits, and for how long.
+        """
         handle = start(Rank)
         pid = ray_here.get(handle.pid.remote())
         stepprof.attach(handle, kind=kind)
@@ -103,7 +113,9 @@ class TestShutdown:
         assert line["answer_seconds"] == STOP_SECONDS
 
     def test_a_stopped_process_is_free_after_it_continues(self, ray_here, short, start, stopped):
-        """The end of the attachment has been sent: a process that goes on has no session of the run that is over."""
+        """The shutdown has sent the end of the attachment. A process that continues has no session
+        of the ended run.
+        """
         handle = start(Rank)
         pid = ray_here.get(handle.pid.remote())
         stepprof.attach(handle, kind="rank")
@@ -116,7 +128,7 @@ class TestShutdown:
 
     @pytest.mark.parametrize("short", [1], indirect=True)
     def test_an_actor_inside_a_method(self, ray_here, short, start):
-        """A plain actor that comes to the arm only after the run has ended makes no session for it."""
+        """A plain actor that processes the arm call after the end of the run starts no session for it."""
 
         handle = start(Rank)
         ray_here.get(handle.pid.remote())
@@ -130,7 +142,9 @@ class TestShutdown:
 
 
 def test_an_attachment_inside_a_recorded_window(ray_here, short, start, log):
-    """A real actor takes part from the next window on, and the log says which one that is."""
+    """The log says from which window on the actor takes part: here none, because no later step is
+    selected.
+    """
     handle = start(Rank)
     with stepprof.profile_step(2, role="rollout"):
         stepprof.attach(handle, kind="rank")
@@ -167,11 +181,15 @@ print(time.time(), flush=True)
 
 
 class TestExit:
-    """The exit of the interpreter, without a `shutdown()`: the script ends inside a recorded window, and the process soon after it."""
+    """The exit of the interpreter without a `shutdown()`. The script ends inside a recorded window,
+    and its process ends soon after.
+    """
 
     @pytest.fixture
     def leave(self, cluster, plugin, tmp_path):
-        """Run a script until it ends; return its output, its log, and the time at which its process ended."""
+        """Return a function that runs a script until it ends, and returns its output, its log, and
+        the time at which its process ended.
+        """
 
         def leave(script, start_seconds):
             env = {**os.environ, "PYTHONPATH": workers_path(plugin)}
@@ -190,13 +208,15 @@ class TestExit:
         return leave
 
     def test_a_stopped_process(self, leave):
-        """An actor whose process is stopped while it records; one line says what the end waits for."""
+        """The process of an actor is stopped while it records. One log line says that the end of
+        the run waits for engines.
+        """
         (pid, began), log, ended = leave(STOPPED, 60)
         os.kill(int(pid), signal.SIGCONT)
         assert ended - float(began) < BOUND + 10
         assert log.count("the end of the run waits for engines") == 1
 
     def test_an_actor_that_is_never_scheduled(self, leave):
-        """No node has the resources of the actor."""
+        """No node has the resources of the actor. The process ends within the time limit."""
         (began,), _, ended = leave(NEVER_SCHEDULED, 1)
         assert ended - float(began) < BOUND + 10

@@ -1,4 +1,6 @@
-"""Engines inside Ray actors: found, started and stopped through the actor's handle, whatever kind of actor it is."""
+"""Test engines inside Ray actors. In every kind of actor, the driver finds, starts and stops them
+through the actor's handle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 class Plain(Server):
-    """One call at a time, on the main thread."""
+    """An actor that runs one call at a time, on the main thread."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -56,7 +58,7 @@ ACTORS = {
 
 @pytest.fixture
 def make(start):
-    """Makes actors of a kind, or of a class."""
+    """Return a function that makes actors of a kind, or of a class."""
 
     def make(kind, *, actor_options=None, **options):
         cls, extra = ACTORS[kind] if isinstance(kind, str) else (kind, {})
@@ -74,7 +76,9 @@ def names(window, artifact):
 class TestRecording:
     @pytest.mark.parametrize("kind", ACTORS)
     def test_each_window_has_exactly_its_own_forward_steps(self, ray_here, make, connect, windows, kind):
-        """Each window's trace holds the forward steps of exactly that window, in any kind of actor, with no method of ours in its class."""
+        """The trace of a window has exactly its own forward steps, in any kind of actor. The class
+        of the actor has no method of stepprof.
+        """
         handle = make(kind)
         driver = connect(handle, find="engine")
         for step in (2, 4):
@@ -96,7 +100,9 @@ class TestRecording:
 
     @pytest.mark.parametrize("kind", ["async", "async groups", "groups", "threads"])
     def test_a_slow_start_does_not_block_methods(self, ray_here, make, connect, windows, kind):
-        """A start that takes seconds holds up none of the methods of an actor that has more than one thread."""
+        """A start that takes seconds blocks no method of an actor that has more than one thread or
+        a loop.
+        """
         handle = make(kind, slow=2.0)
         ray_here.get(handle.count.remote())
         driver, window = connect(handle, find="engine"), windows.make(2)
@@ -107,7 +113,9 @@ class TestRecording:
         starting.result(30)
 
     def test_calls_keep_their_order(self, ray_here, make, connect, windows):
-        """A plain actor starts before the methods that are called after, and stops after those that were called before."""
+        """A plain actor starts recording before the methods that are called afterwards, and stops
+        after those that were called before.
+        """
         handle = make("plain")
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -130,7 +138,7 @@ class TestRecording:
             ray_here.get(handle.renew.remote())
 
     def test_abort(self, ray_here, make, connect, windows):
-        """What runs is thrown away, twice if need be, and the next window records."""
+        """The abort discards a running recording. A second abort is accepted."""
         handle = make("async")
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -140,7 +148,9 @@ class TestRecording:
         assert ray_here.get(handle.count.remote()) == (1, 2, False)
 
     def test_refusals(self, found, connect, windows):
-        """A second start and a stop without a start come back with the engine's own words, and the actor's name."""
+        """The engine refuses a stop without a start, and a second start. The error has the engine's
+        own message after the name of the actor.
+        """
         driver, window = connect(found, find="engine", name="head"), windows.make(2)
         drive(driver.arm(window))
         with pytest.raises(EngineFailure, match=r"^head: nothing runs$"):
@@ -153,7 +163,7 @@ class TestRecording:
 
 @pytest.fixture(scope="module")
 def found(cluster):
-    """One actor for all that only look at it."""
+    """Return one actor for all tests that do not change it."""
     import ray
 
     handle = ray.remote(num_cpus=0)(Plain).remote()
@@ -181,28 +191,30 @@ class TestFinding:
         ],
     )
     def test_each_missing_engine_has_its_own_message(self, found, connect, windows, find, message):
-        """Each has a message of its own, and is a matter of how it was attached."""
+        """Each reason has its own message, and the health is `unconfigured`."""
         with pytest.raises(EngineFailure) as caught:
             drive(connect(found, find=find).arm(windows.make(2)))
         assert message in str(caught.value)
         assert caught.value.health == "unconfigured"
 
     def test_no_engine_at_all(self, make, connect, windows):
-        """Nothing is guessed. The message lists the possible kinds of an actor."""
+        """An actor without an engine is refused. The message lists the possible kinds of an actor."""
         with pytest.raises(
             EngineFailure, match=r'kind="engine" with find.*kind="rank".*kind="both".*kind="spans"'
         ):
             drive(connect(make(Helper)).arm(windows.make(2)))
 
     def test_the_worker_is_the_actor(self, make, connect, windows):
-        """An engine that works in the actor's own process is never started: that process's capture holds it."""
+        """An engine inside the actor's own process is refused: the capture of that process contains
+        it.
+        """
         driver = connect(make("plain", inside=True), find="engine")
         with pytest.raises(EngineFailure, match='kind="both"'):
             drive(driver.arm(windows.make(2)))
         assert driver.inside
 
     def test_options(self, found):
-        """Wrong ones are refused when they are given, with the nearest."""
+        """Wrong options are refused when they are given, and the message names what is allowed."""
         handle = found
         with pytest.raises(ConfigError, match="fetch_bytes"):
             RayKind().connect(handle, fetch_byte=1)
@@ -214,7 +226,7 @@ class TestFinding:
             RayKind().connect(handle, kind="rank", rank=-1)
 
     def test_keys(self, found):
-        """An engine and a rank in one actor are distinct: each has its driver."""
+        """The driver of an engine and the driver of a rank in one actor have different keys."""
         keys = {RayKind().connect(found, kind=kind).key for kind in ("engine", "rank")}
         assert len(keys) == 2
 
@@ -226,7 +238,9 @@ class TestFinding:
             drive(connect(handle, find="engine", engine_options={"flavor": "sour"}).arm(windows.make(4)))
 
     def test_ray_client(self):
-        """Handles of Ray Client cannot run a function in an actor; the error says what to do instead."""
+        """The kind recognises and refuses a handle of Ray Client, which cannot run a function in an
+        actor. The error names `ray job submit`.
+        """
         handle = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
         assert RayKind().recognises(handle)
         assert not RayKind().recognises("http://localhost:8000")
@@ -236,7 +250,7 @@ class TestFinding:
 
 class TestTrouble:
     def test_killed_before_the_start(self, ray_here, make, connect, windows):
-        """A dead actor is dead, at the next call and at every later one."""
+        """A call to a killed actor fails with the health `dead`, and so does every later call."""
         handle = make("plain")
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -250,7 +264,7 @@ class TestTrouble:
 
     @pytest.mark.parametrize("kind", ["plain", "async"])
     def test_the_stop_says_that_the_actor_is_dead(self, ray_here, make, connect, windows, kind):
-        """The stop says that the actor is dead, and why."""
+        """The stop reports that the actor is dead."""
         handle = make(kind)
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -261,7 +275,9 @@ class TestTrouble:
         assert caught.value.health == "dead"
 
     def test_a_restarted_actor_is_prepared_anew(self, ray_here, make, connect, windows):
-        """An actor that Ray restarted is prepared anew at the start; one that restarted while it recorded has lost its capture."""
+        """The start prepares an actor that Ray restarted again. If it restarts while it records,
+        the capture is lost.
+        """
         handle = make("plain", actor_options={"max_restarts": 2})
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -277,10 +293,12 @@ class TestTrouble:
         alive(ray_here, handle)
         with pytest.raises(EngineFailure, match="restarted") as caught:
             drive(driver.stop(window))
-        assert (caught.value.health, caught.value.lost) == ("unknown", True)  # it answers
+        assert (caught.value.health, caught.value.lost) == ("unknown", True)  # the restarted actor answers
 
     def test_a_busy_actor_answers_after_its_method(self, ray_here, make, connect, windows):
-        """A plain actor inside a method answers after it; meanwhile the driver knows why."""
+        """A plain actor inside a method answers the start after it. Until then, the driver reports
+        that reason.
+        """
         handle = make("plain")
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -295,7 +313,9 @@ class TestTrouble:
             drive(driver.stop(window))
 
     def test_a_hung_engine_frees_its_actor(self, ray_here, make, connect, windows):
-        """An engine that never answers its start holds up a plain actor no longer than the start's bound; then its methods run again."""
+        """An engine that never answers its start blocks a plain actor only until the start timeout.
+        Then its methods run again.
+        """
         handle = make("plain", hang=True)
         driver, window = connect(handle, find="engine"), windows.make(2)
         drive(driver.arm(window))
@@ -304,10 +324,10 @@ class TestTrouble:
         assert not starting.done()
 
     def test_an_actor_without_stepprof_is_not_configured(self, ray_here, make, connect, windows):
-        """An actor whose environment has no stepprof is not configured."""
+        """If an actor's environment has no stepprof, its health is `unconfigured`."""
 
         class Alone:
-            """Pickled by value: nothing of ours is imported for it."""
+            """Pickled by value, so that no module of the tests is imported for it."""
 
             def hide(self):
                 import sys
@@ -326,8 +346,8 @@ class TestTrouble:
 
 class TestClocks:
     def test_clocks_are_measured_once_per_machine(self, found, connect, windows, monkeypatch):
-        """The clock of another machine is measured through one of its actors; the clock of this machine is
-        not measured.
+        """The clock of another machine is measured through one of its actors. The clock of this
+        machine is not measured.
         """
         drivers = [connect(found, find="engine") for _ in range(3)]
         for driver in drivers:
@@ -353,7 +373,7 @@ class TestClocks:
         assert abs(clocks[0].offset_ns) <= clocks[0].error_ns + 1_000_000
 
     def test_a_shifted_clock(self, found):
-        """The offset is measured within its stated error, from the quickest round trip."""
+        """The measured offset is right within its stated error."""
         from stepprof.remote.ray.calls import call
 
         handle = found

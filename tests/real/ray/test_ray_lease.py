@@ -1,4 +1,6 @@
-"""Detached actors, which outlive the job that drives them: they end with their driver, and the next job has them."""
+"""Test detached actors, which outlive the job that drives them. Their recording ends with their
+driver, and the next job can use them.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ time.sleep(600)
 
 
 class Detached(Server):
-    """An actor that may hold an engine, and returns the run that it records for."""
+    """An actor that may hold an engine, and returns the run for which it records."""
 
     def run_id(self):
         return None if cell.session is None else cell.session.run_id
 
 
 class DetachedAsync(Detached):
-    """The same with an event loop."""
+    """The same actor with an event loop."""
 
     async def run_id(self):
         return Detached.run_id(self)
@@ -49,7 +51,7 @@ class DetachedAsync(Detached):
 
 @pytest.fixture
 def actor(ray_here, start):
-    """Make a detached actor; its name and its handle."""
+    """Return a function that makes a detached actor, and returns its name and handle."""
 
     def actor(cls=Detached):
         name = f"{cls.__name__}-{time.monotonic_ns()}"
@@ -62,7 +64,7 @@ def actor(ray_here, start):
 
 @pytest.fixture
 def drive_in_process(cluster, plugin, tmp_path):
-    """Start a driver in a process of its own, which records step 2 until it is killed."""
+    """Start a driver in its own process that records step 2 until it is killed."""
     made = []
 
     def begin(name, kind, run_id="dead"):
@@ -81,7 +83,7 @@ def drive_in_process(cluster, plugin, tmp_path):
 
 
 def record_next(tmp_path, handle, kind):
-    """A job after it; returns the manifest of its step 2."""
+    """Run the next job, and return the manifest of its step 2."""
     import ray
 
     session = stepprof.init(
@@ -95,17 +97,19 @@ def record_next(tmp_path, handle, kind):
 
 
 def written(run):
-    """All fragments of step 2, by name."""
+    """Return all fragments of step 2 by name."""
     folder = run / "step-000002" / "manifest"
     return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 class TestRank:
-    """A rank whose driver is killed."""
+    """A rank whose driver is killed or stopped."""
 
     @pytest.mark.parametrize("cls", [Detached, DetachedAsync])
     def test_a_killed_driver(self, ray_here, actor, drive_in_process, tmp_path, cls):
-        """The window is kept as partial under the dead run, the session ends, and the next job records."""
+        """The killed driver's run keeps the window as partial, its session in the actor ends, and
+        the next job records.
+        """
         name, handle = actor(cls)
         driver = drive_in_process(name, "rank")
         assert ray_here.get(handle.run_id.remote()) == "dead"
@@ -116,7 +120,7 @@ class TestRank:
             [only] = written(tmp_path / "runs" / "dead")["rollout-rank-0.json"]["windows"]
             return only
 
-        until(lambda: dead()["status"] != "lost")  # its status before the stop
+        until(lambda: dead()["status"] != "lost")  # the status before the stop
         assert (dead()["status"], dead()["error"]) == (
             "partial",
             "the process that drives this one has ended",
@@ -128,7 +132,7 @@ class TestRank:
         assert entry["status"] == "complete"
 
     def test_a_job_that_starts_immediately_after(self, ray_here, actor, drive_in_process, tmp_path):
-        """The next job need not wait until the actor has looked."""
+        """The next job records at once, before the actor itself has noticed the end of its driver."""
         name, handle = actor()
         driver = drive_in_process(name, "rank")
         driver.kill()
@@ -137,7 +141,9 @@ class TestRank:
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_a_stopped_driver(self, ray_here, actor, drive_in_process, tmp_path):
-        """A driver that is silent for a while keeps what it records; another job is refused, with the name of the run."""
+        """A driver that does not respond for 5 s keeps its recording. Another job is refused, with
+        the run and process of that driver.
+        """
         name, handle = actor()
         driver = drive_in_process(name, "rank")
         driver.send_signal(signal.SIGSTOP)
@@ -172,7 +178,9 @@ time.sleep(600)
 """
 
     def test_the_end_of_a_driver(self, cluster, ray_here, start, plugin):
-        """Alive and stopped, the lease holds; killed, it is over within seconds."""
+        """The lease holds while the driver runs or is stopped. Once the driver is killed, the lease
+        ends.
+        """
         options = {
             "name": "holder",
             "namespace": "leases",
@@ -198,7 +206,9 @@ class TestEngine:
     """An engine in an actor."""
 
     def test_a_killed_driver(self, ray_here, actor, drive_in_process, tmp_path):
-        """Its capture ends with its driver, not after `max_seconds`; the next job records."""
+        """The capture of the engine ends when its driver is killed, not after `max_seconds`. The
+        next job records.
+        """
         name, handle = actor()
         driver = drive_in_process(name, "engine")
         assert ray_here.get(handle.count.remote())[2]

@@ -1,4 +1,6 @@
-"""Several nodes: files on another node's disk, a node that goes away, and the way through one agent per node."""
+"""Test several nodes: files on another node's disk, the loss of a node, and calls through one agent
+per node.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def make(start):
 
 
 def recorded(ray, driver, handle, window, steps=2):
-    """A whole window."""
+    """Record a complete window."""
     drive(driver.arm(window))
     drive(driver.start(window))
     ray.get(handle.generate.remote("in", steps))
@@ -43,7 +45,7 @@ def recorded(ray, driver, handle, window, steps=2):
 
 class TestEngineFiles:
     def test_files_of_an_engine_are_fetched(self, cluster, make, connect, windows, tmp_path, monkeypatch):
-        """A trace on the other node's disk is brought in pieces, whole, under its place in the run."""
+        """A trace on the other node's disk is fetched in pieces, complete, to its place in the run."""
         import ray
 
         monkeypatch.setattr(files, "PIECE_BYTES", 100_000)
@@ -66,7 +68,7 @@ class TestEngineFiles:
     def test_files_stay_on_their_host_as_configured(
         self, cluster, make, connect, windows, tmp_path, options, reason
     ):
-        """The manifest has the host, the path and the reason."""
+        """The error has the host, the path and the reason."""
         import ray
 
         handle = make(Server)
@@ -80,7 +82,9 @@ class TestEngineFiles:
         assert f"was left on {driver.host} at {tmp_path / 'disk'}" in stopped.partial
 
     def test_a_shared_folder(self, cluster, make, connect, windows, tmp_path):
-        """Where `trace_dir` names a folder that both see, nothing travels through Ray: the trace is moved from there."""
+        """If `trace_dir` names a folder that both nodes see, the trace is moved from there and does
+        not pass through Ray.
+        """
         import ray
 
         shared = tmp_path / "shared"
@@ -94,7 +98,7 @@ class TestEngineFiles:
     def test_an_actor_killed_before_its_files_are_fetched(
         self, cluster, make, connect, windows, tmp_path, monkeypatch
     ):
-        """The node's agent outlives the actor: the files come all the same."""
+        """The agent of the node outlives the actor, so the files are fetched nevertheless."""
         import ray
 
         handle = make(Server)
@@ -111,7 +115,7 @@ class TestEngineFiles:
         assert (window.folder / stopped.artifacts[0].path).exists()
 
     def test_a_folder_that_cannot_be_made(self, cluster, make, connect, windows, tmp_path):
-        """It is found out when it is armed, on the host where it would be."""
+        """The arm call fails and names the host on which the folder cannot be created."""
         (tmp_path / "file").touch()
         driver = connect(make(Server), find="engine", output_dir=str(tmp_path / "file"))
         with pytest.raises(EngineFailure, match=r"cannot be made on .*output_dir") as caught:
@@ -142,7 +146,9 @@ class TestRankFiles:
         return window
 
     def test_files_of_a_rank_are_fetched(self, cluster, make, connect, session, windows, tmp_path):
-        """A rank's manifest, trace and spans come from its node after its export, without the stop's waiting for them."""
+        """The manifest, the trace and the spans of a rank are fetched from its node after the
+        export. The stop does not wait for them.
+        """
         handle = make(Rank)
         driver = connect(handle, kind="rank", output_dir=str(tmp_path / "disk"))
         self.record(handle, driver, windows)
@@ -159,8 +165,8 @@ class TestRankFiles:
     def test_a_rank_killed_before_its_files_are_fetched(
         self, cluster, make, connect, session, windows, tmp_path
     ):
-        """If the process is killed before its files are fetched, its manifest is fetched and reports them
-        as lost.
+        """If the process is killed before its files are fetched, its manifest is fetched and
+        reports them as lost.
         """
         handle = make(Rank)
         driver = connect(handle, kind="rank", output_dir=str(tmp_path / "disk"))
@@ -175,7 +181,9 @@ class TestRankFiles:
 
     @pytest.mark.parametrize("session", ["null"], indirect=True)
     def test_a_node_goes_away(self, cluster, make, connect, session, windows, tmp_path):
-        """With the node go its actors and its disk: the actors are dead, and the manifest says where a rank's files were."""
+        """If a node is lost, its actors count as dead or unreachable. The manifest says where the
+        files of a rank were.
+        """
         import ray
 
         node = cluster.add_node(num_cpus=1, resources={"third": 1})
@@ -203,7 +211,9 @@ class TestRankFiles:
 
 class TestTree:
     def test_through_agents(self, cluster, make, connect, windows, monkeypatch):
-        """Above a number of actors the calls go through one agent per node, with the same outcome, dead ones included."""
+        """Above a number of actors, calls pass through one agent per node. The results are the
+        same, also for a dead actor.
+        """
         import ray
 
         monkeypatch.setattr(calls, "TREE_ABOVE", 3)

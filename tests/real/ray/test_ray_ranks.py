@@ -1,4 +1,6 @@
-"""Trainers, agent loops and reward servers as actors: their own sessions follow the windows of the driver."""
+"""Test trainers, agent loops and reward servers as actors whose own sessions follow the windows of
+the driver.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.torch, pytest.mark.filterwarnings("ig
 
 
 class Trainer:
-    """A rank: its methods do torch's work, and one of them brackets itself."""
+    """A rank whose methods run torch operators. One of them opens its own window."""
 
     def update(self):
         import torch
@@ -52,7 +54,7 @@ class Trainer:
 
 
 class AsyncTrainer:
-    """The same on an event loop."""
+    """The same trainer on an event loop."""
 
     async def update(self):
         return Trainer.update(self)
@@ -77,7 +79,9 @@ ACTORS = {
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    """Actors that have loaded torch, for tests that leave them unchanged: loading takes each of them seconds."""
+    """Return actors that have loaded torch, for tests that do not change them: the load takes
+    seconds per actor.
+    """
     made: dict[str, list] = {}
     yield made
     made.clear()
@@ -85,7 +89,7 @@ def pool(cluster):
 
 @pytest.fixture
 def trainers(ray_here, pool):
-    """Trainers of a kind; their sessions end with the test."""
+    """Return a function that returns trainers of a kind. Their sessions end with the test."""
     used = []
 
     def trainers(count=1, kind="plain"):
@@ -102,7 +106,7 @@ def trainers(ray_here, pool):
 
 @pytest.fixture
 def make(start):
-    """Makes actors."""
+    """Return a function that makes actors."""
 
     def make(cls=Trainer, **options):
         return start(cls, options)
@@ -111,7 +115,7 @@ def make(start):
 
 
 def settled(session, step, name, timeout=30):
-    """The windows in a fragment, once no export is awaited."""
+    """Return the windows in a fragment once no export is pending."""
     deadline = time.monotonic() + timeout
     while True:
         found = fragments(session.path / f"step-{step:06d}").get(name)
@@ -122,13 +126,13 @@ def settled(session, step, name, timeout=30):
 
 
 def ops(session, step, path):
-    """The names in a rank's trace, and what it says of itself."""
+    """Return the names in a rank's trace, and its metadata."""
     content = json.loads(gzip.decompress((session.path / f"step-{step:06d}" / path).read_bytes()))
     return [event.get("name") for event in content["traceEvents"]], content["stepprof"]
 
 
 def spans(session, rank):
-    """The spans of a rank, from all its files."""
+    """Return the spans of a rank from all its files."""
     return [
         json.loads(line)
         for path in sorted((session.path / "spans").glob(f"rank-{rank}.*.jsonl"))
@@ -139,7 +143,9 @@ def spans(session, rank):
 class TestRanks:
     @pytest.mark.parametrize("kind", ACTORS)
     def test_ranks_record_two_steps_in_a_row(self, ray_here, trainers, connect, session, windows, kind):
-        """Ranks record the methods between the start and the stop, two steps in a row; each writes its own manifest."""
+        """Ranks record the methods between the start and the stop, in two selected steps. Each rank
+        writes its own manifest.
+        """
         ranks = range(2 if kind == "plain" else 1)
         handles = trainers(len(ranks), kind)
         drivers = [connect(handle, kind="rank") for handle in handles]
@@ -162,7 +168,7 @@ class TestRanks:
                 assert window["cpu_seconds"] > 0
                 if (
                     kind == "plain"
-                ):  # else the methods run on other threads than the calls that begin and end the window
+                ):  # other kinds run methods on other threads than the calls that begin and end the window
                     assert window["thread_cpu_seconds"] > 0
                 names, stated = ops(session, step, window["artifacts"][0]["path"])
                 assert names.count("aten::mm") == 3
@@ -177,7 +183,7 @@ class TestRanks:
         ]
 
     def test_a_window_of_the_actor_joins(self, ray_here, trainers, connect, session, windows):
-        """A window of the actor's own, inside the driver's, joins it."""
+        """If the actor opens its own window inside the driver's, it joins the capture."""
         (handle,) = trainers()
         driver, window = connect(handle, kind="rank", rank=3), windows.make(2, "actor", stem="")
         drive(driver.arm(window))
@@ -189,7 +195,9 @@ class TestRanks:
 
     @pytest.mark.parametrize("kind", ["plain", "async"])
     def test_a_role_inside_a_step(self, ray_here, trainers, session, kind):
-        """A role's window inside the step's reaches the rank: its regions are the role's, and `check` is satisfied."""
+        """A window of a role inside the window of the step reaches the rank. Its regions have the
+        role, and `check` finds no problem.
+        """
         (handle,) = trainers(1, kind)
         stepprof.attach(handle, role="rollout", kind="rank")
         with stepprof.profile_step(2):
@@ -212,7 +220,9 @@ class TestRanks:
 
     @pytest.mark.parametrize("kind", ["plain", "async"])
     def test_every_step_is_announced(self, ray_here, trainers, session, kind):
-        """Recorded or not, from the first one on: regions have their step and role, the windows their spans, each once."""
+        """Every step is announced, recorded or not. The regions of the actor have their step and
+        role, and each window has one span.
+        """
         (handle,) = trainers(1, kind)
         attached = stepprof.attach(handle, role=["actor", "ref"], kind="rank")
         until(lambda: attached.targets[0].driver._listening._joined)
@@ -220,7 +230,7 @@ class TestRanks:
             with stepprof.profile_step(step):
                 for role in ("ref", "actor"):
                     with stepprof.profile_step(step, role=role):
-                        if kind == "async":  # it may begin a call without arguments before one with arguments
+                        if kind == "async":  # it may run a call without arguments first
                             until(lambda step=step: ray_here.get(handle.current_step.remote()) == step)
                         ray_here.get(handle.update.remote())
                         assert ray_here.get(handle.current_step.remote()) == step
@@ -235,7 +245,9 @@ class TestRanks:
         assert verify_run(session.path).problems == []
 
     def test_the_line_after_a_recorded_step(self, trainers, tmp_path, log):
-        """The driver writes it, with the files of the ranks that follow it, also where it has another name."""
+        """The driver logs the line with the number of files of the ranks that follow it, even if
+        the driver has another name.
+        """
         handles = trainers(2)
         config = {
             "output_dir": str(tmp_path),
@@ -253,7 +265,9 @@ class TestRanks:
         assert (line["step"], line["files"], line["rank"]) == (2, "2 files", "main")
 
     def test_the_actors_own_session_is_followed(self, ray_here, trainers, connect, session, windows):
-        """A session that the actor has made itself is followed, and not ended with the attachment."""
+        """If the actor has its own session, that session follows the driver. It does not end with
+        the attachment.
+        """
         (handle,) = trainers()
         config = {"output_dir": str(session.path.parent), "steps": [2]}
         ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
@@ -282,7 +296,7 @@ class TestRanks:
     def test_a_session_that_does_not_fit(
         self, ray_here, make, connect, session, windows, own, options, message
     ):
-        """The blocker is reported, and nothing is started."""
+        """The error of the arm call names the difference, and nothing is started."""
         handle = make()
         ray_here.get(
             handle.own_session.remote(
@@ -297,7 +311,7 @@ class TestRanks:
     def test_a_rank_that_differs_from_the_attached_one_is_refused(
         self, ray_here, make, connect, session, windows
     ):
-        """The rank that was given and that of the session there have to agree."""
+        """The arm call fails if the attached rank differs from the rank of the actor's session."""
         handle = make()
         config = {"output_dir": str(session.path.parent), "steps": [2], "ranks": "all", "backend": "null"}
         ray_here.get(handle.own_session.remote(config, rank=5, run_id="job"))
@@ -306,7 +320,7 @@ class TestRanks:
 
     @without_torch
     def test_an_actor_with_stepprof_off_is_named(self, ray_here, make, connect, session, windows):
-        """STEPPROF=0 in the actor's environment is obeyed, and named."""
+        """STEPPROF=0 in the actor's environment keeps the actor off, and the error says so."""
         handle = make()
         ray_here.get(handle.set.remote("STEPPROF", "0"))
         with pytest.raises(EngineFailure, match="switched off in the actor"):
@@ -316,7 +330,9 @@ class TestRanks:
     def test_the_rank_comes_from_the_variable_or_the_position(
         self, ray_here, make, connect, session, windows
     ):
-        """$RANK says it where it was not given; else its place among the attached."""
+        """Without a given rank, the rank comes from $RANK rather than from the position among the
+        attached actors.
+        """
         handle = make()
         ray_here.get(handle.set.remote("RANK", "6"))
         driver = connect(handle, kind="rank")
@@ -336,7 +352,9 @@ class TestRanks:
         assert found["error"].startswith("the driver process aborted the window")
 
     def test_a_cap(self, ray_here, trainers, connect, session, windows):
-        """A capture that the actor's own session ended before the window is reported with its cap."""
+        """If `max_seconds` of the actor's own session ended the capture before the window, the stop
+        reports that limit.
+        """
         (handle,) = trainers()
         config = {"output_dir": str(session.path.parent), "steps": [2], "max_seconds": 0.2}
         ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
@@ -348,7 +366,9 @@ class TestRanks:
         assert drive(driver.stop(window)).capped_by == "max_seconds"
 
     def test_a_capture_bound_to_its_thread(self, ray_here, trainers, connect, session, windows):
-        """Where methods run on another thread than control calls, such a capture would be empty: it is refused, and the cure said."""
+        """A capture bound to one thread is refused if methods run on other threads than control
+        calls. It would be empty.
+        """
         (handle,) = trainers(1, "threads")
         config = {"output_dir": str(session.path.parent), "steps": [2], "torch": {"profile_memory": True}}
         ray_here.get(handle.own_session.remote(config, rank=0, run_id="job"))
@@ -357,7 +377,9 @@ class TestRanks:
 
     @pytest.fixture
     def leaving(self, ray_here, trainers, connect, windows, pool):
-        """A trainer that has recorded and exports, and serves no other test; and its driver."""
+        """Return a trainer that has recorded and now exports, with its driver. No other test uses
+        it.
+        """
         (handle,) = trainers()
         driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
         drive(driver.arm(window))
@@ -368,8 +390,8 @@ class TestRanks:
         return handle, driver
 
     def test_an_actor_that_ends_while_exporting_keeps_its_outcome(self, leaving, session):
-        """An actor that is ended while its export runs: Ray kills the children of a worker that
-        ends, and the manifest has the outcome.
+        """An actor is ended while its export runs, and Ray kills the children of an ended worker.
+        The manifest has the outcome.
         """
         handle, _ = leaving
         handle.__ray_terminate__.remote()
@@ -377,7 +399,7 @@ class TestRanks:
         assert found["status"] == "complete" or "the export process was killed" in found["error"]
 
     def test_detached_while_it_exports(self, leaving, session):
-        """Detached first, it has exported before it is ended."""
+        """If the actor is detached first, its export is complete before the actor is ended."""
         handle, driver = leaving
         drive(driver.close(20, 20))
         handle.__ray_terminate__.remote()
@@ -386,7 +408,7 @@ class TestRanks:
 
     @without_torch
     def test_a_rank_killed_while_recording_is_lost(self, ray_here, make, connect, session, windows):
-        """Its manifest was written ahead as lost."""
+        """The manifest, which was written ahead, says that the window is lost."""
         handle = make()
         driver, window = connect(handle, kind="rank"), windows.make(2, "actor", stem="")
         drive(driver.arm(window))
@@ -398,7 +420,7 @@ class TestRanks:
 
 
 class AgentLoop:
-    """Many rollouts at a time, each with tool calls."""
+    """An actor with many concurrent rollouts, each with a tool call."""
 
     def __init__(self):
         self.go = asyncio.Event()
@@ -419,7 +441,7 @@ class AgentLoop:
 
 
 class Reward:
-    """A plain actor without windows of its own."""
+    """A plain actor that opens no window itself."""
 
     def score(self, uid):
         with stepprof.region("score", uid=uid):
@@ -431,7 +453,7 @@ class Reward:
 
 class TestSpans:
     def test_a_thousand_coroutines(self, ray_here, make, connect, session):
-        """1,000 rollouts of two overlapping steps: each span of each of them carries its own step, though the second step began before the first ended."""
+        """1,000 rollouts belong to two overlapping steps. The spans of each rollout have its own step."""
         handle = make(AgentLoop, max_concurrency=1200)
         driver = connect(handle, kind="spans")
         drive(driver.announce(1, [(1, "rollout")]))
@@ -455,7 +477,7 @@ class TestSpans:
         assert len({span["task"] for span in found if span["name"] == "tool_call"}) > 900
 
     def test_regions_without_a_window(self, ray_here, make, connect, session):
-        """They carry the step that was announced last."""
+        """Regions outside any window have the step that was announced last."""
         handle = make(Reward)
         driver = connect(handle, kind="spans")
         for step in (1, 2, 3):

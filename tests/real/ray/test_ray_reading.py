@@ -1,4 +1,6 @@
-"""Reading on a cluster: the same timeline and the same report as here, made by tasks on the nodes."""
+"""Test reading on a cluster: tasks on the nodes make the same timeline and the same report as this
+process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 def trace(number: int) -> bytes:
-    """Return a trace of a rank whose events distinguish it from every other one."""
+    """Return a trace of a rank whose events differ from those of every other rank."""
     events = [
         {
             "ph": "X",
@@ -42,7 +44,7 @@ def trace(number: int) -> bytes:
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of six ranks with spans."""
+    """Return a run of six ranks with spans."""
     made = make_run(tmp_path / "runs")
     for rank in range(6):
         record(made, rank=rank, data=trace(rank), pid=100 + rank)
@@ -51,7 +53,7 @@ def run(tmp_path):
 
 
 def where(wanted, fail="") -> tuple[str, int]:
-    """What the tests run on a node: which, and in which process."""
+    """Return the node and the process in which a task runs; or fail as requested."""
     import ray
 
     if fail == "dies":
@@ -62,7 +64,7 @@ def where(wanted, fail="") -> tuple[str, int]:
 
 
 def test_the_timeline_is_the_same(ray_here, run, capsys) -> None:
-    """Byte for byte in both formats, whichever process wrote the parts."""
+    """Tasks on the cluster write the same bytes as this process, in both formats."""
     for name, format_ in (("timeline.pftrace", "perfetto"), ("timeline.json.gz", "json")):
         assert main(["merge", str(run), "--format", format_, "--output", str(run / "here")]) == 0
         assert main(["merge", str(run), "--format", format_, "--ray"]) == 0
@@ -71,7 +73,7 @@ def test_the_timeline_is_the_same(ray_here, run, capsys) -> None:
 
 
 def test_the_report_is_the_same(ray_here, run) -> None:
-    """In all that it says."""
+    """The report of the cluster has the same bytes as the report of this process."""
     assert main(["report", str(run), "--json", str(run / "here.json")]) == 0
     assert main(["report", str(run), "--json", str(run / "there.json"), "--ray", "--workers", "1"]) == 0
     assert (run / "there.json").read_bytes() == (run / "here.json").read_bytes()
@@ -79,7 +81,7 @@ def test_the_report_is_the_same(ray_here, run) -> None:
 
 
 def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> None:
-    """Both nodes do some of it, this process does none, and progress is reported."""
+    """Tasks run on both nodes and not in this process, and progress is reported."""
     found = find([run], output_dir=run.parent)
     reported = []
     with Cluster() as cluster:
@@ -97,7 +99,9 @@ def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> 
 
 @pytest.fixture
 def disks(cluster, tmp_path):
-    """Two directories of one run under one path, one of which a third node sees in place of the other: in a mount namespace of its own, as a host has its own disk."""
+    """Return two directories of one run. A third node, in its own mount namespace, sees the second
+    one at the path of the first, like a host with its own disk.
+    """
     for number, place in enumerate((tmp_path / "runs", tmp_path / "there")):
         made = make_run(place)
         for rank in (2 * number, 2 * number + 1):
@@ -133,7 +137,9 @@ def ray_nodes():
 
 
 def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
-    """They are found on their node, and the result is as if both directories had been copied here."""
+    """The sources are found on their node. The result is the same as if both directories had been
+    copied here.
+    """
     here, there = disks
     for command, name in (("merge", "t.json.gz"), ("report", "t.json")):
         how = ["--format", "json", "--output"] if command == "merge" else ["--json"]
@@ -147,7 +153,9 @@ def test_sources_on_the_disk_of_another_node_alone(disks, tmp_path) -> None:
 
 
 def test_another_run_under_the_same_path_is_ignored(tmp_path) -> None:
-    """Whatever a node has under the path: it must be of the same run, and not only have its id."""
+    """A node may have another run at the same path. It is used only if its id and its evidence are
+    those of this run.
+    """
     from stepprof.analysis.timeline.ray_workers import gathered_there, steps_there
     from stepprof.run.same_run import evidence_of
 
@@ -165,8 +173,8 @@ def test_another_run_under_the_same_path_is_ignored(tmp_path) -> None:
 
 
 def test_a_failure_affects_one_source(ray_here, run) -> None:
-    """A failure affects one source only. A task that raises, and a task whose process dies, are reported as
-    failed. A file that no node has is left to the reader in this process.
+    """A failure affects one source only. A task that raises and a task whose process dies are
+    reported as failed.
     """
     found = find([run], output_dir=run.parent)
     tasks = [(wanted, fail) for wanted, fail in zip(found.inputs[:3], ("", "raises", "dies"), strict=True)]
@@ -180,7 +188,7 @@ def test_a_failure_affects_one_source(ray_here, run) -> None:
 
 
 def test_a_file_that_no_node_sees_is_read_here(ray_here, run, capsys) -> None:
-    """It went away after it was found: a finding, as without a cluster."""
+    """A file that was deleted after the search is reported as a problem, as without a cluster."""
     from stepprof.analysis.report.analyse import analyse
 
     found = find([run], output_dir=run.parent)
@@ -193,7 +201,9 @@ def test_a_file_that_no_node_sees_is_read_here(ray_here, run, capsys) -> None:
 
 
 def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -> None:
-    """In a process that is not connected: no cluster at that address."""
+    """In a process without a connection, an address without a cluster is an error that names the
+    option.
+    """
     script = "import sys\nfrom stepprof.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = run_script(script, "report", str(run), "--ray", "127.0.0.1:1")
     assert done.returncode == 2
@@ -201,7 +211,7 @@ def test_no_cluster_is_an_error_that_names_the_option(run, capsys, run_script) -
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch) -> None:
-    """The error says what to install."""
+    """If Ray is not installed, the error says what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="pip install ray"):
         Cluster()

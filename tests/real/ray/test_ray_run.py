@@ -1,4 +1,6 @@
-"""`stepprof run` reaches the workers of a Ray that the job starts itself."""
+"""Test that `stepprof run` reaches the workers of a Ray that the job starts, and of a running
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ WITHOUT_STEPPROF = "raise ModuleNotFoundError(f'No module named {__name__!r}', n
 
 
 def run(folder: Path, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a job under `stepprof run`, to a good end."""
+    """Run a job under `stepprof run`, and check that it succeeds."""
     (folder / "job.py").write_text(script)
     recorded = ("-m", "stepprof", "run", "--steps", "2", "--", sys.executable, "job.py")
     done = subprocess.run(
@@ -76,16 +78,18 @@ def run(folder: Path, script: str, *arguments: str, **variables: str) -> subproc
 
 class TestRay:
     def test_a_worker_has_the_adapters(self, tmp_path: Path) -> None:
-        """A worker inherits the path and the variables; its framework is patched as soon as it is imported."""
+        """A worker inherits the path and the variables, so that the adapters are loaded."""
         done = run(tmp_path, JOB)
         assert done.stdout.split()[-1:] == ["True"], done.stderr
 
 
 class TestRunningCluster:
-    """Its workers inherit nothing from the job: the variables come by the job's runtime environment."""
+    """The workers of a running cluster inherit nothing from the job. They get the variables from
+    the job's runtime environment.
+    """
 
     def test_a_worker_has_the_adapters(self, cluster, tmp_path: Path) -> None:
-        """And the folder of the runs, as an absolute path."""
+        """The worker has the adapters, the steps, and the folder of the runs as an absolute path."""
         done = run(tmp_path, RUNNING.replace("RUNTIME", "None"), cluster.address, "second")
         found = json.loads(done.stdout.splitlines()[-1])
         assert (found["adapters"], found["STEPPROF_STEPS"]) == (True, "2")
@@ -93,7 +97,7 @@ class TestRunningCluster:
         assert found["ray is not patched"]
 
     def test_settings_of_the_job_are_kept(self, cluster, tmp_path: Path) -> None:
-        """Its variables, its path, and its own hook in the workers."""
+        """The job keeps its own variables, its own path, and its own hook in the workers."""
         theirs = '{"env_vars": {"THEIRS": "1", "STEPPROF_STEPS": "7", "PYTHONPATH": "their folder"}, "worker_process_setup_hook": hook}'
         done = run(tmp_path, RUNNING.replace("RUNTIME", theirs), cluster.address, "second")
         found = json.loads(done.stdout.splitlines()[-1])
@@ -102,7 +106,7 @@ class TestRunningCluster:
         assert found["adapters"]
 
     def test_the_hook_of_the_job_runs(self, cluster, tmp_path: Path) -> None:
-        """What `RAY_RUNTIME_ENV_HOOK` names is called as without stepprof."""
+        """Ray calls the hook that `RAY_RUNTIME_ENV_HOOK` names, as without stepprof."""
         (tmp_path / "own_hook.py").write_text(
             "def hook(environment):\n    return {**(environment or {}), 'env_vars': {'THEIRS': 'hook'}}\n"
         )
@@ -115,7 +119,7 @@ class TestRunningCluster:
         assert (found["THEIRS"], found["STEPPROF_STEPS"], found["adapters"]) == ("hook", "2", True)
 
     def test_a_configuration_that_is_wrong(self, cluster, tmp_path: Path) -> None:
-        """One line is printed, and the environment of the job is not changed."""
+        """A wrong configuration prints one line, and the environment of the job is not changed."""
         wrong = "os.environ.update(STEPPROF_BACKEND='nonsense') or {'env_vars': {'THEIRS': '1'}}"
         done = run(tmp_path, RUNNING.replace("RUNTIME", wrong), cluster.address, "second")
         found = json.loads(done.stdout.splitlines()[-1])
@@ -155,7 +159,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def bare(cluster, tmp_path: Path) -> Iterator[None]:
-    """A node of the cluster whose Python has no stepprof."""
+    """Add a node to the cluster whose Python has no stepprof."""
     folder = tmp_path / "without"
     folder.mkdir()
     for name in ("stepprof", "stepprof_autoload"):
@@ -169,7 +173,9 @@ def bare(cluster, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("bare")
 class TestANodeWithoutStepprof:
     def test_workers_run_without_stepprof(self, cluster, tmp_path: Path) -> None:
-        """The variables reach a worker that can do nothing with them; no line is printed."""
+        """The variables reach a worker without stepprof. It ignores them, and no traceback is
+        printed.
+        """
         job = RUNNING.replace("RUNTIME", "None")
         done = run(tmp_path, job, cluster.address, "bare")
         found = json.loads(done.stdout.splitlines()[-1])
@@ -177,7 +183,9 @@ class TestANodeWithoutStepprof:
         assert "Traceback" not in done.stderr
 
     def test_one_line_names_the_actor_without_stepprof(self, run_script, cluster, tmp_path: Path) -> None:
-        """One line of the driver names the actor and what to do; the job and the other rank are unharmed."""
+        """One log line of the driver names the actor without stepprof. The job and the other rank
+        continue.
+        """
         ran = run_script(ATTACHED, cluster.address, env={"PYTHONWARNINGS": "ignore"}, timeout=110).check()
         assert ran.stdout.splitlines() == [f"({step}, 'with') ({step}, 'without')" for step in range(1, 6)]
         assert ran.stderr.count("cannot be imported there") == 1, ran.stderr

@@ -1,5 +1,5 @@
-"""Synchronous windows in a process with a running event loop, and actors that are busy or were restarted:
-the recorded data, and the entries in the manifest.
+"""Test synchronous windows in a process with a running event loop, and actors that are busy or were
+restarted. The tests check the recorded data and the manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MATRICES = 200
 
 
 class Rank:
-    """A trainer: its work is counted in its trace."""
+    """A trainer whose matrix products are counted in its trace."""
 
     def update(self, count=MATRICES):
         import torch
@@ -34,14 +34,16 @@ class Rank:
 
 
 class AsyncRank:
-    """The same on an event loop."""
+    """The same trainer on an event loop."""
 
     async def update(self, count=MATRICES):
         return Rank.update(self, count)
 
 
 def configuration(output_dir):
-    """A session whose ranks may take their time to load torch's profiler."""
+    """Return the configuration of a session. Its start timeout allows ranks to load torch's
+    profiler.
+    """
     return {
         "output_dir": str(output_dir),
         "steps": "2, 4, 6",
@@ -52,7 +54,7 @@ def configuration(output_dir):
 
 
 class Driver:
-    """A driver that is an asynchronous actor: all its methods run on its event loop."""
+    """A driver that is an asynchronous actor. All its methods run on its event loop."""
 
     def __init__(self, output_dir, servers, ranks):
         self.servers, self.ranks = servers, ranks
@@ -87,7 +89,7 @@ class Driver:
         update()
 
     def generate(self, step):
-        """Have the engines generate, and wait for it."""
+        """Call `generate` of the engines and wait for the results."""
         import ray
 
         asked = [handle.generate.remote(step) for handle in self.servers]
@@ -95,7 +97,7 @@ class Driver:
         return asked
 
     def update(self):
-        """Have the ranks train, and wait for it."""
+        """Call `update` of the ranks and wait for the results."""
         import ray
 
         ray.get([handle.update.remote() for handle in self.ranks])
@@ -128,14 +130,16 @@ def steps_of(path, steps, engines, ranks):
 
 
 def products(folder, window):
-    """How many matrix products are in a rank's trace."""
+    """Return the number of matrix products in a rank's trace."""
     content = json.loads(gzip.decompress((folder / window["artifacts"][0]["path"]).read_bytes()))
     return sum(event.get("name") == "aten::mm" for event in content["traceEvents"])
 
 
 @pytest.fixture
 def make(ray_here, start):
-    """Makes actors that are up; the session ends before they do."""
+    """Return a function that makes actors and waits until they run. The session ends before the
+    actors do.
+    """
 
     def make(cls, actor_options=None, **options):
         handle = start(cls, actor_options, **options)
@@ -150,7 +154,7 @@ def make(ray_here, start):
 class TestRunningLoop:
     @pytest.fixture
     def targets(self, ray_here, make):
-        """Engines and ranks, plain and asynchronous, that have worked before."""
+        """Return plain and asynchronous engines and ranks that have already run once."""
         servers, ranks = [make(Server), make(AsyncServer)], [make(Rank), make(AsyncRank)]
         ray_here.get([handle.generate.remote("warm") for handle in servers])
         ray_here.get([handle.update.remote(1) for handle in ranks])
@@ -176,7 +180,9 @@ class TestRunningLoop:
         assert steps_of(session.path, (2, 4), 2, 2) == {2: expected, 4: expected}
 
     def test_from_an_asynchronous_actor(self, ray_here, targets, start, tmp_path):
-        """The driver is one itself: a coroutine, a synchronous method and decorated functions of it."""
+        """The driver is an asynchronous actor. It opens windows in a coroutine, in a synchronous
+        method and with decorated functions.
+        """
         driver = start(Driver, output_dir=str(tmp_path), servers=targets[0], ranks=targets[1])
         for step, method in ((2, driver.coroutine), (4, driver.method), (6, driver.decorated)):
             ray_here.get(driver.coroutine.remote(step - 1), timeout=120)
@@ -192,8 +198,8 @@ class Threads(Server):
 
 class TestHealth:
     def test_a_busy_actor_is_not_called_hung(self, ray_here, make, session):
-        """An actor with only busy threads cannot be distinguished from a hung one. The entry names both
-        possible causes.
+        """An actor whose threads are all busy cannot be distinguished from a hung one. The entry
+        says that its threads are inside methods.
         """
         handle = make(Threads, {"max_concurrency": 2})
         ray_here.get(handle.generate.remote("warm"))
@@ -210,7 +216,9 @@ class TestHealth:
     @pytest.mark.torch
     @pytest.mark.parametrize("waits", [True, False])
     def test_a_restarted_rank_is_not_dead(self, ray_here, make, session, waits):
-        """What it recorded is lost; it answers again, also where its stop was sent while it restarted, and records the next selected step."""
+        """A rank that restarts loses its recording. It answers again, even if the stop was sent
+        during the restart, and records the next selected step.
+        """
         handle = make(Rank, {"max_restarts": 2})
         pid = ray_here.get(handle.update.remote(1))
         stepprof.attach(handle, role="actor", kind="rank", rank=0)
@@ -227,7 +235,7 @@ class TestHealth:
             ray_here.get(handle.update.remote())
         stepprof.shutdown(30)
         (entry,) = fragments(session.path / "step-000002")["actor-engines-rank-driver.json"]["engines"]
-        # Ray fails calls that were sent while it restarted; later ones find another process
+        # Ray fails calls that were sent during the restart; later ones reach another process
         assert (entry["status"], entry["health"]) in (("lost", "unknown"), ("failed", "unreachable"))
         assert "restarted" in entry["error"] or "it restarts" in entry["error"]
         folder = session.path / "step-000004"
@@ -242,7 +250,7 @@ def error_of(session):
 
 
 def alive(ray, handle):
-    """Whether an actor answers."""
+    """Return whether an actor answers."""
     try:
         ray.get(handle.update.remote(1), timeout=30)
     except ray.exceptions.RayActorError:

@@ -1,4 +1,6 @@
-"""A Ray driver that is asked while its loop runs: requests for one step, for one that is past, withdrawn ones; actors that come late or die before the step."""
+"""Test requests to a Ray driver while its loop runs: for one step, for a past step, and withdrawn
+ones. Actors are attached late or die before the step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
 class Trainer:
-    """An actor that records itself while the driver's window is open."""
+    """An actor that opens a region while the driver's window is open."""
 
     def update(self):
         with stepprof.region("update"):
@@ -25,7 +27,9 @@ class Trainer:
 
 @pytest.fixture
 def make(ray_here, start):
-    """Makes actors that are up; the session ends before they do."""
+    """Return a function that makes actors and waits until they run. The session ends before the
+    actors do.
+    """
 
     def make(cls):
         handle = start(cls)
@@ -37,7 +41,7 @@ def make(ray_here, start):
 
 
 class Loop:
-    """A driver's loop, step by step; who is in it may change."""
+    """The loop of a driver, step by step. Its actors may change between steps."""
 
     def __init__(self, ray, make):
         self.ray = ray
@@ -48,7 +52,7 @@ class Loop:
         stepprof.attach(self.trainers, role="actor", kind="rank")
 
     def until(self, step, meanwhile=lambda: None):
-        """Go on to the end of this step; in the middle of it something happens."""
+        """Run the loop to the end of a step, and call `meanwhile` in the middle of that step."""
         while self.step < step:
             self.step += 1
             with stepprof.profile_step(self.step, role="rollout"):
@@ -60,14 +64,16 @@ class Loop:
 
 
 def outcomes(session):
-    """What the driver says of each request."""
+    """Return the outcome of each request according to the driver."""
     return {name: seen["outcome"] for name, seen in session.live.control.outcomes().items()}
 
 
 @pytest.mark.parametrize("session", ["null"], indirect=True)
 class TestTriggered:
     def test_concurrent_past_and_withdrawn_requests(self, ray_here, make, session):
-        """Requested in the middle of a step: each has its own outcome, and late processes take part."""
+        """Requests are placed in the middle of a step. Each has its own outcome, and an engine that
+        is attached later records the requested step.
+        """
         loop = Loop(ray_here, make)
         made = {}
 
@@ -75,7 +81,7 @@ class TestTriggered:
             return {role for status in read_statuses(session.path) for role in status["roles"]}
 
         def ask():
-            # the status is published every two seconds, and a role that is in none is refused
+            # the status is published every two seconds, and a role that no status names is refused
             until(lambda: {"rollout", "actor"} <= published())
             made["rollout"] = stepprof.trigger(step=20, role="rollout")
             made["actor"] = stepprof.trigger(step=20, role="actor")
@@ -111,7 +117,7 @@ class TestTriggered:
             assert said[made["rollout"].name]["outcome"] == "not here"
 
     def test_a_rank_that_dies_before_the_step(self, ray_here, make, session):
-        """The others record it, and the loop goes on."""
+        """One rank dies before the requested step. The others record it, and the loop continues."""
         loop = Loop(ray_here, make)
         made = []
 

@@ -1,4 +1,6 @@
-"""The real SGLang on a CPU: what its tests share. They run in the environment of `nox -s sglang`, and only when they are named."""
+"""Provide the fixtures of the tests with the real SGLang on a CPU. The tests run in the environment
+of `nox -s sglang`, and only if they are named.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An engine takes its time."""
+    """Mark the tests as slow, with a timeout of 240 s, because an engine starts slowly."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slow)
@@ -32,7 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def host(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Return the process that holds the engine of all tests that leave it as it is; its first window came before its first use."""
+    """Return the process with the engine for all tests that do not change it. Its first window was
+    recorded before its first use.
+    """
     import sglang_scenarios
     from sglang_host import Host
 

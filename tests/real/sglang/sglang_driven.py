@@ -1,4 +1,4 @@
-"""What is in the traces of SGLang: the tests and the host of their engine share it."""
+"""Read the traces of SGLang, for the tests and for the host of their engine."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class Holder:
         self.engine = sglang.Engine(**{**sglang_tiny.ENGINE, "sleep_on_idle": True, "model_path": model})
 
     async def generate(self, tokens: int) -> None:
-        """So many tokens."""
+        """Generate this number of tokens."""
         asked = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         await self.engine.async_generate("abc", asked)
 
 
 def forward_steps(tokens: int, prompts: int = 1) -> list[tuple[str, int]]:
-    """The forward steps of so many tokens for so many prompts."""
+    """Return the forward steps that generate this number of tokens for each of the prompts."""
     return [("EXTEND", prompts), *[("DECODE", prompts)] * (tokens - 1)]
 
 
 class Trace(EngineTrace):
-    """What is in an artifact of the run."""
+    """The content of an artifact of the run."""
 
     @property
     def spans(self) -> list[dict[str, Any]]:
-        """The spans of the forward steps, in order."""
+        """Return the spans of the forward steps in order."""
         found = [
             event for event in self.events if event.get("ph") == "X" and event["name"].startswith("step[")
         ]
@@ -49,18 +49,18 @@ class Trace(EngineTrace):
 
     @property
     def forward(self) -> list[tuple[str, int]]:
-        """The forward steps: which stage, and how many requests."""
+        """Return the forward steps as (stage, number of requests)."""
         matches = [_FORWARD.match(event["name"]) for event in self.spans]
         return [(match[1], int(match[2])) for match in matches if match is not None]
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the first forward step began and the last one ended, since the Unix epoch."""
+        """Return when the first forward step began and the last one ended, since the Unix epoch."""
         return self.since_epoch(self.spans[0], self.spans[-1])
 
 
 def described(window: EngineWindow, stopped: Stopped) -> dict[str, Any]:
-    """What a stop brought, as plain values."""
+    """Return the results of a stop as plain values."""
     traces = {}
     for artifact in stopped.artifacts:
         path = window.folder / artifact.path

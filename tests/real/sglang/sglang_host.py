@@ -1,7 +1,8 @@
-"""A process that holds an engine, and runs for the tests what may end it.
+"""Run an engine in its own process, with functions that may end it.
 
-SGLang kills the process that holds an engine whenever its scheduler dies; so the tests hold none. `Host` starts this file as a
-script and has it call functions of the test modules, each with the engine as its first argument.
+SGLang kills the process that holds an engine whenever its scheduler dies, so the tests hold no
+engine. `Host` starts this file as a script. It calls functions of the test modules there, with the
+engine as first argument.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class HostDiedError(Exception):
 
 
 class Host:
-    """An engine in a process of its own.
+    """An engine in its own process.
 
     Args:
         model: the model's path.
-        log: a file for what it prints.
-        arguments: what the engine is made with besides.
-        before: a function of a test module that is called with the engine first of all; its result is `before`.
+        log: the file for its output.
+        arguments: further arguments of the engine.
+        before: a function of a test module that is called with the engine before all others; its result is `before`.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class Host:
         return accepted[0]
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = START_SECONDS) -> Any:
-        """Have a function of a test module called there: its first argument is the engine."""
+        """Call a function of a test module in the host, with the engine as first argument."""
         assert self._connection is not None
         self._connection.send((function.__module__, function.__qualname__, arguments))
         return self.answer(timeout)
 
     def answer(self, timeout: float = START_SECONDS) -> Any:
-        """What a function brings that was sent."""
+        """Return the result of a function that was sent."""
         assert self._connection is not None
         try:
             if not self._connection.poll(timeout):
@@ -102,12 +103,12 @@ class Host:
         return value
 
     def send(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have a function called there, and do not wait for it."""
+        """Call a function in the host and do not wait for it."""
         assert self._connection is not None
         self._connection.send((function.__module__, function.__qualname__, arguments))
 
     def close(self) -> None:
-        """End it and all that it started."""
+        """End the host and all processes that it started."""
         if self._connection is not None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._connection.send(None)
@@ -119,14 +120,16 @@ class Host:
 
 
 def _leave() -> None:
-    """End what a test that failed has left open: else the next one finds its session, or an engine that is busy."""
+    """End what a failed test has left open. The next test would otherwise find its session or a
+    busy engine.
+    """
     stepprof.shutdown()
     for hold in tuple(ownership._living.values()):
         hold.retire()
 
 
 def main(address: str) -> None:
-    """Serve until asked to end."""
+    """Serve until a request to end."""
     connection = Client(address)
     import sglang
 

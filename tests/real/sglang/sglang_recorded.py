@@ -1,4 +1,6 @@
-"""Sessions next to an engine, in the process that holds it. The tests check the files that its windows leave."""
+"""Run sessions next to an engine, in the process that holds it. The tests check the files that the
+windows leave.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def logged() -> Iterator[list[Plain]]:
 
 
 def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompts: int = 1) -> list[str]:
-    """A training loop as it is written for an ``Engine``."""
+    """Run a training loop as it is written for an ``Engine``, and return the engine's state in each
+    rollout.
+    """
     seen = []
     begin(folder, **config)
     stepprof.attach(engine, role="rollout")
@@ -42,13 +46,13 @@ def synchronous(engine: Any, folder: Path, config: Plain, steps: int = 4, prompt
             seen.append(str(stepprof.state().engines.get("rollout/0")))
             generate(engine, step + 2, prompts)
         with stepprof.profile_step(step, role="actor"):
-            generate(engine, 1)  # whose windows are not its business
+            generate(engine, 1)  # this window is not of the engine's role
     stepprof.shutdown()
     return seen
 
 
 def of_lengths(engine: Any, folder: Path, tokens: dict[int, int]) -> None:
-    """Steps of so many tokens each, by the default of the bound."""
+    """Run one step for each number of tokens, with the default limit of forward steps."""
     begin(folder)
     stepprof.attach(engine, role="rollout")
     for step, count in tokens.items():
@@ -58,7 +62,9 @@ def of_lengths(engine: Any, folder: Path, tokens: dict[int, int]) -> None:
 
 
 def running(engine: Any, folder: Path, tokens: int) -> None:
-    """A training loop of which nothing is recorded without a request, until a file says after which step it ends."""
+    """Run a training loop that records only on request, until a file contains the number of its
+    last step.
+    """
     begin(folder, steps="none")
     stepprof.attach(engine, role="rollout")
     last, step = folder / "last-step", 0
@@ -67,12 +73,14 @@ def running(engine: Any, folder: Path, tokens: int) -> None:
         with stepprof.profile_step(step, role="rollout"):
             generate(engine, tokens)
         with stepprof.profile_step(step, role="actor"):
-            generate(engine, 1)  # whose windows are not its business
+            generate(engine, 1)  # this window is not of the engine's role
     stepprof.shutdown()
 
 
 def in_coroutines(engine: Any, folder: Path) -> Plain:
-    """``async with`` on the engine's loop, and synchronous blocks there, which are wrong."""
+    """Open windows with ``async with`` on the engine's loop, and synchronous windows there, which
+    are wrong.
+    """
     begin(folder, steps="2-4")
     stepprof.attach(engine.tokenizer_manager, role="rollout")
 
@@ -95,7 +103,7 @@ def in_coroutines(engine: Any, folder: Path) -> Plain:
 
 
 def on_another_loop(engine: Any, folder: Path) -> None:
-    """Synchronous windows in a coroutine, whose loop is not the engine's."""
+    """Open synchronous windows in a coroutine whose loop is not the engine's."""
     begin(folder)
     stepprof.attach(engine, role="rollout")
 
@@ -110,7 +118,9 @@ def on_another_loop(engine: Any, folder: Path) -> None:
 
 
 def hangs_on_another_loop(engine: Any, folder: Path) -> Plain:
-    """A synchronous window in a coroutine while the scheduler is stopped, and a window when it answers again."""
+    """Open a synchronous window in a coroutine while the scheduler is stopped, and a window once it
+    answers again.
+    """
     begin(folder, engine_start_timeout_seconds=1)
     stepprof.attach(engine, role="rollout")
 
@@ -135,7 +145,9 @@ def hangs_on_another_loop(engine: Any, folder: Path) -> Plain:
 
 
 def armed_in_vain(engine: Any, folder: Path) -> bool:
-    """The run ends when the engine is armed for step 3; whether there was a folder for it."""
+    """End the run while the engine is armed for step 3. Return whether the folder of that step
+    existed.
+    """
     session = begin(folder)
     stepprof.attach(engine, role="rollout")
     with stepprof.profile_step(2, role="rollout"):
@@ -149,7 +161,9 @@ def armed_in_vain(engine: Any, folder: Path) -> bool:
 
 
 def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[str]]:
-    """SGLang has written its trace, and the call raises: the entry after the window, and the files of the step then."""
+    """Make the stop call raise after SGLang has written its trace. Return the entry after the
+    window, and the files of the step at that time.
+    """
     begin(folder)
     stepprof.attach(engine, role="rollout")
     stop = engine.tokenizer_manager.stop_profile
@@ -164,7 +178,7 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
     del engine.tokenizer_manager.stop_profile
     place = folder / "run" / "step-000002"
     deadline = time.monotonic() + 60
-    while True:  # the trace is named a moment after the failure, and in the manifest after a later stop
+    while True:  # the error names the trace soon after the failure; a later stop adds it to the manifest
         (entry,) = read_entries(folder)
         left = [path.relative_to(place).as_posix() for path in place.rglob("*TP-0*")]
         named = entry["status"] == "failed" and any(path in entry["error"] for path in left)
@@ -176,7 +190,7 @@ def answer_of_the_stop_is_lost(engine: Any, folder: Path) -> tuple[Plain, list[s
 
 
 def left_synchronously(engine: Any, folder: Path) -> Plain:
-    """A synchronous exit on the engine's loop, and an asynchronous window after it."""
+    """Stop a window synchronously on the engine's loop, and open an asynchronous window after it."""
     begin(folder)
     stepprof.attach(engine.tokenizer_manager, role="rollout")
 
@@ -200,7 +214,9 @@ def left_synchronously(engine: Any, folder: Path) -> Plain:
 
 
 def body_that_raises(engine: Any, folder: Path) -> Plain:
-    """The exception of the body, as it reaches the caller."""
+    """Raise an exception in the body. Return whether it reaches the caller unchanged, and whether
+    the engine was stopped.
+    """
     begin(folder)
     stepprof.attach(engine, role="rollout")
     error = ValueError("a bad sample")
@@ -219,7 +235,9 @@ def body_that_raises(engine: Any, folder: Path) -> Plain:
 
 
 def stop_that_takes_too_long(engine: Any, folder: Path) -> Plain:
-    """The caller goes on, and generates at once, while the stop is still to be answered."""
+    """Stop a window with a short timeout. The caller continues and generates while the stop is
+    still pending.
+    """
     session = begin(folder, engine_stop_timeout_seconds=0.05, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -237,7 +255,7 @@ def stop_that_takes_too_long(engine: Any, folder: Path) -> Plain:
 
 
 def unwritable(engine: Any, folder: Path) -> None:
-    """The engine's folder of step 2 cannot be made; that of step 3 can."""
+    """Record step 2 while the engine's folder cannot be created, and step 3 while it can."""
     begin(folder / "run-of-two")
     stepprof.attach(engine, role="rollout", trace_dir=folder / "file")
     (folder / "file").write_text("in the way")
@@ -257,7 +275,7 @@ def signal_scheduler(number: int) -> None:
 
 
 def scheduler_stopped(engine: Any, folder: Path) -> Plain:
-    """Its process is stopped while it records, and goes on when the run has ended."""
+    """Stop the process of the scheduler while it records, and continue it after the end of the run."""
     session = begin(folder, engine_stop_timeout_seconds=2)
     attached = stepprof.attach(engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -277,13 +295,17 @@ def scheduler_stopped(engine: Any, folder: Path) -> Plain:
 
 
 def driver_killed(engine: Any, folder: Path) -> list[str]:
-    """An actor that holds the engine outlives the driver of its job; returns the artifacts of the next one."""
+    """Let an actor with the engine outlive the driver of its job. Return the artifacts of the next
+    job.
+    """
     stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine), at_once=False)
     return [artifact.path for artifact in stopped.artifacts]
 
 
 def scheduler_killed(engine: Any, folder: Path) -> Plain:
-    """It dies while it records. SGLang ends this process over that at the latest when the engine is used next: it is not."""
+    """Kill the scheduler while it records. SGLang ends this process at the latest when the engine
+    is used next, so the engine is not used.
+    """
     begin(folder)
     stepprof.attach(engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -299,12 +321,14 @@ def scheduler_killed(engine: Any, folder: Path) -> Plain:
 
 
 def warm_up(engine: Any) -> None:
-    """The first use, so that its first window has all of its steps."""
+    """Use the engine for the first time, so that its first window has all of its steps."""
     generate(engine, 2)
 
 
 def raw_unwritable_stop(engine: Any, folder: Path) -> None:
-    """What SGLang itself makes of a folder that it cannot make. Returns only where it survives."""
+    """Record with SGLang itself into a folder that it cannot create. This returns only if the
+    process survives.
+    """
     (folder / "file").write_text("in the way")
     engine.start_profile(
         output_dir=str(folder / "file" / "below"), activities=["CPU"], with_stack=False, record_shapes=False

@@ -1,4 +1,4 @@
-"""Actions on an engine in the process that holds it. The tests check the files."""
+"""Act on an engine in the process that holds it. The tests check the files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ Plain = dict[str, Any]
 
 
 def generate(engine: Any, tokens: int, prompts: int = 1) -> None:
-    """So many tokens for so many prompts at once."""
+    """Generate this number of tokens for each of several concurrent prompts."""
     engine.generate(["abc"] * prompts, {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True})
 
 
 def first_window(engine: Any, folder: Path) -> Plain:
-    """A window around the first use of all, and the loop before and after it."""
+    """Record a window around the first use of the engine. Return facts about its loop before and
+    after.
+    """
     driver = SglangDriver.of_engine(engine)
     window = make_window(folder, 1)
     used_before = engine.tokenizer_manager.event_loop is not None
@@ -48,7 +50,7 @@ def first_window(engine: Any, folder: Path) -> Plain:
 
 
 def two_steps(engine: Any, folder: Path) -> list[Plain]:
-    """Two windows in a row, with work between them."""
+    """Record two windows in a row, with work between them."""
     driver = SglangDriver.of_engine(engine)
     brought = []
     for step, tokens in ((2, 5), (3, 9)):
@@ -62,7 +64,9 @@ def two_steps(engine: Any, folder: Path) -> list[Plain]:
 
 
 def window_with(engine: Any, folder: Path, tokens: int, options: Plain, prompts: int = 1) -> Plain:
-    """One window with options, and what the engine leaves when it works on."""
+    """Record one window with options. Return its content, and the files that the engine leaves when
+    it continues to work.
+    """
     driver = SglangDriver.of_engine(engine)
     window = make_window(folder, **options)
     stopped = record(driver, window, lambda: generate(engine, tokens, prompts) if tokens else None)
@@ -72,7 +76,7 @@ def window_with(engine: Any, folder: Path, tokens: int, options: Plain, prompts:
 
 
 def failure_of(engine: Any, folder: Path, tokens: int, options: Plain) -> Plain:
-    """What a window fails with; the engine works on, and so does the driver."""
+    """Return the error of a window, and the content of the next one."""
     driver = SglangDriver.of_engine(engine)
     window = make_window(folder, **options)
     reported = _failure(lambda: record(driver, window, lambda: generate(engine, tokens) if tokens else None))
@@ -83,7 +87,7 @@ def failure_of(engine: Any, folder: Path, tokens: int, options: Plain) -> Plain:
 
 
 def second_start(engine: Any, folder: Path) -> Plain:
-    """Two starts on top of each other: the second one is refused, and the first capture is whole."""
+    """Start twice in a row. The second start is refused, and the first capture is complete."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder, 2)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
@@ -100,7 +104,9 @@ def second_start(engine: Any, folder: Path) -> Plain:
 
 
 def stop_without_start(engine: Any, folder: Path) -> Plain:
-    """Send stops without a start, by the driver and by SGLang itself; and an abort without a capture."""
+    """Send stops without a start, through the driver and directly to SGLang, and an abort without a
+    capture.
+    """
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
     reported = _failure(lambda: on_remote(driver.stop(window)))
     on_remote(driver.abort())
@@ -108,7 +114,7 @@ def stop_without_start(engine: Any, folder: Path) -> Plain:
 
 
 def stopped_by_another(engine: Any, folder: Path) -> Plain:
-    """Another client stops the engine inside the window."""
+    """Let another client stop the engine inside the window."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
 
     def body() -> None:
@@ -120,7 +126,7 @@ def stopped_by_another(engine: Any, folder: Path) -> Plain:
 
 
 def recorded_by_the_user(engine: Any, folder: Path) -> Plain:
-    """The user's own profile runs when a window comes."""
+    """Start a window while the user's own profile runs."""
     plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False}
     engine.start_profile(output_dir=str(folder / "user"), profile_id="user", **plain)
     generate(engine, 3)
@@ -162,8 +168,8 @@ def two_drivers(engine: Any, folder: Path) -> Plain:
 
 
 def armed_by_another(engine: Any, folder: Path) -> Plain:
-    """Another program leaves a request armed for a step that has not begun. Return SGLang's answer, and the
-    state after a window of stepprof.
+    """Let another program leave a request armed for a step that has not begun. Return SGLang's
+    files for it, and the files after a window of stepprof.
     """
     plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False, "start_step": 1}
 
@@ -188,7 +194,7 @@ def armed_by_another(engine: Any, folder: Path) -> Plain:
 
 
 def unwritable(engine: Any, folder: Path) -> Plain:
-    """A window below a file."""
+    """Arm a window whose folder is below a file."""
     (folder / "file").write_text("in the way")
     driver = SglangDriver.of_engine(engine)
     window = dataclasses.replace(make_window(folder), folder=folder / "file")
@@ -198,7 +204,7 @@ def unwritable(engine: Any, folder: Path) -> Plain:
 
 
 def other_worker(engine: Any, folder: Path) -> str:
-    """A window for a rank that the engine does not have."""
+    """Record a window for a rank that the engine does not have."""
     window = make_window(folder, workers=frozenset({7}))
     stopped = record(SglangDriver.of_engine(engine), window, lambda: generate(engine, 2))
     assert stopped.artifacts == ()
@@ -207,13 +213,13 @@ def other_worker(engine: Any, folder: Path) -> str:
 
 
 def aborted(engine: Any, folder: Path) -> Plain:
-    """A capture that is thrown away, twice, and one after it."""
+    """Abort a capture twice, and record another one after it."""
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
     generate(engine, 3)
     aborting = remote_loop().submit(driver.abort())
-    while not aborting.done():  # it is answered when the engine is used
+    while not aborting.done():  # the engine answers the abort when it is used
         generate(engine, 1)
     on_remote(driver.abort())
     left = _names(window.output)
@@ -222,7 +228,9 @@ def aborted(engine: Any, folder: Path) -> Plain:
 
 
 def folder_lost_while_recording(engine: Any, folder: Path) -> Plain:
-    """The folder becomes a file under way; then it is a folder again, and the next window comes."""
+    """Replace the folder by a file while the engine records. Then remove the file, and record the
+    next window.
+    """
     driver, window = SglangDriver.of_engine(engine), make_window(folder)
     on_remote(driver.arm(window))
     on_remote(driver.start(window))
@@ -230,7 +238,7 @@ def folder_lost_while_recording(engine: Any, folder: Path) -> Plain:
     window.output.rmdir()
     window.output.write_text("in the way")
     reported = _failure(lambda: on_remote(driver.stop(window)))
-    on_remote(driver.arm(make_window(folder, 3)))  # sends nothing: the caller may use the engine meanwhile
+    on_remote(driver.arm(make_window(folder, 3)))  # sends nothing: the caller may use the engine at this time
     still = _failure(lambda: on_remote(driver.start(make_window(folder, 3))))
     window.output.unlink()
     generate(engine, 3)
@@ -239,7 +247,7 @@ def folder_lost_while_recording(engine: Any, folder: Path) -> Plain:
 
 
 def with_environment(engine: Any, folder: Path, name: str, value: str) -> Plain:
-    """A window under a variable of the environment."""
+    """Arm a window while a variable of the environment is set."""
     os.environ[name] = value
     try:
         return _failure(lambda: on_remote(SglangDriver.of_engine(engine).arm(make_window(folder))))
@@ -248,7 +256,9 @@ def with_environment(engine: Any, folder: Path, name: str, value: str) -> Plain:
 
 
 def asynchronous(engine: Any, folder: Path) -> Plain:
-    """The engine's loop runs: windows of a coroutine on it, over the tokenizer manager, with requests under way."""
+    """Record a window in a coroutine on the engine's running loop, through the tokenizer manager,
+    with a request in progress.
+    """
     driver, window = SglangDriver.of_engine(engine.tokenizer_manager), make_window(folder)
 
     async def one(tokens: int) -> None:
@@ -286,7 +296,9 @@ def asynchronous(engine: Any, folder: Path) -> Plain:
 
 
 def loop_stops_and_runs(engine: Any, folder: Path) -> Plain:
-    """The engine generates on another thread when the start and the stop are sent, and its loop stands still soon after."""
+    """Send the start and the stop while the engine generates on another thread, and its loop stops
+    running soon after.
+    """
     driver, window = SglangDriver.of_engine(engine), make_window(folder, max_iterations="none")
     on_remote(driver.arm(window))
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""A real SGLang server on this host, in processes of its own."""
+"""Run a real SGLang server on this host, in its own processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Server(EngineServer):
 
     Args:
         model: the model's path.
-        log: a file for what it prints.
+        log: the file for its output.
     """
 
     def __init__(self, model: str, log: Path) -> None:
@@ -27,10 +27,10 @@ class Server(EngineServer):
         super().__init__("sglang.launch_server", switches, log, key=KEY, env=sglang_tiny.variables())
 
     def generate(self, tokens: int) -> None:
-        """So many tokens."""
+        """Generate this number of tokens."""
         asked = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         self.ask("POST", "/generate", {"text": "abc", "sampling_params": asked})
 
     def scheduler(self) -> int:
-        """The process that runs the model."""
+        """Return the id of the process that runs the model."""
         return self.find(b"scheduler")

@@ -1,4 +1,6 @@
-"""Windows of an engine that counts, and what SGLang itself returns of their requests."""
+"""Record windows of an engine that counts, and return what SGLang itself returns about their
+requests.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ COUNTED = ("prompt_tokens", "completion_tokens", "num_retractions")
 
 
 def counted(engine: Any, folder: Path, steps: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
-    """Generate so many tokens for so many prompts in each step; return the sums of what SGLang returns of its requests."""
+    """Generate this number of tokens for the prompts of each step. Return the sums of SGLang's own
+    counts of the requests.
+    """
     begin(folder, engine_stop_timeout_seconds=150, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(engine, role="rollout")
     found = {}
@@ -24,7 +28,7 @@ def counted(engine: Any, folder: Path, steps: dict[int, tuple[int, int]]) -> dic
         asked = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         with stepprof.profile_step(step, role="rollout"):
             answers = engine.generate(["abc"] * prompts, asked)
-        generate(engine, 2)  # which is not of the window
+        generate(engine, 2)  # this request is not in the window
         found[step] = [sum(answer["meta_info"][name] for answer in answers) for name in COUNTED]
     stepprof.shutdown()
     return found
@@ -34,7 +38,7 @@ HISTOGRAMS = ("sglang:time_to_first_token_seconds", "sglang:request_time_per_out
 
 
 def observed() -> list[tuple[int, float]]:
-    """Return how often SGLang has observed each time, and the sum of it."""
+    """Return the number and the sum of SGLang's observations of each time."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -48,7 +52,7 @@ def observed() -> list[tuple[int, float]]:
 
 
 async def marked(engine: Any, name: str, tokens: int, stream: bool) -> dict[str, Any]:
-    """Generate for a bound sample, and mark its request; return what SGLang states of it."""
+    """Generate for a bound sample, and mark its request. Return SGLang's own data of the request."""
     asked = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     with stepprof.bind(sample=name), stepprof.region("generate"):
         answer = await engine.async_generate("abc", asked, stream=stream)
@@ -60,7 +64,7 @@ async def marked(engine: Any, name: str, tokens: int, stream: bool) -> dict[str,
 
 
 async def all_marked(engine: Any, lengths: dict[str, int]) -> list[dict[str, Any]]:
-    """Do it for several samples at once, every second one as a stream."""
+    """Generate for several samples concurrently, every second one as a stream."""
     return await asyncio.gather(
         *(
             marked(engine, name, tokens, bool(number % 2))
@@ -70,7 +74,9 @@ async def all_marked(engine: Any, lengths: dict[str, int]) -> list[dict[str, Any
 
 
 def sampled(engine: Any, folder: Path, lengths: dict[str, int]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Generate bound samples in step 2; return what SGLang had observed before and after it, and states of each."""
+    """Generate bound samples in step 2. Return SGLang's observations before and after it, and its
+    data of each sample.
+    """
     begin(folder, engine_stop_timeout_seconds=150, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(engine, role="rollout")
     before = observed()

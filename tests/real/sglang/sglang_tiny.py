@@ -1,7 +1,7 @@
-"""A model that fits everywhere, and how SGLang is told to run it on a CPU.
+"""Provide a model that fits everywhere, and the settings with which SGLang runs it on a CPU.
 
-Two layers, a vocabulary of 512 bytes and merges, no weights on disk: an engine is up in half a minute and takes 1.4 GB, nearly all
-of it Python.
+It has two layers, a vocabulary of 512 bytes and merges, and no weights on disk. An engine starts in
+half a minute and takes 1.4 GB, nearly all of it Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""What has to be set before SGLang is imported; its children are spawned, so that the stubs have to be on PYTHONPATH."""
+"""Variables that have to be set before SGLang is imported. Its children are spawned, so the stubs
+have to be on PYTHONPATH.
+"""
 
 ENGINE: dict[str, Any] = {
     "device": "cpu",
@@ -37,11 +39,13 @@ ENGINE: dict[str, Any] = {
     "context_length": 512,
     "log_level": "error",
 }
-"""What a tiny engine is made with."""
+"""The arguments of a tiny engine."""
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of a process that runs SGLang here, and what the tests share."""
+    """Return the environment variables of a process that runs SGLang here and imports the helpers
+    of the tests.
+    """
     paths = [str(STUBS), str(HELPERS), os.environ.get("PYTHONPATH", "")]
     return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

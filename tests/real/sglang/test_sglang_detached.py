@@ -1,4 +1,4 @@
-"""A real engine in a real Ray actor that outlives the driver of its job."""
+"""Test a real engine in a real Ray actor that outlives the driver of its job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ HERE = Path(__file__).parent
 
 @pytest.mark.ray
 def test_the_driver_is_killed_while_the_engine_records(model: str, tmp_path: Path) -> None:
-    """The actor stops the capture itself and keeps it as `partial` under the dead run. The next job has all of its own forward steps."""
+    """The actor stops the capture itself and keeps its trace under the dead run. The trace of the
+    next job has all of its own forward steps.
+    """
     first, second, env = tmp_path / "first", tmp_path / "second", sglang_tiny.variables()
     env["PYTHONPATH"] = os.pathsep.join([str(HERE), env["PYTHONPATH"]])
     with detached(Holder, (model,), env) as handle:

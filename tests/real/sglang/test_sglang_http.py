@@ -1,4 +1,4 @@
-"""A real SGLang server follows the windows; and what servers answer otherwise."""
+"""Test a real SGLang server that follows the windows, and simulated servers with other answers."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ TAKES = (
 
 
 def schema(fields: tuple[str, ...] = TAKES, name: str = "ProfileReq") -> dict[str, Any]:
-    """What a server says of its start."""
+    """Return the server's description of the arguments of its start."""
     return {"components": {"schemas": {name: {"properties": {key: {} for key in fields}}}}}
 
 
 def replies(**more: Any) -> dict[str, tuple[int, Any]]:
-    """A server that answers as SGLang does."""
+    """Return the replies of a server that answers as SGLang does."""
     return {
         "GET /server_info": (200, {**SAYS, **more}),
         "GET /openapi.json": (200, schema()),
@@ -67,7 +67,7 @@ def replies(**more: Any) -> dict[str, tuple[int, Any]]:
 
 @pytest.fixture(scope="module")
 def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the server of all tests that leave it as it is."""
+    """Return the server for all tests that do not change it."""
     made = Server(model, tmp_path_factory.mktemp("server") / "log")
     try:
         made.wait()
@@ -88,7 +88,7 @@ def posted(server: SimpleNamespace) -> list[str]:
 
 
 def failure(work: Any) -> EngineFailure:
-    """What it fails with."""
+    """Return the failure of a call."""
     with pytest.raises(EngineFailure) as caught:
         on_remote(work)
     return caught.value
@@ -98,7 +98,7 @@ class TestServer:
     def test_two_steps_are_written_to_two_folders(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
-        """Each step's folder has the forward steps of its own window."""
+        """The folder of each step has the forward steps of its own window."""
         for step in (2, 3):
             window = make_window(tmp_path, step)
             brought = described(window, record(driver, window, lambda: server.generate(3)))
@@ -109,14 +109,18 @@ class TestServer:
         assert (driver.kind, driver.name, driver.workers) == ("sglang", server.url, 1)
 
     def test_ends_by_itself(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
-        """After that a server answers a stop with a bare 500: its files show the outcome."""
+        """A server whose capture has ended answers the stop with a bare 500. The driver reads the
+        result from its files.
+        """
         window = make_window(tmp_path, max_iterations=2)
         brought = described(window, record(driver, window, lambda: server.generate(5)))
         assert brought["traces"][FILE]["forward"] == STEPS[:2]
         assert (brought["capped_by"], brought["partial"]) == ("engine", None)
 
     def test_stop_without_a_capture(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
-        """Another client stops the capture and takes the file: the 500 is a failure with that reason."""
+        """Another client stops the capture and removes the file. The driver reports the 500 as a
+        failure with that reason.
+        """
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
@@ -131,7 +135,9 @@ class TestServer:
     def test_missing_keys_are_named_and_not_shown(
         self, server: Server, tmp_path: Path, keys: tuple[str, ...]
     ) -> None:
-        """Without a key the server answers nothing, without the admin key it refuses a start. The error names the missing key and shows neither."""
+        """Without a key the server answers nothing, and without the admin key it refuses a start.
+        The error names the missing key and shows neither.
+        """
         driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)
 
@@ -145,7 +151,7 @@ class TestServer:
         assert KEY not in str(refused)
 
     def test_folder_that_cannot_be_made(self, server: Server, driver: SglangDriver, tmp_path: Path) -> None:
-        """Refused at arm: the server lives."""
+        """The arm call refuses the folder, and the server keeps running."""
         (tmp_path / "file").write_text("in the way")
         refused = failure(driver.arm(make_window(tmp_path, trace_dir=tmp_path / "file")))
         assert "cannot be written" in str(refused)
@@ -154,14 +160,14 @@ class TestServer:
     def test_files_come_from_the_folder_that_both_see(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
-        """Files come from the folder that both see, and leave nothing there."""
+        """The trace is moved from the folder that both processes see, and no file remains there."""
         window = make_window(tmp_path / "run", trace_dir=tmp_path / "shared")
         brought = described(window, record(driver, window, lambda: server.generate(3)))
         assert brought["traces"][FILE]["forward"] == STEPS
         assert list((tmp_path / "shared").iterdir()) == []
 
     def test_a_step_ends_after_the_server_has_written(self, server: Server, tmp_path: Path) -> None:
-        """The step goes on while the server writes its trace, and ends when that is there."""
+        """The step continues while the server writes its trace, and is complete after that."""
         begin(tmp_path, steps="2")
         try:
             stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
@@ -186,14 +192,16 @@ class TestServer:
 
 class TestAnswers:
     def test_a_server_that_is_down(self, tmp_path: Path) -> None:
-        """Nothing listens: reported at the arm."""
+        """If no server listens at the address, the arm call fails as `unreachable`."""
         with serving({}) as gone:
             pass
         refused = failure(SglangDriver.of_server(Client(gone.url)).arm(make_window(tmp_path)))
         assert refused.health == "unreachable"
 
     def test_second_start_is_not_sent(self, tmp_path: Path) -> None:
-        """The server receives one start with a value for every option that has a default, and one stop."""
+        """The server receives one start with a value for every option that has a default, and one
+        stop.
+        """
         with serving(replies()) as server:
             driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
@@ -214,7 +222,9 @@ class TestAnswers:
         assert "there is no trace in" in str(refused)
 
     def test_older_server(self, tmp_path: Path) -> None:
-        """Its information is elsewhere, its body has another name, and its bound is one too short: it gets one more."""
+        """An older server has its information at another path and another name of the request. Its
+        limit ends one step early, so it gets one more.
+        """
         answers = {
             **replies(),
             "GET /server_info": (404, {}),
@@ -242,7 +252,9 @@ class TestAnswers:
     def test_folder_is_only_named_where_it_is_the_same(
         self, tmp_path: Path, changes: dict[str, Any], message: str | None
     ) -> None:
-        """A server that cannot see this host's files would die of the folder; with a folder that both see it is taken at its word."""
+        """A folder that the server cannot see would end its process, so it is refused. With a
+        `trace_dir`, the driver assumes that both see the folder.
+        """
         with serving(replies(**changes)) as server:
             driver = SglangDriver.of_server(Client(server.url))
             if message is None:
@@ -262,14 +274,14 @@ class TestAnswers:
     def test_refused_at_arm(
         self, tmp_path: Path, path: str, answer: tuple[int, Any], health: str, message: str
     ) -> None:
-        """Unusual answers of a server are reported before anything is sent."""
+        """Unusual answers of a server are reported before any start is sent."""
         with serving({**replies(), path: answer}) as server:
             refused = failure(SglangDriver.of_server(Client(server.url)).arm(make_window(tmp_path)))
         assert (refused.health, message in str(refused)) == (health, True)
         assert all(each.method == "GET" for each in server.asked)
 
     def test_start_is_refused(self, tmp_path: Path) -> None:
-        """Then no stop is pending, and the next window may start."""
+        """After a refused start no stop is pending, and the next window can be armed."""
         with serving({**replies(), "POST /start_profile": (500, "Internal Server Error")}) as server:
             driver, window = SglangDriver.of_server(Client(server.url)), make_window(tmp_path)
             on_remote(driver.arm(window))
@@ -282,7 +294,9 @@ class TestAnswers:
     def test_start_that_is_not_answered_is_stopped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whether it records is unknown: the pending stop is sent, and a second one is not."""
+        """Without an answer it is unknown whether the server records. The driver sends the pending
+        stop once.
+        """
         monkeypatch.setattr("stepprof.remote.sglang.server_link.START_SECONDS", 0.3)
         slow = {**replies(), "POST /start_profile": lambda _: time.sleep(1) or "at last"}
         with serving(slow) as server:
@@ -296,7 +310,7 @@ class TestAnswers:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Iterator[None]:
-    """A session in which the rollouts of steps 2 and 3 are recorded."""
+    """Start a session in which the rollouts of steps 2 and 3 are recorded."""
     begin(tmp_path)
     yield
     stepprof.shutdown()
@@ -331,7 +345,9 @@ class TestEndOfTheJob:
     def test_a_job_that_ends_while_its_engine_records(
         self, server: Server, tmp_path: Path, how: str, status: int
     ) -> None:
-        """The engine is stopped and its trace kept as partial; after SIGKILL the next job does that, before its own first window."""
+        """The engine is stopped and its trace is kept as partial. After SIGKILL the next job does
+        that, before its own first window.
+        """
         arguments = [sys.executable, "-c", JOB, server.url, KEY, ADMIN_KEY, how]
         with subprocess.Popen(
             arguments,
@@ -355,7 +371,7 @@ class TestEndOfTheJob:
             brought = described(window, record(driver, window, lambda: server.generate(3)))
             assert (
                 brought["traces"][FILE]["forward"] == STEPS
-            )  # all of the next job's, and none of this one's
+            )  # all of the next job's, and none of this job's
             (entry,) = read_entries(tmp_path)
         assert (entry["status"], entry["health"]) == ("partial", "ok")
         (artifact,) = entry["artifacts"]
@@ -364,8 +380,9 @@ class TestEndOfTheJob:
     def test_a_job_that_ends_while_its_engine_is_stopped(
         self, server: Server, driver: SglangDriver, tmp_path: Path
     ) -> None:
-        """The exit of the interpreter takes at most the timeout of a stop, and one log line names the
-        reason of the wait. The next driver keeps the recorded files under the run that has ended.
+        """The exit of the interpreter takes at most the timeout of a stop, and one log line names
+        the reason of the wait. The next driver keeps the recorded files under the run that has
+        ended.
         """
         end_beside_a_stopped_engine(
             server.url, tmp_path, server.scheduler(), lambda: server.generate(3),
@@ -382,7 +399,9 @@ class TestEndOfTheJob:
 class TestOthers:
     @pytest.mark.usefixtures("recording")
     def test_the_users_own_profile_is_left_alone(self, server: Server, tmp_path: Path) -> None:
-        """The window says `busy`; the user's stop is answered, and their file has all of their forward steps."""
+        """The window fails as `busy`. The user's stop works, and the user's file has all of its
+        forward steps.
+        """
         plain = {"activities": ["CPU"], "with_stack": False, "record_shapes": False, "profile_id": "user"}
         asked = {**plain, "output_dir": str(tmp_path / "user")}
         server.ask("POST", "/start_profile", asked, key=ADMIN_KEY)
@@ -402,7 +421,7 @@ class TestOthers:
         assert sum(event["name"].startswith("step[") for event in events) == len(STEPS)
 
     def test_another_job_records_it(self, server: Server, tmp_path: Path) -> None:
-        """Its capture is whole, and this one's window says who has the engine."""
+        """The capture of the other job is complete, and the error of this window names that job."""
         arguments = (server.url, KEY, ADMIN_KEY, "exit")
         with running(JOB, *arguments, cwd=tmp_path, env=sglang_tiny.variables()) as job:
             driver, window = (
@@ -422,7 +441,9 @@ class TestOthers:
 class TestRecorded:
     @pytest.mark.usefixtures("recording")
     def test_router_and_a_dead_replica(self, server: Server, tmp_path: Path) -> None:
-        """A router is replaced by its workers, which take its keys; one of two is dead, and the other records."""
+        """A router is replaced by its workers, which get its keys. One of the two workers is dead,
+        and the other records.
+        """
         listed = {"workers": [{"url": server.url, "is_healthy": True}, {"url": "http://127.0.0.1:9"}]}
         with serving({"GET /workers": listed}) as router:
             stepprof.attach(router.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
@@ -440,7 +461,9 @@ class TestRecorded:
     def test_a_delayed_stop_excludes_later_steps(
         self, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The trace has them, the entry says so, and the report is of the window alone."""
+        """After a late stop the trace has later forward steps. The entry says so, and the report
+        covers only the window.
+        """
         begin(tmp_path, steps="2", rollout={"engine": {"max_iterations": "none"}})
         with holding(server.url, {"/stop_profile": 0.5}) as url:
             try:
@@ -458,8 +481,8 @@ class TestRecorded:
 
     @pytest.mark.usefixtures("recording")
     def test_scheduler_is_killed_while_training_goes_on(self, server: Server, tmp_path: Path) -> None:
-        """The server dies of it. The window ends in a bounded time, the manifest says what became of the engine, and the next step's
-        window too. Comes last.
+        """The server dies with its scheduler. The window ends within 60 s, and the manifest has the
+        state of the engine for this and the next step. This test must be the last one.
         """
         stepprof.attach(server.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
         done = []

@@ -1,5 +1,5 @@
-"""A real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries in the
-manifest.
+"""Test a real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries
+in the manifest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PARALLEL = {"dp_size": 2}
 
 class TestSessions:
     def test_each_trace_has_exactly_its_windows_forward_steps(self, host: Host, tmp_path: Path) -> None:
-        """Every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
+        """Every entry is complete. Each trace has the forward steps of its window and its own
+        metadata.
+        """
         seen = host.run(sglang_recorded.synchronous, tmp_path, {})
         assert seen[1:3] == ["recording", "recording"]
         for step in (2, 3):
@@ -44,7 +46,9 @@ class TestSessions:
         assert not (tmp_path / "run" / "step-000001").exists()
 
     def test_coroutines_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
-        """``async with`` records there; a synchronous block would wait for itself, and is skipped with what to write instead, and one warning for all steps."""
+        """On the engine's loop, ``async with`` records. A synchronous window would block itself, so
+        it is skipped. Its error says what to write instead, and one warning covers all steps.
+        """
         brought = host.run(sglang_recorded.in_coroutines, tmp_path)
         (entry,) = read_entries(tmp_path, 2)
         assert entry["status"] == "complete"
@@ -58,8 +62,8 @@ class TestSessions:
         assert "async with stepprof.profile_step" in line["reason"]
 
     def test_synchronous_windows_on_another_loop(self, host: Host, tmp_path: Path) -> None:
-        """The windows block a loop that the engine does not need. Each trace contains the forward steps of
-        its window and no others.
+        """The windows block a loop that the engine does not need. Each trace contains the forward
+        steps of its window and no others.
         """
         host.run(sglang_recorded.on_another_loop, tmp_path)
         for step in (2, 3):
@@ -68,7 +72,9 @@ class TestSessions:
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(step + 2)
 
     def test_an_engine_that_hangs_costs_the_bounds(self, host: Host, tmp_path: Path) -> None:
-        """The window blocks its loop for the start's bound, and no longer. What the engine starts late is stopped at once, and the next window is whole."""
+        """The window blocks its loop only for the start timeout. A capture that the engine starts
+        late is stopped at once, and the next window is complete.
+        """
         brought = host.run(sglang_recorded.hangs_on_another_loop, tmp_path)
         assert brought["seconds"] < 20  # the stop has 60 s
         assert brought["entry"]["health"] == "unknown"
@@ -82,14 +88,16 @@ class TestSessions:
     def test_an_armed_step_that_never_begins(
         self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The engine was armed for the step, and no file of it is left."""
+        """The engine was armed for a step that never begins. None of its files is left."""
         assert host.run(sglang_recorded.armed_in_vain, tmp_path)
         check_only_step(tmp_path / "run", capsys)
 
     def test_a_stop_whose_answer_is_lost_still_lists_its_files(self, host: Host, tmp_path: Path) -> None:
-        """The entry names the trace that SGLang has left; at the end of the run the trace is in the manifest."""
+        """The entry names the trace that SGLang has left. At the end of the run the manifest
+        contains the trace.
+        """
         entry, left = host.run(sglang_recorded.answer_of_the_stop_is_lost, tmp_path)
-        if entry["status"] != "partial":  # on a busy machine, a later stop may come before it is looked
+        if entry["status"] != "partial":  # on a busy machine, a later stop may come before this check
             assert entry["status"] == "failed"
             (path,) = left
             assert path in entry["error"]
@@ -99,7 +107,9 @@ class TestSessions:
         assert not list((tmp_path / "run").rglob("*TP-0*"))
 
     def test_a_synchronous_exit_on_the_engines_loop(self, host: Host, tmp_path: Path) -> None:
-        """The stop is answered once the loop is free: the window does not wait for it, and is `partial`, with one warning; the next one records."""
+        """The stop is answered once the loop is free. The window does not wait for it and is
+        `partial`, with one warning. The next window records.
+        """
         brought = host.run(sglang_recorded.left_synchronously, tmp_path)
         assert brought["seconds"] < 40  # the bound is 60
         (line,) = [line for line in brought["lines"] if line["event"] == "engine.stop_not_awaited"]
@@ -112,7 +122,9 @@ class TestSessions:
         assert (entry["status"], entry["error"]) == ("complete", None)
 
     def test_body_that_raises(self, host: Host, tmp_path: Path) -> None:
-        """The exception reaches the caller unchanged; the engine is stopped, and the manifest has both."""
+        """The exception reaches the caller unchanged. The engine is stopped, and the entry has the
+        exception and the trace.
+        """
         assert host.run(sglang_recorded.body_that_raises, tmp_path) == {"unchanged": True, "stopped": True}
         (entry,) = read_entries(tmp_path)
         assert entry["status"] == "complete"
@@ -120,7 +132,9 @@ class TestSessions:
         assert Trace.named(tmp_path, entry["artifacts"][0]).forward == forward_steps(2)
 
     def test_auto_stop_is_a_legal_end(self, host: Host, tmp_path: Path) -> None:
-        """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
+        """The engine's own limit ends the capture. The entry is complete and says so, and the next
+        step is recorded too.
+        """
         host.run(sglang_recorded.synchronous, tmp_path, {"rollout": {"engine": {"max_iterations": 2}}})
         for step in (2, 3):
             (entry,) = read_entries(tmp_path, step)
@@ -128,7 +142,7 @@ class TestSessions:
             assert Trace.named(tmp_path, entry["artifacts"][0], step).forward == forward_steps(2)
 
     def test_the_default_bound(self, host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The default bound is 32 forward steps. The entry and the report state it, and the report
+        """The default limit is 32 forward steps. The entry and the report state it, and the report
         estimates the cost of a stop from it.
         """
         host.run(sglang_recorded.of_lengths, tmp_path, {2: 40, 3: 5})
@@ -145,7 +159,9 @@ class TestSessions:
         assert cost["estimates"][0][1] == pytest.approx(4 * cost["seconds"])
 
     def test_a_stop_beyond_the_timeout_still_brings_its_files(self, host: Host, tmp_path: Path) -> None:
-        """The body does not wait past the bound, its next call to the engine works, and the late answer is in the manifest in the end."""
+        """The body does not wait longer than the stop timeout, and its next call to the engine
+        works. The late answer is added to the manifest.
+        """
         brought = host.run(sglang_recorded.stop_that_takes_too_long, tmp_path)
         (entry,) = read_entries(tmp_path)
         assert entry["status"] == "complete"
@@ -153,11 +169,13 @@ class TestSessions:
         assert brought["waited"] < entry["stop_seconds"] + 5
         forward, of_window = Trace.named(tmp_path, entry["artifacts"][0]).forward, forward_steps(40)
         assert forward[: len(of_window)] == of_window
-        # a busy engine may begin that next call before it carries out the stop
+        # a busy engine may begin that next call before it executes the stop
         assert len(forward) == len(of_window) or entry["overrun_seconds"] > 0
 
     def test_unwritable_folder(self, host: Host, tmp_path: Path) -> None:
-        """The manifest has the reason; the engine's process lives, and the next step is recorded."""
+        """The manifest has the reason. The engine's process keeps running, and the next step is
+        recorded.
+        """
         host.run(sglang_recorded.unwritable, tmp_path)
         folder = tmp_path / "run-of-two"
         (entry,) = read_entries(folder, 2)
@@ -170,7 +188,9 @@ class TestSessions:
 
 class TestTriggered:
     def test_the_next_step_from_a_shell(self, host: Host, tmp_path: Path) -> None:
-        """``stepprof trigger RUN --step next --role rollout``: the engine's trace of that step, with its forward steps, and of no other."""
+        """``stepprof trigger RUN --step next --role rollout`` records the next step. Its trace has
+        the forward steps of that step and of no other.
+        """
         run, last = tmp_path / "run", tmp_path / "last-step"
         host.send(sglang_recorded.running, tmp_path, 4)
         step = 0
@@ -208,7 +228,7 @@ class TestTriggered:
 
 @pytest.fixture(scope="module")
 def pair(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Return the process that holds an engine of two data-parallel replicas."""
+    """Return the process with an engine of two data-parallel replicas."""
     made = Host(
         model, tmp_path_factory.mktemp("pair") / "log", env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, **PARALLEL
     )
@@ -226,8 +246,8 @@ class TestTwoReplicasInOneEngine:
         ranks: str,
         device: str,
     ) -> None:
-        """Both workers are recorded, and each trace names its worker. The traces of the selected workers
-        are kept, with the selected content.
+        """Both workers are recorded, and each trace names its worker. The traces of the selected
+        workers are kept, with the selected content.
         """
         if device != "cpu":
             pytest.skip(
@@ -252,11 +272,11 @@ class TestTwoReplicasInOneEngine:
             trace = Trace.named(tmp_path, artifact)
             assert (trace.stated["rank"], trace.stated["dp_rank"]) == (worker, worker)
             assert (trace.has_stacks, trace.has_shapes) == (bool(options), bool(options))
-            assert trace.forward == forward_steps(4)  # of two prompts, each has one
+            assert trace.forward == forward_steps(4)  # two prompts, one for each worker
 
     def test_sglang_dies_if_its_folder_is_not_writable(self, pair: Host, tmp_path: Path) -> None:
-        """SGLang kills the process that holds the engine; this is why stepprof refuses such a folder. This
-        test must be the last one.
+        """SGLang kills the process that holds the engine; this is why stepprof refuses such a
+        folder. This test must be the last one.
         """
         with pytest.raises(HostDiedError, match="exit status -9"):
             pair.run(sglang_recorded.raw_unwritable_stop, tmp_path)
@@ -264,7 +284,9 @@ class TestTwoReplicasInOneEngine:
 
 class TestDriver:
     def test_an_actor_outlives_the_driver_of_its_job(self, host: Host, tmp_path: Path) -> None:
-        """The driver is killed inside its window: the capture ends with it, its trace is kept, and the next job records all of its own."""
+        """The driver is killed inside its window. The actor ends the capture, and the next job
+        records all of its own forward steps.
+        """
         assert host.run(sglang_recorded.driver_killed, tmp_path) == ["rollout/replica-0/rank-0.trace.json.gz"]
         trace = Trace.read(tmp_path / "second/run/step-000002/rollout/replica-0/rank-0.trace.json.gz")
         assert trace.forward == forward_steps(4)
@@ -272,7 +294,10 @@ class TestDriver:
 
 class TestStopped:
     def test_the_run_waits_no_longer_than_its_stop_may_take(self, host: Host, tmp_path: Path) -> None:
-        """The scheduler's process is stopped while it records: the window and the end of the run have the role's bound each. It answers its stop after the end of the run: the window had closed, and its trace is whole."""
+        """The scheduler's process is stopped while it records. The window and the end of the run
+        each wait at most the role's timeout. The scheduler answers the stop after the end of the
+        run, and its trace is complete.
+        """
         brought = host.run(sglang_recorded.scheduler_stopped, tmp_path)
         assert brought["seconds"] < 20
         (line,) = [line for line in brought["lines"] if line["event"] == "shutdown.waiting"]
@@ -287,8 +312,9 @@ class TestStopped:
 
 class TestDeath:
     def test_scheduler_is_killed_while_recording(self, host: Host, tmp_path: Path) -> None:
-        """The window ends in a bounded time, and training goes on as far as SGLang lets it: it ends the process that holds the engine.
-        The manifest says that the capture was lost in either case. Comes last."""
+        """The window ends within 30 s, unless SGLang ends the process that holds the engine. In
+        both cases the manifest says that the capture was lost. This test must be the last one.
+        """
         try:
             brought = host.run(sglang_recorded.scheduler_killed, tmp_path)
         except HostDiedError:

@@ -14,13 +14,15 @@ from sglang_driven import Trace
 from sglang_host import Host
 
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
-"""SGLang's own switch for its tests: every 8th decode step of two requests or more retracts, as it does for lack of memory."""
+"""SGLang's own switch for its tests. Every 8th decode step of two or more requests retracts one, as
+for lack of memory.
+"""
 ATTEMPTS = 5
 
 
 @pytest.fixture(scope="module")
 def retracting(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Return the process that holds an engine that counts and retracts."""
+    """Return the process with an engine that counts and retracts."""
     log = tmp_path_factory.mktemp("retracting") / "log"
     made = Host(model, log, env=RETRACTING, enable_metrics=True, sleep_on_idle=True)
     yield made
@@ -31,10 +33,9 @@ Counts = dict[int, list[int]]
 
 
 def counted(host: Host, folder: Path, steps: dict[int, tuple[int, int]]) -> tuple[Path, Counts]:
-    """Return a run for which SGLang's counts arrived in time, and its answers to the requests. No call
-    waits for the counts: on a busy machine an answer may be late, and then the entry has no counts.
-
-    No call waits for the counts: on a busy machine an answer can be late, and the entry then has none.
+    """Return a run for which SGLang's counts arrived in time, and its answers to the requests. No
+    call waits for the counts: on a busy machine an answer may be late, and then the entry has no
+    counts.
     """
     for attempt in range(ATTEMPTS):
         made = folder / str(attempt)
@@ -48,7 +49,9 @@ def counted(host: Host, folder: Path, steps: dict[int, tuple[int, int]]) -> tupl
 def test_tokens_and_retractions_are_the_engines_own(
     retracting: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Step 2 has two requests that are retracted, step 3 has one that is not; around them runs what is not theirs."""
+    """In step 2, two requests are retracted; step 3 has one request without a retraction. Requests
+    outside the windows are not counted.
+    """
     retracting.run(sglang_recorded.warm_up)
     folder, truth = counted(retracting, tmp_path, {1: (2, 1), 2: (24, 2), 3: (5, 1)})
     assert truth[2][2] > 0
@@ -78,7 +81,7 @@ def test_tokens_and_retractions_are_the_engines_own(
 def test_times_of_bound_samples_are_the_engines_own(
     retracting: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Six samples: the report has the times that SGLang states of each, and their means are those of its histograms."""
+    """The report has SGLang's own times of six samples. Their means are those of SGLang's histograms."""
     retracting.run(sglang_recorded.warm_up)
     lengths = {f"s{number}": tokens for number, tokens in enumerate((1, 2, 5, 9, 20, 12))}
     before, after, answers = retracting.run(sglang_statistics.sampled, tmp_path, lengths)

@@ -1,4 +1,6 @@
-"""An engine that the job builds without a line of stepprof can be recorded: SGLang needs no plug-in for that."""
+"""Test that an engine which the job builds without arguments of stepprof can be recorded. SGLang
+needs no plug-in for that.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ if __name__ == "__main__":
 
 class TestVariable:
     def test_an_engine_without_arguments_of_stepprof(self, model: str, tmp_path: Path) -> None:
-        """The variable is all: step 2 has its trace, with each forward step."""
+        """With only the variables set, step 2 has its trace with each forward step."""
         (tmp_path / "job.py").write_text(JOB)
         given = sglang_tiny.variables()
         path = os.pathsep.join([str(Path(__file__).parent), given["PYTHONPATH"]])

@@ -1,4 +1,6 @@
-"""pandas, Polars and DuckDB take the tables of a run, and hold what pyarrow reads of them."""
+"""Test that pandas, Polars and DuckDB accept the tables of a run and read the same values as
+pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Rows = list[dict[str, Any]]
 
 
 def by_pandas(table: Table) -> Rows:
-    """As docs/data.md shows for integers with nulls."""
+    """Read a table with pandas, as docs/data.md shows for integers with nulls."""
     frame = pa.table(table).to_pandas(types_mapper=pandas.ArrowDtype)
     columns = {name: frame[name].astype(object).where(frame[name].notna(), None) for name in frame}
     return pandas.DataFrame(columns).to_dict("records")
@@ -54,7 +56,9 @@ def op(name: str, ts: float, dur: float, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Every kind of row; nulls, numbers of 64 bits without sign, names in other scripts and such that are no UTF-8."""
+    """Return a run with every kind of row: nulls, unsigned numbers of 64 bits, names in other
+    scripts, and names that are not UTF-8.
+    """
     made = make_run(tmp_path_factory.mktemp("runs"), "r")
     record(
         made,
@@ -100,7 +104,7 @@ def tables(run: Run) -> dict[str, Table]:
 @pytest.mark.parametrize("name", list(TABLES))
 class TestEachTable:
     def test_every_row(self, run: Run, name: str, consumer: Callable[[Table], Rows]) -> None:
-        """Values and nulls are those that pyarrow reads."""
+        """Each consumer reads the values and nulls that pyarrow reads."""
         table = tables(run)[name]
         expected = pa.table(table).to_pylist()
         assert consumer(table) == expected
@@ -109,7 +113,9 @@ class TestEachTable:
     def test_tables_without_rows_can_be_read(
         self, empty: Run, name: str, consumer: Callable[[Table], Rows]
     ) -> None:
-        """A recorded step without events, whose report has findings all the same."""
+        """The recorded step has no events. Only the tables of steps and findings may have rows, and
+        each consumer reads them.
+        """
         table = tables(empty)[name]
         assert name in ("steps", "findings") or pa.table(table).num_rows == 0
         assert consumer(table) == pa.table(table).to_pylist()
@@ -141,7 +147,7 @@ def test_pandas_makes_floats_of_integers_with_nulls(run: Run) -> None:
 
 
 def test_queries_of_the_page(run: Run) -> None:
-    """docs/data.md names a table by its variable in a query."""
+    """The queries of docs/data.md work: they name a table by its variable."""
     spans, slices = run.spans, run.step().slices  # noqa: F841 - DuckDB finds them by name
     assert duckdb.sql(
         "from spans select name, count(*), sum(duration_ns) / 1e9 as seconds where kind = 'region' group by name order by name"
@@ -159,7 +165,7 @@ def test_queries_of_the_page(run: Run) -> None:
 
 
 def test_times_are_not_copied() -> None:
-    """Polars and pyarrow hold the memory that stepprof read them into."""
+    """Polars and pyarrow use the memory of stepprof's array without a copy."""
     times = np.arange(1000, dtype=np.int64)
     table = Table(Columns("t", "", (Column("a", "int64", ""),)), lambda _: [(len(times), {"a": times})])
     (chunk,) = pa.table(table).column("a").chunks
@@ -168,7 +174,7 @@ def test_times_are_not_copied() -> None:
 
 
 def test_a_million_rows(tmp_path) -> None:
-    """In batches; each consumer counts and adds the same."""
+    """The table is read in batches. Each consumer counts and adds the same."""
     made = make_run(tmp_path, "r")
     events = ",".join(
         f'{{"ph":"X","name":"op {number % 500}","pid":7,"tid":7,"ts":{number * 10},"dur":{number % 7}}}'

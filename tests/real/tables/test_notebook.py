@@ -1,4 +1,4 @@
-"""The notebook of examples/: its cells run one after another, and answer their questions."""
+"""Test the notebook of examples/: its cells run one after another and give the right answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_the_notebook_has_no_outputs(cells: list[dict[str, Any]]) -> None:
 
 
 def test_the_notebook_answers_are_right() -> None:
-    """Step 5 has four times the samples: it is the longest, and most of its time is matrix products."""
+    """Step 5 has four times the samples, so it is the longest. Its most expensive operators are
+    matrix products.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(NOTEBOOK)],
         capture_output=True,

@@ -1,4 +1,6 @@
-"""The real verl: its tests run in the environment of `nox -s verl`, and only when they are named."""
+"""Mark the tests with the real verl. They run in the environment of `nox -s verl`, and only if they
+are named.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A GRPO job of TRL that generates with the real vLLM, and knows nothing of stepprof.
+"""Run a GRPO job of TRL that generates with the real vLLM and does not mention stepprof.
 
-Without an argument vLLM runs in the job's process. The argument is the URL of a server that runs already; its weights stay as they
-are, since TRL sends them by NCCL, which needs a GPU.
+Without an argument, vLLM runs in the job's process. The argument is the URL of a running server.
+The weights of that server do not change, because TRL sends them by NCCL, which needs a GPU.
 """
 
 import os
@@ -19,7 +19,9 @@ from trl.generation.vllm_client import VLLMClient
 
 
 def write_model(folder: str) -> None:
-    """Write a model of two layers, whose heads are as wide as vLLM's attention needs, and its tokenizer."""
+    """Write a model of two layers and its tokenizer. Its heads are as wide as vLLM's attention
+    requires.
+    """
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "tie_word_embeddings": False}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -30,7 +32,9 @@ def write_model(folder: str) -> None:
 
 
 def load_on_a_processor(trainer: GRPOTrainer) -> None:
-    """Load new weights with vLLM's own `reload_weights`: it packs them for the processor, so that `load_weights` alone fails."""
+    """Load new weights with vLLM's own `reload_weights`. vLLM packs the weights for the CPU, so
+    that `load_weights` alone fails.
+    """
     runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
     expected = sum(1 for _ in trainer.model.named_parameters())
     received: list[tuple[str, torch.Tensor]] = []

@@ -1,6 +1,7 @@
-"""verl's server over vLLM's stream, and verl's client of it, in one process: Ray and the engine's core alone have stand-ins.
+"""Run verl's server on vLLM's stream, and verl's client, in one process. Only Ray and the core of
+the engine are stand-ins.
 
-``python requests_job.py FOLDER`` writes what it saw to ``FOLDER/seen.json``.
+``python requests_job.py FOLDER`` writes the results to ``FOLDER/seen.json``.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ PAUSE = 0.05
 STATED = RequestStateStats(
     num_generation_tokens=4, first_token_latency=0.5, first_token_ts=7.0, last_token_ts=9.0
 )
-"""What vLLM keeps of a request with `disable_log_stats=False`."""
+"""The statistics that vLLM keeps of a request with `disable_log_stats=False`."""
 
 
 class Engine(AsyncLLM):
-    """vLLM's engine without its core: tokens that come one after the other."""
+    """vLLM's engine without its core. It returns one token after another."""
 
     log_requests = False
 
@@ -63,7 +64,7 @@ class Engine(AsyncLLM):
 
 
 def server_of(engine):
-    """Return verl's server with an engine, without the process around it."""
+    """Return verl's server with an engine, without its own process."""
     server = object.__new__(vLLMHttpServer)
     vars(server).update(
         engine=engine, config=RolloutConfig(name="vllm", max_model_len=64, prompt_length=8, response_length=8),
@@ -74,7 +75,7 @@ def server_of(engine):
 
 
 class Client(LLMServerClient):
-    """verl's client of one server. Its replies are pickled, as by Ray."""
+    """verl's client of one server. Its replies are pickled, as Ray does."""
 
     def __init__(self, server):
         rollout = SimpleNamespace(name="vllm", full_determinism=False)
@@ -100,12 +101,12 @@ def ask(engine=None, sample="plain", **sampling):
 
 
 def serve(**kwargs):
-    """Return the reply of a server as it leaves its process."""
+    """Return the reply of a server in the form in which it leaves its process."""
     return asyncio.run(server_of(Engine()).generate([1], {}, "a", **kwargs))
 
 
 async def cancel(engine):
-    """Cancel a request after two tokens; return whether the caller sees that."""
+    """Cancel a request after two tokens. Return whether the caller's task was cancelled."""
     asked = asyncio.ensure_future(server_of(engine).generate([1], {}, "a"))
     await asyncio.sleep(2.5 * PAUSE)
     asked.cancel()
@@ -114,7 +115,7 @@ async def cancel(engine):
 
 
 def main(folder: Path) -> None:
-    """Ask with and without stepprof."""
+    """Send requests without and with stepprof, and write what the requests returned."""
     plain = vars(ask())
     attached = [attach(adapter) for adapter in verl_requests.ADAPTERS]
     stepprof.init({"steps": "9", "backend": "null", "output_dir": str(folder / "runs")})

@@ -1,4 +1,6 @@
-"""The real TRL with the real vLLM, without a line of stepprof in the job: in the trainer's process, and in a server."""
+"""Test the real TRL with the real vLLM in the trainer's process and in a server. The job contains
+no line of stepprof.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ALONE = {
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a job; TRL lies in a folder of its own, since verl fails where it finds a new one."""
+    """Return the variables of a job. TRL is in its own folder, because verl fails with a new TRL."""
     paths = [os.environ["TRL"], os.environ.get("PYTHONPATH", "")]
     return {**os.environ, **ALONE, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -77,7 +79,9 @@ WINDOWS = [
 
 class TestColocated:
     def test_the_engine_is_part_of_the_rank(self, tmp_path) -> None:
-        """vLLM runs in the process that trains: its work is in that capture, and no second one is opened."""
+        """vLLM runs in the process that trains. The capture of that process contains its work, and
+        no second one starts.
+        """
         manifest = recorded(tmp_path)
         assert windows(manifest) == WINDOWS
         assert manifest["engines"] == []
@@ -91,7 +95,9 @@ class TestColocated:
 
 class TestServer:
     def test_the_server_is_recorded(self, tmp_path) -> None:
-        """A `vllm serve` that has the variable is attached: the rollout has its forward steps."""
+        """A `vllm serve` with the variable set is attached. The report of the rollout has its
+        forward steps.
+        """
         subprocess.run(
             [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(JOB.parent)!r}); from grpo_vllm_job import write_model; write_model('model')"],
             cwd=tmp_path, env=environment(), check=True, capture_output=True,

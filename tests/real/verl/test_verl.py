@@ -1,4 +1,6 @@
-"""verl trains whole on a processor and is recorded by one environment variable: ranks, engines, agent loop, reward, weight sync."""
+"""Test a complete verl job on a CPU that one environment variable records: ranks, engines, agent
+loop, reward, weight sync.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ROLES = {"rollout", "actor", "ref", "critic", "advantage", "weight_sync"}
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return the job of three steps of which the second is recorded, with an evaluation after the last."""
+    """Run a job of three steps with an evaluation after the last. The second step is recorded."""
     folder = tmp_path_factory.mktemp("verl") / "job"
     job = verl_job.run(folder, "trainer.test_freq=3", STEPPROF_STEPS="2", STEPPROF_RANKS="all")
     assert job.code == 0, job.output[-5000:]
@@ -35,7 +37,7 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(recorded):
-    """Return its run directory."""
+    """Return the run directory of the job."""
     (found,) = list_runs(recorded.folder / "stepprof-runs")
     return found
 
@@ -51,7 +53,7 @@ def spans(run, step, **wanted):
 
 class TestRecordedJob:
     def test_every_participant_is_recorded(self, run) -> None:
-        """Both ranks and both engines are in the one step that was asked for, complete."""
+        """The requested step contains both ranks and both engines, and all are complete."""
         assert steps(run) == [2]
         manifest = read_step(run, 2)
         assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
@@ -71,22 +73,26 @@ class TestRecordedJob:
         }
 
     def test_steps_that_are_not_recorded_keep_their_spans(self, run) -> None:
-        """The phases of the other steps are there for comparison."""
+        """The spans of the other steps have the phases, for comparison."""
         assert spans(run, 1) >= PHASES
         assert spans(run, 3) >= PHASES | STAGES | ROLES | {"agent_loop", "reward"}
         assert spans(run, 3, rank=0) >= STAGES | {"actor", "ref", "critic", "weight_sync"}
 
     def test_an_evaluation_has_a_role_of_its_own(self, run) -> None:
-        """Its samples do not mix with those of the step that it follows."""
+        """The evaluation has the role `eval`, so that its samples do not mix with those of the step
+        before.
+        """
         assert spans(run, 3, role="eval") >= {"eval", "testing", "agent_loop", "reward"}
         assert "eval" not in spans(run, 2)
 
     def test_check(self, run) -> None:
-        """Nothing that the manifest names is missing."""
+        """No file that the manifest names is missing."""
         assert verify_run(run).problems == []
 
     def test_samples_have_the_times_of_their_requests(self, recorded, run) -> None:
-        """Each of the 16 samples is one request: vLLM's tokens are those that verl counts, and their times are in the sample's own."""
+        """Each of the 16 samples is one request. Its tokens add up to verl's count, and its times
+        are within the sample's own.
+        """
         command = [sys.executable, "-m", "stepprof", "report", str(run), "--step", "2"]
         done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True)
         (found,) = [each for each in json.loads(done.stdout)["rollout"] if each["sample_seconds"]]
@@ -118,20 +124,22 @@ class TestRecordedJob:
             assert reported in done.stdout
 
     def test_versions_are_noted(self, run) -> None:
-        """`run.json` says which adapters attached."""
+        """`run.json` names the adapters that attached."""
         noted = read_run(run)["adapters"]
         assert {name: entry["status"] for name, entry in noted.items() if name.startswith("verl")} == dict.fromkeys(
             ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop", "verl.reward_loop", "verl.vllm", "verl.requests", "verl.answers"), "attached"
         )  # fmt: skip
 
     def test_one_log_line_names_the_recorded_step(self, recorded) -> None:
-        """verl logs from level WARNING on; the line is seen all the same."""
+        """verl logs only from level WARNING on. The line about the recorded step is logged
+        nevertheless.
+        """
         assert recorded.output.count("step 2 is recorded: 4 files") == 1
 
 
 class TestUnrecordedJob:
     def test_learns_the_same(self, recorded, tmp_path) -> None:
-        """Recorded or not, the answers are the same, and so are rewards and gradients."""
+        """A job that is not recorded has the same rewards and gradients as the recorded one."""
         job = verl_job.run(tmp_path / "job", "trainer.total_training_steps=2")
         assert job.code == 0, job.output[-5000:]
         for step, metrics in job.metrics.items():
@@ -141,7 +149,7 @@ class TestUnrecordedJob:
                 assert metrics[name] == pytest.approx(same[name], rel=1e-4)
 
     def test_nothing_is_patched(self, tmp_path) -> None:
-        """Without a variable verl's functions are its own, and stepprof is not imported."""
+        """Without a variable, verl's functions are not replaced, and stepprof is not imported."""
         verl_job.prepare(tmp_path)
         script = (
             "import sys, verl, verl.workers.engine_workers as workers\n"

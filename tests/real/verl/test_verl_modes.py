@@ -1,4 +1,6 @@
-"""verl's other trainers, each in a whole job of one rank and one replica. `nox -s verl` runs the first, `nox -s verl_modes` all."""
+"""Test verl's other trainers, each in a complete job of one rank and one replica. `nox -s verl`
+runs the first, `nox -s verl_modes` runs all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ EXPERIMENTAL = "verl.experimental"
 NO_CRITIC = "algorithm.adv_estimator=reinforce_plus_plus"
 """The experimental trainers refuse a critic with FSDP2."""
 STATISTICS = "actor_rollout_ref.rollout.disable_log_stats=False"
-"""vLLM states the times of requests."""
+"""Makes vLLM return the times of requests."""
 
 MODES = {
     # the adapter, the program, the configuration, its changes
@@ -54,7 +56,9 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_is_recorded(mode, tmp_path) -> None:
-    """The rank and the engine are in the step that the variable names; every phase is a role, in the trainer and in the rank."""
+    """The step of the variable contains the rank and the engine. Every phase is a role, in the
+    trainer and in the rank.
+    """
     adapter, program, config, changes = MODES[mode]
     job = verl_job.run(
         tmp_path / "job", *changes, program=program, config=config, STEPPROF_STEPS="2", STEPPROF_RANKS="all"
@@ -69,7 +73,7 @@ def test_a_step_is_recorded(mode, tmp_path) -> None:
     assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
     engines = {(each["kind"], each["status"]) for each in manifest["engines"]}
     assert engines - {("vllm", "complete"), ("vllm", "partial")} == {("rank", "complete"), ("rank", "joined")}
-    if mode == "v0":  # the others generate ahead: all samples of the step may have been there already
+    if mode == "v0":  # the others generate ahead: all samples of the step may already exist
         assert ("vllm", "complete") in engines
     critic = set() if NO_CRITIC in changes else {"critic"}
     found = {(each["role"], each["rank"]) for each in read_spans(run, step=2) if each["kind"] == "window"}

@@ -1,4 +1,6 @@
-"""verl trains whole on a processor with its own SGLang servers, and is recorded by one environment variable: ranks, engines, weight sync."""
+"""Test a complete verl job on a CPU with verl's own SGLang servers. One environment variable
+records ranks, engines and weight sync.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ ADAPTERS = ("verl", "verl.v0", "verl.timers", "verl.workers", "verl.agent_loop",
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return the job of three steps of which the second is recorded."""
+    """Run a job of three steps, of which the second is recorded."""
     given = {"SGLANG_USE_CPU_ENGINE": "1", "STEPPROF_STEPS": "2", "STEPPROF_RANKS": "all"}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(STUBS), prepend=os.pathsep)
@@ -34,13 +36,15 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(recorded):
-    """Return its run directory."""
+    """Return the run directory of the job."""
     (found,) = list_runs(recorded.folder / "stepprof-runs")
     return found
 
 
 def test_every_participant_is_recorded(run) -> None:
-    """Both ranks and both servers are in the one step that was asked for, complete, and nothing that the manifest names is missing."""
+    """The requested step contains both ranks and both servers, and all are complete. No file that
+    the manifest names is missing.
+    """
     assert steps(run) == [2]
     manifest = read_step(run, 2)
     assert {each["status"] for each in manifest["windows"]} <= {"complete", "joined"}
@@ -55,14 +59,14 @@ def test_every_participant_is_recorded(run) -> None:
 
 
 def test_phases_are_roles(run) -> None:
-    """verl's phases open windows of their roles, in a step that is recorded and in one that is not."""
+    """verl's phases open windows of their roles, in the recorded step and in another one."""
     for step in (2, 3):
         roles = {each["name"] for each in read_spans(run, step=step) if each["kind"] == "window"}
         assert roles >= {"rollout", "actor", "ref", "critic", "weight_sync"}
 
 
 def test_the_report_has_the_forward_steps_of_both_servers(recorded, run) -> None:
-    """Each server answers half of the samples, of 16 tokens each: a forward step for each token of the longest."""
+    """The report has at least 16 forward steps of each server: the samples have 16 tokens each."""
     found = analyse(find([run], output_dir=recorded.folder, step=2), workers=1).rollout
     forward = {
         each.label: each.iterations for each in found if each.iterations and each.label != "all engines"
@@ -81,7 +85,9 @@ def test_the_engines_have_the_weights_of_the_trainer(recorded) -> None:
 
 
 def test_versions_are_noted(recorded, run) -> None:
-    """`run.json` says which adapters attached; verl logs from level WARNING on, and the line about the step is seen all the same."""
+    """`run.json` names the adapters that attached. The line about the step is logged although verl
+    logs only from level WARNING on.
+    """
     noted = read_run(run)["adapters"]
     assert {name: noted[name]["status"] for name in ADAPTERS} == dict.fromkeys(ADAPTERS, "attached")
     assert recorded.output.count("step 2 is recorded") == 1

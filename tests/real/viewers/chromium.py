@@ -1,4 +1,6 @@
-"""A real Chromium, driven by its DevTools protocol over a pair of pipes: no library, no port, and whatever it loads comes from 127.0.0.1 or a file."""
+"""Drive a real Chromium by its DevTools protocol over two pipes. It needs no library and no port,
+and loads only from 127.0.0.1 or from files.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ FLAGS = (
 
 
 class Chromium:
-    """One page of a browser. `messages` are its console output, with all uncaught exceptions. `answered`
-    are the addresses that answered a request.
+    """One page of a browser. `messages` contains its console output and all uncaught exceptions.
+    `answered` contains the addresses that answered a request.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], to: int, answers: int) -> None:
@@ -48,7 +50,9 @@ class Chromium:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol to the page; its result. Raises RuntimeError with what the browser says."""
+        """Send one command of the protocol to the page and return its result. Raise RuntimeError
+        with the error of the browser.
+        """
         return self._call(method, parameters)
 
     def goto(self, url: str) -> None:
@@ -58,14 +62,18 @@ class Chromium:
             raise RuntimeError(f"{url}: {failed}")
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page, awaited where it is a promise. Raises RuntimeError where it throws."""
+        """Return the value of an expression in the page; promises are awaited. Raise RuntimeError
+        if the expression throws.
+        """
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 60) -> Any:
-        """Evaluate until it is true; returns the value. Raises TimeoutError with what the console says."""
+        """Evaluate a script until it is true and return the value. Raise TimeoutError with the
+        console output.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             value = self.evaluate(script)
@@ -75,7 +83,7 @@ class Chromium:
         raise TimeoutError(f"{script}: still not true; console: {self.messages}")
 
     def screenshot(self, path: Path, *, width: int = 1400, height: int = 900) -> None:
-        """The page as a PNG of that size."""
+        """Save the page as a PNG of the given size."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -131,14 +139,14 @@ class Chromium:
 
 @contextlib.contextmanager
 def chromium(*flags: str) -> Iterator[Chromium]:
-    """Yield a browser with a temporary profile. Raises FileNotFoundError if there is none."""
+    """Yield a browser with a temporary profile. Raise FileNotFoundError if none is installed."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         raise FileNotFoundError("chromium: not installed (Debian: apt-get install chromium)")
     ours, theirs = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(prefix="stepprof-chromium-", ignore_cleanup_errors=True) as profile:
         command = [program, *FLAGS, f"--user-data-dir={profile}", *flags]
-        # the browser reads on descriptor 3 and writes on 4; the shell puts ours there
+        # the browser reads on descriptor 3 and writes on 4; the shell redirects the pipes there
         redirect = f'exec "$0" "$@" 3<&{ours[0]} 4>&{theirs[1]}'
         process = subprocess.Popen(
             ["bash", "-c", redirect, *command],

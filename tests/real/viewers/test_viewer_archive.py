@@ -1,4 +1,6 @@
-"""The archive of a step and the Perfetto that is packaged: it refuses the archive, and reads each trace in it."""
+"""Test the archive of a step with the packaged Perfetto: it refuses the archive, and reads each
+trace in it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from stepprof.cli.main import main
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Two ranks and the spans of one."""
+    """Return the archive of a step with two ranks and the spans of one."""
     made = make_run(tmp_path, "r")
     for rank in range(2):
         record(made, rank=rank, pid=7 + rank, data=kineto("a", "b"))
@@ -27,7 +29,9 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_the_version_of_the_viewer_is_known() -> None:
-    """Where a newer one is packaged, the other test here has to open the archive in it."""
+    """The packaged version is older than the one that supports archives. If this fails, test the
+    archive in the newer version.
+    """
     version = viewer_version(viewer_folder())
     assert ENGINE.name.startswith(f"v{version}.")
     assert version is not None
@@ -35,13 +39,15 @@ def test_the_version_of_the_viewer_is_known() -> None:
 
 
 def test_an_old_version_refuses_it(archive: Path) -> None:
-    """It would ignore the manifest, and show wrong times."""
+    """An older Perfetto refuses the archive. It would otherwise ignore the manifest and show wrong
+    times.
+    """
     with pytest.raises(AssertionError, match="Unsupported zip features"):
         ask(archive, slices="select name from slice")
 
 
 def test_each_trace_is_read(archive: Path, tmp_path: Path) -> None:
-    """Without an error, with every slice."""
+    """Perfetto reads each trace of the archive without an error and with every slice."""
     counts = {}
     with zipfile.ZipFile(archive) as members:
         for name in members.namelist():

@@ -1,5 +1,5 @@
-"""Hosts with different clocks: one of two processes gets another time from the C library (libfaketime,
-Debian's `faketime`), without a change to stepprof.
+"""Test hosts with different clocks: the C library gives one of two processes another time
+(libfaketime, Debian's `faketime`), without a change to stepprof.
 """
 
 from pathlib import Path

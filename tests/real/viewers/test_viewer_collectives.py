@@ -1,5 +1,5 @@
-"""Hosts without compared clocks, which really differ by hours: one rank of a gloo job gets another
-time from the C library itself (libfaketime, Debian's `faketime`).
+"""Test hosts whose clocks were never compared and differ by hours. The C library gives one rank of
+a gloo job another time (libfaketime, Debian's `faketime`).
 """
 
 from pathlib import Path
@@ -13,7 +13,9 @@ AHEAD_NS = 5 * 3600 * 10**9
 
 
 def test_a_job_on_two_hosts_that_were_never_compared(tmp_path):
-    """Their collectives place them on one clock, right within the stated error; report and timeline agree."""
+    """The matched collectives place both hosts on one clock within the stated error. Report and
+    timeline have the same offsets.
+    """
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
     faked = {"LD_PRELOAD": str(library), "FAKETIME": "+5h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     found = find(record(tmp_path, faked), output_dir=tmp_path)

@@ -1,4 +1,6 @@
-"""The layout of the report's page, measured in a real browser: what the first screen holds, narrow pages, paper, places of findings."""
+"""Test the layout of the report's page in a real browser: the first screen, narrow pages, paper,
+and places of findings.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(browser: Chromium) -> Iterator[Chromium]:
-    """The browser; what a page complains about fails its test."""
+    """Return the browser. A console message of the page fails the test."""
     browser.messages.clear()
     browser.call("Emulation.setEmulatedMedia", media="", features=[])
     yield browser
@@ -47,7 +49,7 @@ def page(browser: Chromium) -> Iterator[Chromium]:
 
 
 def show(page: Chromium, folder: Path, content: Report | Comparison, width: int, height: int = 800) -> None:
-    """Load a page in a window of that size."""
+    """Load a page in a window of the given size."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     page.call("Emulation.setDeviceMetricsOverride", **size)
     file = folder / "report.html"
@@ -58,7 +60,9 @@ def show(page: Chromium, folder: Path, content: Report | Comparison, width: int,
 
 
 def regions_only() -> Report:
-    """A step without roles: two regions after each other, the second one with a finding."""
+    """Return the report of a step without roles: two regions one after the other, of which the
+    second has a finding.
+    """
     bars = [
         Bar(0.0, 4.0, "step", None, 0), Bar(0.0, 1.0, "load", None, 1), Bar(1.0, 3.0, "train", None, 1), Bar(1.5, 1.0, "forward", None, 2),
     ]  # fmt: skip
@@ -72,7 +76,7 @@ def regions_only() -> Report:
 
 
 def worst() -> Report:
-    """Names and paths as long as jobs have them."""
+    """Return a report with names and paths as long as those of real jobs."""
     report = make_report(24, 2)
     sources = [msgspec.structs.replace(each, path=f"step-000012/{LONG}") for each in report.sources]
     regions = [
@@ -85,7 +89,7 @@ def worst() -> Report:
     return msgspec.structs.replace(report, run_id="run-" + "x" * 120, sources=sources, regions=regions, findings=[report.findings[0], finding, *report.findings[1:]])  # fmt: skip
 
 
-# texts of one chart that lie on each other
+# texts of one chart that overlap
 OVERLAPS = """[...document.querySelectorAll('svg.chart')].flatMap(chart => {
     const texts = [...chart.querySelectorAll('text')].filter(each => each.textContent.trim()).map(each => [each.textContent, each.getBoundingClientRect()]).filter(([, box]) => box.width);
     return texts.flatMap(([one, a], at) => texts.slice(at + 1).filter(([, b]) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3).map(([other]) => `${chart.getAttribute('aria-label').slice(0, 40)}: ${one} / ${other}`));
@@ -93,7 +97,7 @@ OVERLAPS = """[...document.querySelectorAll('svg.chart')].flatMap(chart => {
     const spans = [...axis.children].map(each => each.getBoundingClientRect());
     return spans.slice(1).filter((box, at) => box.left < spans[at].right + 2).map(() => 'axis of the ribbon');
 }))"""
-# texts of charts that reach out of their chart
+# texts of charts that extend beyond their chart
 CUT = """[...document.querySelectorAll('svg.chart')].flatMap(chart => {
     const room = chart.getBoundingClientRect();
     return [...chart.querySelectorAll('text')].map(each => [each, each.getBoundingClientRect()]).filter(([, box]) => box.width && (box.left < room.left - 6 || box.right > room.right + 6)).map(([each]) => `${chart.getAttribute('aria-label').slice(0, 40)}: ${each.textContent}`);
@@ -107,7 +111,9 @@ class TestFirstScreen:
     def test_the_first_screen_has_the_first_finding(
         self, page: Chromium, tmp_path: Path, width: int, report: Report
     ) -> None:
-        """The sentence, the bar of the step, and the first finding with why, try and gain, above 800 pixels."""
+        """The first 800 pixels contain the sentence, the bar of the step, and the first finding
+        with why, try and gain.
+        """
         show(page, tmp_path, report, width)
         for what in ("h1", ".step-bar", "#findings > li:first-child .reason"):
             assert 0 < page.evaluate(BELOW % what) <= 800, what
@@ -123,7 +129,7 @@ class TestNarrow:
     def test_the_narrow_page_has_no_overlap_and_no_sideways_scrolling(
         self, page: Chromium, tmp_path: Path, width: int, content: Report | Comparison
     ) -> None:
-        """Also with the description of the job open. Only tables and the timeline have more than fits."""
+        """With all details open, no text overlaps or is cut, and the page does not scroll sideways."""
         show(page, tmp_path, content, width)
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         page.evaluate(SETTLED)
@@ -132,7 +138,7 @@ class TestNarrow:
         assert page.evaluate(CUT) == []
 
     def test_labels_of_ranks_are_distinct(self, page: Chromium, tmp_path: Path) -> None:
-        """No two labels of a chart are the same, however little room they have."""
+        """No two labels of a chart are the same, even if they are shortened to 9 characters."""
         show(page, tmp_path, make_report(12, 2), 400)
         labels = page.evaluate(
             "[...document.querySelectorAll('#idle svg text.label')].map(e => e.textContent)"
@@ -144,7 +150,9 @@ class TestNarrow:
         assert all(len(each) <= 9 for each in short)
 
     def test_tables_show_their_row_names_without_scrolling(self, page: Chromium, tmp_path: Path) -> None:
-        """Of the region tree and of the path, the names and the first figure are visible without scrolling; regions break after slashes."""
+        """The region tree and the path show names and the first figure without scrolling. Names of
+        regions break after slashes.
+        """
         report = make_report(4)
         show(page, tmp_path, report, 400)
         for table, most in (("#tree .tree", 3), ("#path .card.long table", 3)):
@@ -156,7 +164,7 @@ class TestNarrow:
         assert "update_actor/<wbr>forward_backward" in page.evaluate(breaks)
 
     def test_a_long_path_wraps(self, page: Chromium, tmp_path: Path) -> None:
-        """A row of the sources has few lines, not one for every three characters."""
+        """A long path wraps into few lines: no row of the sources reaches 250 pixels."""
         show(page, tmp_path, worst(), 400)
         assert (
             page.evaluate(
@@ -168,7 +176,9 @@ class TestNarrow:
 
 class TestPlaces:
     def test_a_finding_leads_to_its_stretch(self, page: Chromium, tmp_path: Path) -> None:
-        """A click on it, or on its bracket below the bar, zooms the timeline to the stretch, in its row."""
+        """A click on the finding, or on its bracket below the bar, zooms the timeline to its
+        stretch and opens its row.
+        """
         report = make_report(64, 4)
         show(page, tmp_path, report, 1280)
         finding = report.findings[1]
@@ -198,7 +208,9 @@ class TestPlaces:
         assert {href for each in links for href in each} <= set(ids)
 
     def test_brackets_that_do_not_overlap_share_a_line(self, page: Chromium, tmp_path: Path) -> None:
-        """Whatever the order of their findings: 3 stretches after each other need one line, and one over them all a second."""
+        """Brackets share lines in any order of the findings. Here 3 separate stretches need one
+        line, and one that spans them needs a second.
+        """
         report = regions_only()
         stretches = [(3.0, 3.2), (0.2, 0.4), (1.5, 2.5), (0.1, 3.9)]
         placed = [
@@ -220,7 +232,9 @@ class TestPlaces:
 
 class TestParts:
     def test_regions_take_the_place_of_roles(self, page: Chromium, tmp_path: Path) -> None:
-        """In the bar of the step, in the strips, in the legend of the timeline; each with a colour of its own."""
+        """If a step has no roles, its bar, the strips and the legend of the timeline show regions,
+        each with its own colour.
+        """
         show(page, tmp_path, regions_only(), 1280)
         assert page.evaluate(
             "[...document.querySelectorAll('.step-bar text.on')].map(e => e.textContent)"
@@ -237,10 +251,15 @@ class TestParts:
         )
         assert len(set(colours)) == 2
         parts = page.evaluate("[...document.getElementById('gantt').chart.data.columns.part]")
-        assert parts == [2, 0, 1, 1]  # the window has none, and a region inside of another one has that one's
+        assert parts == [
+            2,
+            0,
+            1,
+            1,
+        ]  # the window has no part; an inner region has the part of the outer one
 
     def test_slack_is_with_the_critical_path(self, page: Chromium, tmp_path: Path) -> None:
-        """Also where no path runs through all hosts."""
+        """The slack is in the section of the critical path, even if no path runs through all hosts."""
         report = make_report(4)
         titles = "[...document.querySelectorAll('#%s h3')].map(e => e.textContent)"
         for content in (report, msgspec.structs.replace(report, islands=report.islands * 2)):
@@ -249,12 +268,12 @@ class TestParts:
             assert "Slack" not in page.evaluate(titles % "ranks")
 
     def test_the_neighbours_are_drawn(self, page: Chromium, tmp_path: Path) -> None:
-        """A bar for each step in each row, this one marked."""
+        """Each row has a bar for each step, and this step is marked."""
         report = make_report(4)
         show(page, tmp_path, report, 1280)
         bars = "document.querySelectorAll('#neighbours .strip')[%d].querySelectorAll('rect:not(.hit)').length"
         assert page.evaluate(bars % 0) == 40
-        assert page.evaluate(bars % 1) == 32  # one in five has no rollout
+        assert page.evaluate(bars % 1) == 32  # one in five steps has no rollout
         assert (
             page.evaluate("document.querySelectorAll('#neighbours rect[fill=\"var(--accent)\"]').length") == 5
         )
@@ -263,7 +282,7 @@ class TestParts:
 
 class TestJob:
     def test_the_job_line_shows_the_known_facts(self, page: Chromium, tmp_path: Path) -> None:
-        """In one line; the command and the rest behind a click."""
+        """One line shows the main facts. A click shows the command and the rest."""
         report = make_report(4)
         show(page, tmp_path, report, 1280)
         line = page.evaluate("document.querySelector('.job summary').innerText")
@@ -280,7 +299,7 @@ class TestJob:
 
 class TestPaper:
     WIDTH = 703
-    """Pixels between the margins of A4."""
+    """The pixels between the margins of A4."""
 
     def paper(self, page: Chromium) -> None:
         page.call(
@@ -296,8 +315,8 @@ class TestPaper:
 
     @pytest.mark.parametrize("content", [make_report(40, 1), worst(), regions_only()], ids=["40 ranks", "long names", "regions"])  # fmt: skip
     def test_the_printed_page_is_complete(self, page: Chromium, tmp_path: Path, content: Report) -> None:
-        """Everything fits within the width of the paper, no box hides a part of its content, and all
-        sections that are folded on the screen are open.
+        """Everything fits within the width of the paper, and no box hides a part of its content.
+        All sections that are folded on the screen are open.
         """
         show(page, tmp_path, content, 1280)
         self.paper(page)
@@ -313,7 +332,9 @@ class TestPaper:
         assert page.evaluate(OVERLAPS) == []
 
     def test_a_long_timeline_ends_pages_between_its_rows(self, page: Chromium, tmp_path: Path) -> None:
-        """In pieces of less than a page that together hold every row, each with the axis."""
+        """The timeline is printed in pieces of less than a page. Together they contain every row,
+        and each piece has the axis.
+        """
         show(page, tmp_path, make_report(100, 1), 1280)
         self.paper(page)
         shown = page.evaluate(
@@ -328,7 +349,7 @@ class TestPaper:
         assert page.evaluate("document.querySelector('.paper')") is None
 
     def test_neighbours_differ_in_grey(self, page: Chromium, tmp_path: Path) -> None:
-        """Roles, and pieces of a bar, that stand next to each other are not of one grey."""
+        """Neighbouring roles and neighbouring parts of a bar have different shades of grey."""
         show(page, tmp_path, make_report(4), 1280)
         self.paper(page)
         grey = """names => names.map(name => getComputedStyle(document.documentElement).getPropertyValue(name).trim()).map(hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16))).map(([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b)"""

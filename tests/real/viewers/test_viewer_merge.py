@@ -1,4 +1,6 @@
-"""Merged timelines, read by Perfetto's own trace processor: exact counts per source, exact times, and not one error."""
+"""Test merged timelines with Perfetto's own trace processor: exact counts per source, exact times,
+and no error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ FORMATS = ("perfetto", "json")
 RECORDED = Path(__file__).parents[2] / "data" / "h100.trace.json.gz"
 HOUR = 3600 * 10**9
 SLICES = {
-    # a source is a track in the timeline's track, and samples lie one deeper; or it is a process
+    # a source is a track inside the timeline's track, and samples are one level deeper; or it is a
+    # process
     "perfetto": """
         select case when g.parent_id is null then p.name else g.name end as source, t.name as track, s.ts, s.dur, s.name, s.category, s.depth
         from slice s join track t on t.id = s.track_id join track p on p.id = t.parent_id join track g on g.id = p.parent_id""",
@@ -35,7 +38,7 @@ FLOWS = "select a.name as a, b.name as b from flow f join slice a on a.id = f.sl
 
 
 def write(path: Path, format_: str, sources: Sequence[Source]) -> Path:
-    """A timeline of sources as they are."""
+    """Write the sources into a timeline without aligning them."""
     places = [Place(index, len(sources), f" {index}", T0 - HOUR) for index in range(len(sources))]
     if format_ == "perfetto":
         parts = [
@@ -60,7 +63,9 @@ def write(path: Path, format_: str, sources: Sequence[Source]) -> Path:
 
 
 def random_source(seed: int, slices: int, tracks: int) -> Source:
-    """Slices that nest, cross, are empty and begin at once, with flows, marks and counters."""
+    """Return a source of slices that nest, cross, are empty and begin at the same time, with flows,
+    marks and counters.
+    """
     chance = random.Random(seed)
     kinds = ("thread", "stream", "async", "sample")
     rows = [Track(kinds[number % 4], f"row {number} é日", (str(number),), number) for number in range(tracks)]
@@ -69,7 +74,7 @@ def random_source(seed: int, slices: int, tracks: int) -> Source:
         (chance.randrange(tracks), chance.randrange(10**6), chance.choice((0, 1, 5, 1000, 10**5)))
         for _ in range(slices)
     ]
-    # children that share an edge with their parent
+    # children that share a start or an end with their parent
     edges = [(track, start, length // 2) for track, start, length in long[::7]] + [
         (track, start + length, 3) for track, start, length in long[::5]
     ]
@@ -102,7 +107,9 @@ def seen(rows: Sequence[dict[str, Any]], format_: str) -> Counter[tuple[object, 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_slice_of_every_source(tmp_path: Path, format_: str) -> None:
-    """Three sources of 2,700 slices each on 40 rows: none is dropped, moved or resized, and nothing is counted as an error."""
+    """Three sources have 2,700 slices each on 40 rows. No slice is dropped, moved or resized, and
+    Perfetto counts no error.
+    """
     sources = [random_source(seed, 2000, 40) for seed in range(3)]
     answers = ask(
         write(tmp_path / "t", format_, sources),
@@ -130,7 +137,9 @@ def test_every_slice_of_every_source(tmp_path: Path, format_: str) -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_arrows_of_a_process_numbered_like_its_device(tmp_path: Path, format_: str) -> None:
-    """A real GPU's trace shows the same arrows when process, thread, GPU and stream are all numbered 7."""
+    """The trace of a real GPU shows the same arrows if its process, thread, GPU and stream all have
+    the number 7.
+    """
     recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
     shown = []
     for numbers in ({}, {417: 7, 0: 7}):
@@ -150,7 +159,9 @@ def test_arrows_of_a_process_numbered_like_its_device(tmp_path: Path, format_: s
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_ten_thousand_tracks(tmp_path: Path, format_: str) -> None:
-    """One slice and one lane more on each: as many rows as samples, and every slice on its own."""
+    """Each of 10,000 tracks has two overlapping slices. Every slice is shown, none inside another
+    one.
+    """
     tracks = [Track("sample", f"s{number}", (f"s{number}",)) for number in range(10_000)]
     source = make_source(
         [(number, number * 1000 + shift, 700, "generate") for number in range(10_000) for shift in (0, 500)],
@@ -164,7 +175,9 @@ def test_ten_thousand_tracks(tmp_path: Path, format_: str) -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_times_are_exact_hours_away(tmp_path: Path, format_: str) -> None:
-    """To the nanosecond, before and after the middle of the timeline, and for slices of every length."""
+    """Times are exact to the nanosecond, before and after the middle of the timeline, and for
+    slices of every length.
+    """
     slices = [(0, 10**power + power, 3 * 10**power + 1, f"n{power}") for power in range(13)] + [
         (1, -HOUR + 1, HOUR // 2 + 1, "before")
     ]
@@ -175,7 +188,9 @@ def test_times_are_exact_hours_away(tmp_path: Path, format_: str) -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_flows_stay_within_their_source(tmp_path: Path, format_: str) -> None:
-    """Both files had flows 1 to 50: with ids as they were, every second arrow pointed across."""
+    """Both files have flows 1 to 50. Every arrow stays within its file, because the merge changes
+    the ids.
+    """
     sources = []
     for letter in "ab":
         slices = [(track, number * 100, 50, f"{letter}{number}") for number in range(50) for track in (0, 1)]
@@ -190,7 +205,7 @@ def test_flows_stay_within_their_source(tmp_path: Path, format_: str) -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_names_and_arguments(tmp_path: Path, format_: str) -> None:
-    """Whatever a user calls a region, and whatever it is given."""
+    """Names and arguments of regions keep all their characters."""
     names = ["</script><script>alert(1)</script>", "C:\\", '"', "日本語 🙂", "a\tb", "", "x" * 10_000]
     args = {"path": "C:\\", "n": -3, "x": 1.5, "yes": True, "list": [1, "a\\"], "é": "ü"}
     slices = [
@@ -205,7 +220,7 @@ def test_names_and_arguments(tmp_path: Path, format_: str) -> None:
     )
     assert answers["errors"] == []
     got = [row["name"] or "" for row in answers["slices"]]
-    if format_ == "json":  # in JSON the viewer takes an escape as it is written, and has a word for nothing
+    if format_ == "json":  # in JSON the viewer does not decode an escape, and shows a name for the empty one
         got = [
             name.replace("\\\\", "\\").removesuffix(" ").replace("\\t", "\t").replace("[No name]", "")
             for name in got
@@ -222,7 +237,9 @@ def test_names_and_arguments(tmp_path: Path, format_: str) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_real_torch_session_is_merged_completely(tmp_path: Path, format_: str) -> None:
-    """Two captures of a real session, merged by the command: as many slices per source as the files hold complete events, and its marks at their exact times."""
+    """The command merges two captures of a real session. The timeline has every event of the files,
+    and spans and marks at their exact times.
+    """
     import torch
 
     import stepprof

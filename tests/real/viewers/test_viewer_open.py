@@ -1,4 +1,6 @@
-"""`stepprof open` in a real browser: the bundled viewer loads the timeline from it, with no other host in play."""
+"""Test `stepprof open` in a real browser: the bundled viewer loads the timeline from it and
+contacts no other host.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SLICES = """(async () => {
 
 @contextmanager
 def opened(*arguments: str) -> Iterator[str]:
-    """The command, running; gives the address that it printed, and ends it by Ctrl-C."""
+    """Run the command, yield the address that it prints, and end it with Ctrl-C."""
     command = [sys.executable, "-m", "stepprof", "open", "--no-browser", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -35,8 +37,8 @@ def opened(*arguments: str) -> Iterator[str]:
 
 
 def test_a_step_is_merged_and_shown(tmp_path: Path) -> None:
-    """A run without a timeline: the viewer has every slice of every rank, without an import error,
-    under the names of the ranks.
+    """The command merges a run without a timeline. The viewer has every slice of every rank without
+    an import error, under the names of the ranks.
     """
     run = make_run(tmp_path / "runs")
     for rank in range(2):
@@ -55,7 +57,9 @@ def test_a_step_is_merged_and_shown(tmp_path: Path) -> None:
 
 
 def test_the_viewer_shows_the_slices_and_contacts_no_other_server(tmp_path: Path) -> None:
-    """A trace of 1,000 slices is in the viewer's own trace processor, drawn on the page; every address it got an answer from is ours."""
+    """The viewer's own trace processor has all 1,000 slices of a trace. Only the server of the
+    command answered requests of the page.
+    """
     events = [
         {"ph": "X", "name": f"slice {number}", "pid": 1, "tid": 1, "ts": number * 10, "dur": 5}
         for number in range(1000)

@@ -1,4 +1,6 @@
-"""The critical path and the roles of processes in a merged timeline, read by Perfetto's own trace processor."""
+"""Test the critical path and the roles of processes in a merged timeline with Perfetto's own trace
+processor.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("format_", ["perfetto", "json"])
 def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: Path, format_: str) -> None:
-    """Its segments follow each other, and the tracks of roles have the windows."""
+    """The segments of the path follow each other without a gap, and the tracks of roles have the
+    windows.
+    """
     timeline, reported = tmp_path / "timeline", tmp_path / "report.json"
     assert main(["merge", str(run), "--critical-path", "--format", format_, "--output", str(timeline)]) == 0
     assert main(["report", str(run), "--json", str(reported)]) == 0
@@ -57,7 +61,7 @@ def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: P
 
 
 def test_a_timeline_in_json_gives_the_same_report(run: Path, tmp_path: Path) -> None:
-    """The added tracks are none of its sources."""
+    """The report of the timeline ignores the added tracks: its only source is the spans."""
     timeline, reported = tmp_path / "timeline.json.gz", tmp_path / "report.json"
     assert main(["merge", str(run), "--critical-path", "--format", "json", "--output", str(timeline)]) == 0
     assert main(["report", str(timeline), "--json", str(reported)]) == 0

@@ -1,5 +1,5 @@
-"""The report's page in a real browser: it draws without an error and contacts no server, works with
-pointer and keyboard, is readable in both schemes, and is not affected by hostile names.
+"""Test the report's page in a real browser. It draws without an error, contacts no server, works
+with pointer and keyboard, and is readable in both schemes. Hostile names do not affect it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(browser: Chromium) -> Iterator[Chromium]:
-    """Return the browser with an empty page; its console output is checked afterwards."""
+    """Return the browser for an empty page. A console message of the page fails the test."""
     browser.messages.clear()
     browser.answered.clear()
     browser.call(
@@ -83,7 +83,7 @@ def scheme(page: Chromium, name: str) -> None:
 
 
 def show(page: Chromium, folder: Path, content: Report | Comparison) -> str:
-    """Load the page from a file; returns its address."""
+    """Load the page from a file and return its address."""
     file = folder / "report.html"
     file.write_text(render(content), encoding="utf-8")
     page.goto(file.as_uri())
@@ -94,7 +94,7 @@ def show(page: Chromium, folder: Path, content: Report | Comparison) -> str:
 
 
 def move(page: Chromium, selector: str, x: float, y: float, kind: str = "mouseMoved", **more: Any) -> None:
-    """The pointer to a place in an element, which is scrolled into view first."""
+    """Scroll an element into view and move the pointer to a place in it."""
     at = page.evaluate(
         f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect(); return [r.left, r.top]; }})()"
     )
@@ -113,13 +113,13 @@ def tip(page: Chromium) -> str:
 
 
 def view(page: Chromium) -> str:
-    """The picture that the Gantt chart shows."""
+    """Return the picture that the Gantt chart shows."""
     frame(page)
     return str(page.evaluate("document.querySelector('.gantt canvas').toDataURL()"))
 
 
 def colours(page: Chromium, selector: str = ".gantt canvas") -> int:
-    """How many different colours a canvas holds."""
+    """Return the number of different colours in a canvas."""
     return int(
         page.evaluate(
             f"(() => {{ const c = document.querySelector({selector!r}), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set(); "
@@ -129,7 +129,7 @@ def colours(page: Chromium, selector: str = ".gantt canvas") -> int:
 
 
 def background(page: Chromium, folder: Path) -> float:
-    """How light the page is as it is painted: the first pixel of a screenshot, 0 to 1."""
+    """Return the lightness of the painted page, 0 to 1, from the first pixel of a screenshot."""
     file = folder / "shot.png"
     page.screenshot(file, width=1360, height=900)
     data = file.read_bytes()
@@ -147,8 +147,8 @@ def background(page: Chromium, folder: Path) -> float:
 
 class TestPage:
     def test_64_ranks_are_painted_within_a_second(self, page: Chromium, tmp_path: Path) -> None:
-        """By the browser's own clock, in the fastest of five loads, because other programs use the machine.
-        The browser requests only the file.
+        """The first paint takes less than 1 s by the browser's own clock, in the fastest of five
+        loads: other programs use the machine. The browser requests only the file.
         """
         address = show(page, tmp_path, make_report(64, 4))
         assert colours(page) > 20
@@ -162,7 +162,9 @@ class TestPage:
         assert 0 < min(painted) < 1000
 
     def test_the_tooltip_describes_what_is_under_the_pointer(self, page: Chromium, tmp_path: Path) -> None:
-        """A bar with its name, seconds, role and process; on a name, its host; away from it, nothing."""
+        """On a bar, the tooltip shows its name, seconds, role, process and host. On a name it shows
+        the host, elsewhere nothing.
+        """
         bars = [Bar(0.0, 4.0, "actor", "actor", 0), Bar(0.0, 4.0, "update_actor", "actor", 1)]
         report = Report("r", 1, 0, 4.0, "one clock", 0, gantt=[GanttRow("rank 0", "node-7", "rank", bars)])
         show(page, tmp_path, report)
@@ -176,7 +178,7 @@ class TestPage:
         assert tip(page) == ""
 
     def test_keyboard_wheel_and_pointer_zoom_and_move(self, page: Chromium, tmp_path: Path) -> None:
-        """Each way of zooming and moving changes the picture, and going back to the whole step restores it."""
+        """Each way to zoom and move changes the picture. Returning to the whole step restores it."""
         show(page, tmp_path, make_report(8, 1))
         page.evaluate("document.querySelector('.gantt').focus({preventScroll: true})")
         whole = view(page)
@@ -204,7 +206,7 @@ class TestPage:
         assert view(page) != whole
 
     def test_a_click_on_a_process_shows_its_lanes(self, page: Chromium, tmp_path: Path) -> None:
-        """A click on its name shows them; the chart grows by these lanes."""
+        """A click on the name of a process shows its lanes, and the chart grows by them."""
         show(page, tmp_path, make_report(30, 1))
         height = "document.querySelector('.gantt').scrollHeight"
         before = page.evaluate(height)
@@ -219,7 +221,9 @@ class TestPage:
         assert page.evaluate(height) > 30 * 60
 
     def test_the_page_has_the_sentences_of_terminal_and_json(self, page: Chromium, tmp_path: Path) -> None:
-        """Each sentence and each cause has one source; the page only begins a sentence with a capital."""
+        """Page, terminal and JSON have the same sentences and causes. Only the capital letters and
+        backquotes of the page differ.
+        """
         report = make_report()
         show(page, tmp_path, report)
         sentences = page.evaluate("[...document.querySelectorAll('.hero .text')].map(e => e.textContent)")
@@ -236,7 +240,7 @@ class TestPage:
             assert heading in text.getvalue()
 
     def test_the_page_shows_estimates_for_other_limits(self, page: Chromium, tmp_path: Path) -> None:
-        """A column for each, marked as an estimate."""
+        """Each other limit has a column, which is marked as an estimate."""
         show(page, tmp_path, make_report(4, 2))
         text = str(page.evaluate("document.getElementById('cost').textContent"))
         assert "max_iterations = 128" in text
@@ -274,14 +278,18 @@ class TestPage:
 
     @pytest.mark.parametrize("name", ["light", "dark"])
     def test_text_can_be_read(self, page: Chromium, tmp_path: Path, name: str) -> None:
-        """Every text has a contrast of at least 4.5 with what it stands on (WCAG AA); 3 where it is large or a mere hint."""
+        """Every text has a contrast of at least 4.5 with its background (WCAG AA). For large texts
+        and hints 3 is enough.
+        """
         scheme(page, name)
         show(page, tmp_path, make_report(4, 1))
         faint = page.evaluate(CONTRAST)
         assert faint == []
 
     def test_tables_sort_and_find(self, page: Chromium, tmp_path: Path) -> None:
-        """A click on a heading sorts by it, another one turns it round; a text finds rows."""
+        """A click on a heading sorts by it, and a second click reverses the order. The search field
+        filters the rows.
+        """
         show(page, tmp_path, make_report(20, 1))
         first = (
             "[...document.querySelectorAll('#sources tbody tr td:first-child')].map(e => e.textContent)[0]"
@@ -297,7 +305,9 @@ class TestPage:
         assert page.evaluate("[...document.querySelectorAll('#sources tbody tr')].length") == 1
 
     def test_the_region_tree_opens_and_closes(self, page: Chromium, tmp_path: Path) -> None:
-        """A row with rows inside it has a button; the keyboard stays on it; the bars are scaled to the step."""
+        """A row with inner rows has a button, which keeps the keyboard focus. The bars are scaled
+        to the step.
+        """
         report = make_report(ranks=4)
         show(page, tmp_path, report)
         names = "[...document.querySelectorAll('#tree tbody tr')].map(row => row.cells[0].textContent.replace(/[▸▾]/, ''))"
@@ -322,10 +332,12 @@ class TestPage:
         )
         assert widths == pytest.approx([100 * row.share for row in report.tree], abs=0.1)
         tops = "[...document.querySelectorAll('#tree tbody tr')].map(row => new Set([...row.cells[1].querySelectorAll('b')].map(bar => bar.offsetTop)).size)"
-        assert set(page.evaluate(tops)) == {1}  # both parts of a bar of 100% are on one line
+        assert set(page.evaluate(tops)) == {1}  # both parts of a 100% bar are on one line
 
     def test_regions_divide_the_time_in_no_role(self, page: Chromium, tmp_path: Path) -> None:
-        """The bar of the step has them next to the roles; what the profiler took inside one is the profiler's, and short regions are one part."""
+        """The bar of the step has regions next to the roles. Time of the profiler inside a region
+        counts for the profiler, and short regions are one part.
+        """
         path = [
             PathSegment("rank 0", 0.0, 3.0, "work", None, "train/forward"),
             PathSegment("rank 0", 3.0, 0.5, "recording", None, "train"),
@@ -344,7 +356,9 @@ class TestPage:
         assert any("Longest region" in each and "train" in each for each in page.evaluate(names))
 
     def test_calls_of_a_region_with_regions_are_apart(self, page: Chromium, tmp_path: Path) -> None:
-        """Under a row of their own with their sum, which is closed while regions alone are shown."""
+        """A region with inner regions has one row for its own calls, with their sum. The row is
+        closed until it is clicked.
+        """
         report = make_report(ranks=4)
         update = next(at for at, row in enumerate(report.tree) if row.name == "update_actor")
         ops = [msgspec.structs.replace(row, parent=update) for row in report.tree if row.kind == "op"][:2]
@@ -371,7 +385,7 @@ class TestPage:
         assert page.evaluate(names).count("aten::mm") == 1
 
     def test_the_page_prints_completely(self, page: Chromium, tmp_path: Path) -> None:
-        """As a PDF of several pages, on white, with all that the screen folds away."""
+        """The page is printed as a PDF of several pages, and the dark theme of the screen stays."""
         scheme(page, "dark")
         show(page, tmp_path, make_report(40, 1))
         pdf = base64.b64decode(page.call("Page.printToPDF", printBackground=True)["data"])
@@ -393,7 +407,7 @@ class TestPage:
 
 class TestOtherTraces:
     def test_traces_of_no_step(self, page: Chromium, tmp_path: Path) -> None:
-        """The page names none, and no command for one."""
+        """The title and the heading name no step, and the page shows no command for one."""
         show(page, tmp_path, Report("verl-traces", None, 0, 2.0, "by the clock of one host", None))
         assert page.evaluate("document.title") == "verl-traces · stepprof"
         assert page.evaluate("document.querySelector('h1').textContent") == "Where did the time go?"
@@ -404,7 +418,9 @@ class TestOtherTraces:
 
 class TestHostile:
     def test_hostile_names_are_shown_as_text(self, page: Chromium, tmp_path: Path) -> None:
-        """A script that would give itself away by the title, in every text of a report: finding, role, region, process, host, file, sample, cause, operator, finding."""
+        """Every text of a report is a script that would change the title: finding, role, region,
+        process, host, file, sample, cause, operator. The page shows it as text.
+        """
         show(page, tmp_path, hostile_report())
         move(page, ".gantt canvas", 700, 70)
         assert HOSTILE in tip(page)
@@ -424,8 +440,8 @@ class TestHostile:
         assert page.evaluate("document.querySelectorAll('img, main script').length") == 0
 
     def test_an_injected_script_does_not_run(self, browser: Chromium, tmp_path: Path) -> None:
-        """The content policy: after a script and a picture were injected, the page does not run the script
-        and does not request the picture.
+        """A script and a picture are injected into the page. The content policy prevents the script
+        from running and the picture from being requested.
         """
         file = tmp_path / "report.html"
         file.write_text(

@@ -1,4 +1,6 @@
-"""Processes of one host with different wall clocks: the C library gives one of them another time (libfaketime, Debian's `faketime`)."""
+"""Test processes of one host with different wall clocks: the C library gives one of them another
+time (libfaketime, Debian's `faketime`).
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ def steps(folder, *environments, backend="torch"):
 class TestTwoClocks:
     @pytest.mark.parametrize("more", [MONOTONIC, {}], ids=["wall", "wall and monotonic"])
     def test_collectives(self, tmp_path, more):
-        """The ranks are on one clock, within the stated error: by the kernel's clock if they share it, else by
-        their collectives. Nothing in the report lasts 37 s.
+        """The ranks are on one clock within the stated error: by the kernel's clock if they share
+        it, otherwise by their collectives. The report takes less than 30 s.
         """
         runs = record(tmp_path, {"LD_PRELOAD": str(LIBRARY), "FAKETIME": "+37s", **more}, host="node")
         found = find(runs, output_dir=tmp_path)
@@ -78,14 +80,16 @@ class TestTwoClocks:
         }
 
     def test_without_collectives_spans_are_placed_by_the_kernels_clock(self, tmp_path):
-        """Spans alone are placed by the kernel's clock."""
+        """Without collectives, spans are placed by the kernel's clock."""
         faked = {"LD_PRELOAD": str(LIBRARY), "FAKETIME": "+37s", **MONOTONIC}
         report = analyse(find([steps(tmp_path, {}, faked, backend="null")], output_dir=tmp_path), workers=1)
         assert {each.alignment for each in report.sources if each.rank == 1} == {"kernel"}
         assert report.seconds < 30
 
     def test_clocks_that_cannot_be_compared(self, tmp_path):
-        """Without collectives, and with another monotonic clock, the report says so: each figure is of one clock."""
+        """Without collectives and with another monotonic clock, the report says that the clocks
+        were never compared. No finding mixes them.
+        """
         faked = {"LD_PRELOAD": str(LIBRARY), "FAKETIME": "+37s"}
         report = analyse(find([steps(tmp_path, {}, faked, backend="null")], output_dir=tmp_path), workers=1)
         assert len(report.islands) == 2
@@ -96,7 +100,9 @@ class TestTwoClocks:
 
 
 def test_a_clock_that_is_set_between_two_windows(tmp_path):
-    """Trace, spans and windows of a rank stay on one clock, and ranks that saw the change lie where they lay."""
+    """The wall clock of one rank is set between two windows. Its trace and spans stay on one clock,
+    and the ranks remain aligned.
+    """
     clock = tmp_path / "clock"
     clock.write_text("+0s")
     set_later = {

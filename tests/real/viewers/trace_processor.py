@@ -1,4 +1,4 @@
-"""Perfetto's trace processor, asked by SQL: an independent reader of merged timelines."""
+"""Read merged timelines with Perfetto's trace processor by SQL queries, as an independent reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def ask(trace: Path, **queries: str) -> dict[str, list[Row]]:
-    """The rows that each query brings. Fails where the trace cannot be read."""
+    """Return the rows of each query. Fail if the trace cannot be read."""
     script = Path(__file__).with_suffix(".mjs")
     done = subprocess.run(
         ["node", str(script), str(ENGINE), str(trace)],
@@ -32,5 +32,5 @@ def ask(trace: Path, **queries: str) -> dict[str, list[Row]]:
 
 
 def _exact(table: dict[str, Any]) -> Any:
-    """An integer that JSON's numbers do not hold."""
+    """Return an integer that is too large for JSON's numbers."""
     return int(table["int"]) if list(table) == ["int"] else table

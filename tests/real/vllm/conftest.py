@@ -1,4 +1,6 @@
-"""The real vLLM on a CPU: what its tests share. They run in the environment of `nox -s vllm`, and only when they are named."""
+"""Provide the fixtures of the tests with the real vLLM on a CPU. The tests run in the environment
+of `nox -s vllm`, and only if they are named.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
             item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(
-                    pytest.mark.timeout(600)
-                )  # an engine is up after 15 s, on a machine that does nothing else
+                item.add_marker(pytest.mark.timeout(600))  # an idle machine starts an engine in 15 s
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_environment() -> None:
-    """Two cores are all there is: vLLM's processes bind none of them, and log no more than they must."""
+    """Set the environment for a machine with two cores: vLLM's processes bind none of them, and log
+    little.
+    """
     os.environ.update(QUIET)
 
 
@@ -57,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Return an engine that was built to be recorded; one for all tests that leave it as it is."""
+    """Return an engine that was built to be recorded, for all tests that do not change it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from vllm_driven import Live
@@ -70,7 +72,7 @@ def live(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
 
 
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a script that imports what the tests share."""
+    """Return the environment of a script that imports the helpers of the tests."""
     given = [(more or {}).get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     paths = [str(HERE), str(HERE.parents[1] / "helpers"), *given]
     return {**os.environ, **QUIET, **(more or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -78,7 +80,9 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def loaded(quiet_environment: None) -> Iterator[Server]:
-    """Return the process that forks for each script that may find vLLM imported: that takes seconds, several of them under coverage."""
+    """Start the process that forks for each script that does not import vLLM itself. The import
+    takes seconds, and longer under coverage.
+    """
     server = Server("import vllm_driven, vllm.v1.engine.async_llm", environment())
     yield server
     server.stop()
@@ -86,10 +90,8 @@ def loaded(quiet_environment: None) -> Iterator[Server]:
 
 @pytest.fixture
 def run_vllm(tmp_path: Path, model: str, loaded: Server) -> Callable[..., Ran]:
-    """Return a function that runs a script in its own process, because the script may end the process. It
-    gets the model's path. `fresh`: the script imports vLLM itself.
-
-    `fresh`: it is to import vLLM itself.
+    """Return a function that runs a script in its own process, because the script may end the
+    process. It gets the model's path. `fresh`: the script imports vLLM itself.
     """
 
     def run(
@@ -108,7 +110,7 @@ def run_vllm(tmp_path: Path, model: str, loaded: Server) -> Callable[..., Ran]:
             pid = loaded.ask({**asked, **outputs, "env": environment(env), "leave": False})
             assert pid is not None
             return Running(loaded, pid, printed, problems).wait(timeout)
-        # files, not pipes: processes of vLLM that outlive the script would keep those open
+        # files, not pipes: processes of vLLM that outlive the script would keep pipes open
         with printed.open("w") as stdout, problems.open("w") as stderr:
             done = subprocess.run(
                 [sys.executable, str(path), model, *arguments],

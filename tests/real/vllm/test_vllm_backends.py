@@ -27,7 +27,7 @@ from stepprof.remote.vllm import engine_args
 def test_vllm_accepts_the_profiler_configuration(
     options: dict[str, Any], profiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And means the same by it, on a machine with CUDA."""
+    """On a machine with CUDA, vLLM accepts the result and has the same settings."""
     monkeypatch.setattr(type(current_platform), "device_type", "cuda")
     config = ProfilerConfig(**engine_args(tmp_path, options)["profiler_config"])
     assert config.profiler == profiler
@@ -37,7 +37,9 @@ def test_vllm_accepts_the_profiler_configuration(
 
 
 def test_a_profiler_that_this_machine_does_not_support(tmp_path: Path) -> None:
-    """vLLM would end its workers over it: refused before an engine is built."""
+    """A profiler that would end vLLM's workers on this machine is refused before an engine is
+    built.
+    """
     with pytest.raises(ConfigError, match=r'options\.backend = "nsys": this vLLM runs on cpu') as caught:
         engine_args(tmp_path, {"backend": "nsys"})
     assert 'did you mean "torch"?' in str(caught.value)

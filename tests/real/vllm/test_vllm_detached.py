@@ -1,4 +1,4 @@
-"""A real engine in a real Ray actor that outlives the driver of its job."""
+"""Test a real engine in a real Ray actor that outlives the driver of its job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from vllm_driven import Holder, Trace
 
 @pytest.mark.ray
 def test_the_driver_is_killed_while_the_engine_records(model: str, tmp_path: Path) -> None:
-    """The actor stops the capture itself and keeps it as `partial` under the dead run. The next job has all of its own forward steps."""
+    """The actor stops the capture itself and keeps its trace under the dead run. The trace of the
+    next job has all of its own forward steps.
+    """
     first, second, env = tmp_path / "first", tmp_path / "second", environment()
     with detached(Holder, (model, str(tmp_path / "traces")), env) as handle:
         kill_a_job(handle, first, second, env)

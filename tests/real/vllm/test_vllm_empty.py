@@ -1,4 +1,4 @@
-"""What has nothing in it: a forward step without a request, and a step that an engine was armed for and that never came."""
+"""Test a forward step without a request, and an armed step that never begins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY = "execute_context_0(0)_generation_0(0)"
 
 @pytest.fixture
 def run(live: Live, tmp_path: Path) -> Iterator[Any]:
-    """Record rollouts of the shared engine."""
+    """Start a session that records rollouts of the shared engine."""
     session = begin(tmp_path)
     stepprof.attach(live.engine, role="rollout")
     yield session
@@ -32,7 +32,9 @@ def run(live: Live, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_forward_step_without_a_request_is_not_counted(live: Live, run: Any, tmp_path: Path) -> None:
-    """vLLM runs such a step when its last request has ended: the report counts those that had something to do."""
+    """vLLM runs a step without a request when its last request has ended. The report counts only
+    steps with requests.
+    """
     with stepprof.profile_step(2, role="rollout"):
         live.generate(4)
         time.sleep(0.3)
@@ -49,7 +51,7 @@ def test_a_forward_step_without_a_request_is_not_counted(live: Live, run: Any, t
 def test_an_armed_step_that_never_begins_leaves_no_files(
     live: Live, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine was armed for it at the end of the step before."""
+    """The engine was armed for step 3 at the end of step 2. No file of step 3 is left."""
     with stepprof.profile_step(2, role="rollout"):
         live.generate(2)
     deadline = time.monotonic() + 20

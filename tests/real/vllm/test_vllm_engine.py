@@ -1,4 +1,6 @@
-"""A real ``AsyncLLM`` follows the windows: the content of the traces, and the messages of refused calls."""
+"""Test a real ``AsyncLLM`` that follows the windows: the content of the traces, and the messages of
+refused calls.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def driver(live: Live) -> Iterator[VllmDriver]:
-    """Return a driver of the shared engine, which is left without a capture."""
+    """Return a driver of the shared engine. After the test, any capture is aborted."""
     made = VllmDriver.of_engine(live.engine)
     yield made
     on_remote(made.abort())
 
 
 def only_trace(window: object, stopped: object) -> Trace:
-    """The trace of a capture that left exactly one."""
+    """Return the only trace of a capture."""
     (artifact,) = stopped.artifacts  # type: ignore[attr-defined]
     return Trace.of(window, artifact)  # type: ignore[arg-type]
 
 
 def engines_of(window: EngineWindow) -> list[dict[str, Any]]:
-    """What the manifest of a window's run says of its engines."""
+    """Return the entries of the engines in the manifest of a window."""
     (path,) = (window.folder / "manifest").iterdir()
     entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
     return entries
@@ -49,7 +51,9 @@ async def _raising() -> None:
 
 class TestEngine:
     def test_an_engine_is_recognised_by_its_type(self, live: Live) -> None:
-        """The engine's type is known by its name; nothing else is."""
+        """The kind recognises the engine by the name of its type, and refuses a URL, a class and
+        another object.
+        """
         kind = VllmKind()
         assert kind.recognises(live.engine)
         assert not kind.recognises("http://localhost:8000")
@@ -57,7 +61,9 @@ class TestEngine:
         assert not kind.recognises(object())
 
     def test_the_driver_knows_the_engines_loop_and_worker(self, live: Live, driver: VllmDriver) -> None:
-        """The driver knows the loop of the engine, its one worker, and that this worker is another process."""
+        """The driver knows the loop of the engine, its one worker, and that this worker is another
+        process.
+        """
         assert driver.loop is live.loop
         assert driver.workers == 1
         assert not driver.inside
@@ -66,10 +72,10 @@ class TestEngine:
     def test_two_steps_are_written_to_two_folders_without_a_restart(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Each step's folder has the forward steps of its own window, and no others."""
+        """The folder of each step has the forward steps of its own window, and no others."""
         before = [process.pid for process in live.processes()]
         for step, tokens in ((2, 5), (3, 9)):
-            live.generate(3, prompts=2)  # outside the windows: seen in none
+            live.generate(3, prompts=2)  # outside the windows: in no trace
             window = make_window(tmp_path, step)
             began = time.time_ns()
             trace = only_trace(window, record(driver, window, lambda tokens=tokens: live.generate(tokens)))
@@ -116,7 +122,9 @@ class TestEngine:
     def test_a_sleeping_engine_is_recorded_and_reported(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """It may wake up in the window, so it is started; where it does not, the outcome says why there is nothing."""
+        """A sleeping engine is started, because it may wake up in the window. If it does not, the
+        entry says why no forward step was recorded.
+        """
         live.run(live.engine.sleep(0))
         try:
             stopped = record(driver, make_window(tmp_path), lambda: None)
@@ -134,7 +142,9 @@ class TestBounds:
     def test_max_iterations_end_the_capture_before_the_window(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """The engine stops by itself after this many forward steps; the entry says so, and the next window is recorded."""
+        """The engine stops itself after the limit of forward steps. The entry says so, and the next
+        window is recorded.
+        """
         window = make_window(tmp_path, max_iterations=3)
         stopped = record(driver, window, lambda: live.generate(8))
         assert only_trace(window, stopped).forward == [(3, 0), (0, 1), (0, 1)]
@@ -147,14 +157,16 @@ class TestBounds:
     def test_a_limit_that_is_not_reached_has_no_effect(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """A window shorter than the bound is whole."""
+        """A window shorter than the limit is complete."""
         window = make_window(tmp_path, max_iterations=50)
         stopped = record(driver, window, lambda: live.generate(3))
         assert len(only_trace(window, stopped).forward) == 3
         assert stopped.capped_by is None
 
     def test_delay_iterations_let_steps_pass(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """One step of delay leaves out the first forward step, not none as vLLM's own count would."""
+        """A delay of one step leaves out the first forward step; by vLLM's own count it would leave
+        out none.
+        """
         window = make_window(tmp_path, delay_iterations=1)
         stopped = record(driver, window, lambda: live.generate(5))
         assert only_trace(window, stopped).forward == [(0, 1)] * 4
@@ -171,7 +183,9 @@ class TestBounds:
     def test_a_delay_longer_than_the_window_is_reported(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """No file is no failure here: the capture never began."""
+        """A capture that never began has no file. This is not a failure, and the entry is partial
+        with the reason.
+        """
         stopped = record(driver, make_window(tmp_path, delay_iterations=50), lambda: live.generate(3))
         assert stopped.artifacts == ()
         assert stopped.partial is not None
@@ -182,7 +196,9 @@ class TestOrder:
     def test_a_capture_of_another_client_is_refused_and_left_alone(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """A capture that the user began is the user's: busy, and the user's own stop still returns the file."""
+        """A capture that the user began makes the window `busy`. The user's own stop still returns
+        the file.
+        """
         live.run(live.engine.start_profile())
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
@@ -201,7 +217,7 @@ class TestOrder:
     def test_stop_without_start_is_refused_without_a_call(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Nothing is sent to the engine: it would end another client's capture."""
+        """No stop is sent to the engine, because it would end another client's capture."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         live.run(live.engine.start_profile())
@@ -213,7 +229,7 @@ class TestOrder:
     def test_start_without_arm_is_refused_without_a_call(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Its folder is not known to be usable."""
+        """A start without an arm is refused, because its folder was not checked."""
         with pytest.raises(EngineFailure, match="start without arm"):
             on_remote(driver.start(make_window(tmp_path)))
         assert not live.engine._profile_session_active
@@ -221,8 +237,8 @@ class TestOrder:
     def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_kept(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """While the first driver takes part the second one gets `busy`. When it has ended, its
-        capture is stopped and kept under its own step.
+        """While the first driver takes part, the second one gets `busy`. When the first one has
+        ended, its capture is stopped and kept under its own step.
         """
         left = make_window(tmp_path, 2)
         gone = VllmDriver.of_engine(live.engine)
@@ -248,7 +264,9 @@ class TestOrder:
     def test_a_failed_stop_is_sent_again(
         self, live: Live, driver: VllmDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The next window's start ends the capture first, and the trace is in the manifest of the step that it belongs to."""
+        """The start of the next window first ends the open capture. The manifest of the earlier
+        step gets its trace.
+        """
         window = make_window(tmp_path, 2)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
@@ -266,7 +284,7 @@ class TestOrder:
     def test_an_open_capture_is_kept_at_the_detach(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """A close ends it within its time, and another driver may start."""
+        """`close` ends the open capture within its timeout and keeps its trace."""
         window = make_window(tmp_path, 2)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
@@ -279,7 +297,9 @@ class TestOrder:
     def test_the_users_stop_in_the_window_makes_it_partial(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """The trace has what was recorded until then, and the engine has no bound that could have ended it."""
+        """The trace has the forward steps until the user's stop. The window is partial, and no
+        limit is reported as the reason.
+        """
 
         def body() -> None:
             live.generate(3)
@@ -294,7 +314,9 @@ class TestOrder:
     def test_the_users_stop_and_start_in_the_window_leave_two_traces(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Both traces are of the same worker. They are not mistaken for those of two data-parallel engines."""
+        """Both traces are of the same worker. They are not mistaken for those of two data-parallel
+        engines.
+        """
 
         def body() -> None:
             live.generate(3)
@@ -312,7 +334,9 @@ class TestOrder:
     def test_a_start_that_the_user_cancelled_is_busy_until_it_is_stopped(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """vLLM keeps such a start for ever, and it looks like a capture that runs. It is the user's to stop: an abort of ours leaves it alone."""
+        """vLLM keeps such a start forever, and it looks like a running capture. Only the user may
+        stop it: an abort of stepprof does not.
+        """
 
         async def begin_and_give_up() -> None:
             begun = asyncio.ensure_future(live.engine.start_profile())
@@ -332,7 +356,7 @@ class TestOrder:
         assert only_trace(window, record(driver, window, lambda: live.generate(2))).forward
 
     def test_an_aborted_window_leaves_no_file(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """What it had is thrown away, and the link leads to the idle folder."""
+        """An abort discards the recorded data, and the link leads to the idle folder."""
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
@@ -344,7 +368,7 @@ class TestOrder:
         assert not list(link.parent.glob("step-*"))
 
     def test_arm_starts_nothing(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """Arming twice, for one window and then for another one, sends no call to the engine."""
+        """Two arm calls, for one window and then for another one, send no call to the engine."""
         on_remote(driver.arm(make_window(tmp_path, 2)))
         on_remote(driver.arm(make_window(tmp_path, 3)))
         assert not live.engine._profile_session_active
@@ -352,8 +376,8 @@ class TestOrder:
     def test_an_engine_never_configured_is_refused_before_anything_is_sent(
         self, live: Live, driver: VllmDriver, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If vLLM was built without a profiler configuration, the message names the missing setting and the
-        value to write.
+        """If vLLM was built without a profiler configuration, the message names the missing setting
+        and the value to write.
         """
         from vllm import AsyncEngineArgs
 
@@ -375,7 +399,7 @@ class TestOrder:
 
 class TestSelection:
     def test_unselected_workers_leave_no_file(self, live: Live, driver: VllmDriver, tmp_path: Path) -> None:
-        """The engine records all its workers; only the selected ones are kept."""
+        """The engine records all its workers, and only the traces of the selected ones are kept."""
         window = make_window(tmp_path, workers=frozenset({1}))
         stopped = record(driver, window, lambda: live.generate(2))
         assert stopped.artifacts == ()
@@ -385,7 +409,9 @@ class TestSelection:
     def test_impossible_options_are_reported_once(
         self, live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Stacks and shapes belong to the engine's construction: it records without, and says so."""
+        """Stacks and shapes can only be set when the engine is built. The log reports each such
+        option once.
+        """
         driver = VllmDriver.of_engine(live.engine)
         for step in (2, 3):
             window = make_window(
@@ -403,7 +429,9 @@ class TestFolders:
     def test_a_link_of_another_engine_is_refused(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """The second one is refused before anything is sent: their traces would be mixed up."""
+        """A second engine with the same link is refused before anything is sent, because their
+        traces would be mixed up.
+        """
         on_remote(driver.arm(make_window(tmp_path)))
         link = ObjectLink(live.engine, "other")
         link.key = "object:1"
@@ -417,7 +445,9 @@ class TestFolders:
     def test_an_engine_without_a_file_is_a_described_failure(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
-        """Its workers suppress torch's exception when the folder is missing: a call that returned is no proof."""
+        """vLLM's workers hide torch's exception when the folder is missing, so a returned stop is
+        no proof. The driver reports the missing trace.
+        """
         window = make_window(tmp_path)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))

@@ -1,9 +1,7 @@
-"""The real vLLM as an engine under nsys, on a CPU. Its `cuda` profiler runs in its own processes; the two
-calls go to libcudart without a GPU, and an executable replaces nsys. vLLM refuses that profiler on a
-CPU. A plug-in (`vllm.general_plugins`), which vLLM loads in each of its processes, removes this check,
-and also the NVTX ranges, which need a GPU.
-
-vLLM refuses that profiler on a CPU; a plug-in of its own kind (`vllm.general_plugins`), which it loads in each of its processes, lifts that, and leaves out its NVTX ranges, which a torch without CUDA cannot make.
+"""Test the real vLLM as an engine under nsys, on a CPU. Its `cuda` profiler runs in its own
+processes; the two calls go to libcudart without a GPU, and an executable replaces nsys. vLLM
+refuses that profiler on a CPU. A plug-in (`vllm.general_plugins`), which vLLM loads in each of its
+processes, removes this check, and also the NVTX ranges, which need a GPU.
 """
 
 from __future__ import annotations
@@ -68,7 +66,9 @@ sys.exit(subprocess.run(sys.argv[2:]).returncode)
 
 
 def test_reports_are_moved_to_the_step(run_vllm: Callable[..., Ran], model: str, tmp_path: Path) -> None:
-    """Two windows, two ranges, two reports, each in its step's folder; the engine ends its capture by itself before the window does."""
+    """Two windows are two ranges with two reports, each in the folder of its step. The limit of
+    forward steps ends each capture before its window.
+    """
     tools = build(tmp_path)
     plugin = tmp_path / "plugin"
     (plugin / "lifted-1.0.dist-info").mkdir(parents=True)

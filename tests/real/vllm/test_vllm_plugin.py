@@ -1,4 +1,6 @@
-"""vLLM loads stepprof's plug-in by itself: an engine that the job builds without a line of stepprof can be recorded."""
+"""Test that vLLM loads stepprof's plug-in itself. An engine that the job builds without arguments
+of stepprof can be recorded.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _switched(folder: Path) -> dict[str, str]:
 
 class TestPlugin:
     def test_an_engine_without_engine_args(self, model: str, tmp_path: Path) -> None:
-        """The variable is all: the engine is built with a profiler, and step 2 has its trace."""
+        """With only the variables set, the engine is built with a profiler, and step 2 has its
+        trace.
+        """
         (tmp_path / "job.py").write_text(JOB)
         done = subprocess.run(
             [sys.executable, "job.py", model],
@@ -65,7 +69,9 @@ class TestPlugin:
         assert len(entry["artifacts"]) == 1
 
     def test_a_server_without_serve_args(self, model: str, tmp_path: Path) -> None:
-        """`vllm serve` with the variable alone has the routes of a profiler. The step goes on while it writes its trace, and ends when that is there."""
+        """With only the variables set, `vllm serve` has the routes of a profiler. The step
+        continues while the server writes its trace, and is complete after that.
+        """
         server = Serving(model, tmp_path / "log", env=_switched(tmp_path))
         try:
             server.wait()

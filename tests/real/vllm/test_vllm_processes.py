@@ -1,4 +1,6 @@
-"""Engines that die, were built in other ways, or consist of several processes: each in a script of its own, since it may end the process."""
+"""Test engines that die, that are built in other ways, or that consist of several processes. Each
+test runs a script in its own process, because the script may end it.
+"""
 
 from __future__ import annotations
 
@@ -248,24 +250,30 @@ if __name__ == "__main__":
 
 
 def test_a_hand_built_engine_is_recorded_and_its_death_reported(run_vllm: Run) -> None:
-    """A plain folder: the new files are taken, those of others stay. A worker is killed while it records: dead, and training goes on."""
+    """In a plain folder the new traces are taken and other files stay. A worker that is killed
+    while it records makes the engine `dead`, and training continues.
+    """
     assert "training goes on" in run_vllm(HEAD + BY_HAND).check().stdout
 
 
 def test_a_synchronous_engine_and_the_death_of_its_core(run_vllm: Run) -> None:
-    """`LLM` is called from a thread. The file that its own bound wrote before the core was killed is kept
-    as partial.
+    """`LLM` is called from a thread. The trace that the engine's limit ended before the core was
+    killed is kept as partial.
     """
     assert "training goes on" in run_vllm(HEAD + SYNCHRONOUS).check().stdout
 
 
 def test_files_of_two_data_parallel_engines_are_distinguished(run_vllm: Run) -> None:
-    """vLLM gives both files the same name. Each is assigned to its engine by the process that wrote it."""
+    """vLLM gives both files the same name. Each is assigned to its engine by the process that wrote
+    it.
+    """
     assert "told apart" in run_vllm(HEAD + DATA_PARALLEL).check().stdout
 
 
 def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run, tmp_path: Any) -> None:
-    """Two profilers in one process end it; its forward steps are in this process's own capture."""
+    """Two profilers in one process would end it. The forward steps are in the capture of this
+    process.
+    """
     ran = run_vllm(HEAD + IN_PROCESS, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}).check()
     assert "joined" in ran.stdout
     (entry,) = read_entries(tmp_path / "runs")
@@ -280,7 +288,9 @@ def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run
 def test_a_job_that_ends_while_its_engine_records(
     run_vllm: Run, tmp_path: Path, how: str, status: int
 ) -> None:
-    """Initialised before vLLM was imported: the engine is stopped while it is still there, and its trace kept as partial."""
+    """The session starts before vLLM is imported. At the end of the job the engine is stopped while
+    its processes exist, and its trace is kept as partial.
+    """
     ran = run_vllm(HEAD + ENDING, how, fresh=True)
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("processes ")]
     for pid in map(int, line.split()[1:]):  # a killed job leaves vLLM's processes behind

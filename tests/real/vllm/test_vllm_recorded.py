@@ -1,5 +1,5 @@
-"""A real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries in the
-manifest.
+"""Test a real engine with a real session: ``init``, ``attach``, ``profile_step``, and the entries
+in the manifest.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ def recording(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def placed(artifact: dict[str, Any]) -> str:
-    """Its name in the folder of replica 0."""
+    """Return the name of an artifact in the folder of replica 0."""
     folder, _, name = artifact["path"].rpartition("/")
     assert folder == "rollout/replica-0"
     return str(name)
 
 
 def traces_of(live: Live) -> Path:
-    """The folder that the engine writes to, with a link to that of each window."""
+    """Return the folder in which the engine writes, with a link to that of each window."""
     return Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
 
 
 def traces_in_reach(live: Live) -> set[Path]:
-    """The traces that are still where the engine writes them, also those of others."""
+    """Return the traces in the engine's folder, including those of other clients."""
     return set(traces_of(live).rglob("*.pt.trace.json.gz"))
 
 
 def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """``async with`` there: every manifest is complete, and each trace has its window's forward steps and its own numbers in it."""
+    """``async with`` records on the engine's loop. Every entry is complete, and each trace has the
+    forward steps of its window and its own metadata.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -62,7 +64,7 @@ def test_two_steps_of_a_coroutine_on_the_engines_own_loop(
             async with stepprof.profile_step(step, role="rollout"):
                 await live.generating(step + 2)
             async with stepprof.profile_step(step, role="actor"):
-                await live.generating(1, prompts=3)  # whose windows are not its business
+                await live.generating(1, prompts=3)  # this window is not of the engine's role
 
     live.run(loop())
     stepprof.shutdown()
@@ -98,7 +100,9 @@ def test_a_synchronous_block_on_another_thread_than_the_engines_loop(
 def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
     live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
 ) -> None:
-    """It would wait for itself: skipped, with what to write instead, and one warning for all steps; the loop is not blocked."""
+    """A synchronous window on the engine's loop would block itself, so it is skipped. Its error
+    says what to write instead, and one warning covers all steps.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -123,7 +127,9 @@ def test_a_synchronous_block_on_the_engines_loop_sends_nothing(
 def test_a_body_that_raises_stops_the_engine(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The exception reaches the caller unchanged; the engine is stopped, its trace kept, and the manifest has both."""
+    """The exception reaches the caller unchanged. The engine is stopped, its trace is kept, and the
+    entry has the exception.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
     error = ValueError("a bad sample")
@@ -147,7 +153,9 @@ def test_a_body_that_raises_stops_the_engine(
 def test_a_cancelled_coroutine_leaves_no_capture(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Cancelled while it waits for the start: the engine is stopped all the same, and records the next step."""
+    """A coroutine is cancelled while it waits for the start. The engine is stopped nevertheless,
+    and records the next step.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -174,7 +182,9 @@ def test_a_cancelled_coroutine_leaves_no_capture(
 def test_a_stop_beyond_the_timeout_still_brings_its_files(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The body does not wait past the bound; the late answer is in the manifest in the end."""
+    """The body does not wait longer than the stop timeout. The late answer is added to the
+    manifest.
+    """
     session = recording(engine_stop_timeout_seconds=0.05, rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(live.engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -196,8 +206,10 @@ def test_a_stop_beyond_the_timeout_still_brings_its_files(
 def test_a_stopped_process_keeps_the_run_no_longer_than_its_stop_may_take(
     live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
 ) -> None:
-    """The core of the engine is stopped while it records: the window and the end of the run have the role's bound each, and one line says what the end waits for.
-    The entry says that the window closed and its stop is unanswered. The answer comes after the end of the run, and makes it complete."""
+    """The core of the engine is stopped while it records. The window and the end of the run each
+    wait at most the role's timeout, and one line names the engine. The entry first says that the
+    window has closed. After the late answer it is complete.
+    """
     recording(engine_stop_timeout_seconds=2)
     attached = stepprof.attach(live.engine, role="rollout")
     (core,) = live.processes()
@@ -231,7 +243,9 @@ def test_a_stop_whose_answer_is_lost_still_lists_its_files(
     monkeypatch: pytest.MonkeyPatch,
     log: list[dict[str, Any]],
 ) -> None:
-    """The engine has written its trace, and the call raises: the trace is in the manifest all the same, and nothing is left where the engine writes."""
+    """The engine has written its trace, and the stop call raises. The manifest has the trace, and
+    none remains in the engine's folder.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
     stop = live.engine.stop_profile
@@ -255,7 +269,9 @@ def test_a_stop_whose_answer_is_lost_still_lists_its_files(
 
 
 def test_an_actor_outlives_the_driver_of_its_job(live: Live, tmp_path: Path) -> None:
-    """The driver is killed inside its window: the capture ends with it, its trace is kept, and the next job records all of its own."""
+    """The driver is killed inside its window. The actor ends the capture and keeps its trace, and
+    the next job records all of its own forward steps.
+    """
     stopped = outlive_a_driver(live.engine, tmp_path, live.generate)
     (artifact,) = stopped.artifacts
     trace = Trace.of(make_window(tmp_path / "second" / "run"), artifact)
@@ -263,7 +279,9 @@ def test_an_actor_outlives_the_driver_of_its_job(live: Live, tmp_path: Path) -> 
 
 
 def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
-    """The engine's own bound ends the capture: complete, capped by the engine, and the next step is recorded too."""
+    """The engine's own limit ends the capture. The entry is complete and says so, and the next step
+    is recorded too.
+    """
     recording(rollout={"engine": {"max_iterations": 2}})
     stepprof.attach(live.engine, role="rollout")
     for step in (2, 3):
@@ -279,7 +297,9 @@ def test_auto_stop_is_a_legal_end(live: Live, recording: Callable[..., Any], tmp
 def test_a_late_stop_excludes_later_steps(
     live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine's event loop is busy when the window ends, and its core goes on: the trace has that, the entry says so, and the report is of the window alone."""
+    """The engine's loop is busy when the window ends, and its core continues. The trace has later
+    forward steps, the entry says so, and the report covers only the window.
+    """
     recording(rollout={"engine": {"max_iterations": "none"}})
     stepprof.attach(live.engine, role="rollout")
     window = stepprof.profile_step(2, role="rollout").start()
@@ -299,8 +319,8 @@ def test_a_late_stop_excludes_later_steps(
 def test_the_default_bound_and_none(
     live: Live, recording: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The default bound is 32 forward steps. The entry and the report state it, and the report estimates
-    the cost of a stop from it.
+    """The default limit is 32 forward steps. The entry and the report state it, and the report
+    estimates the cost of a stop from it.
     """
     recording()
     stepprof.attach(live.engine, role="rollout")
@@ -356,8 +376,8 @@ if __name__ == "__main__":
 def test_step_2_of_an_engine_of_two_workers(
     run_vllm: Callable[..., Any], tmp_path: Path, options: dict[str, Any], ranks: str, device: str
 ) -> None:
-    """A tensor-parallel engine records all its workers. The traces of the selected workers are kept, with
-    the selected content.
+    """A tensor-parallel engine records all its workers. The traces of the selected workers are
+    kept, with the selected content.
     """
     if device != "cpu":
         pytest.skip(

@@ -1,4 +1,6 @@
-"""A real ``vllm serve`` follows the windows over HTTP, and every way it can refuse has its own words."""
+"""Test a real ``vllm serve`` that follows the windows over HTTP. Each reason for a refusal has its
+own message.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ KEY = "sk-of-the-tests"
 
 
 class Serving(EngineServer):
-    """``vllm serve`` as it is started for tests."""
+    """``vllm serve`` with the arguments of the tests."""
 
     def __init__(self, model: str, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         fixed = "--load-format dummy --dtype float32 --max-model-len 256 --max-num-seqs 8 --enforce-eager --gpu-memory-utilization 0.1"
@@ -34,7 +36,7 @@ class Serving(EngineServer):
         super().__init__(module, [*named, *fixed.split(), *arguments], log, key=KEY, env=env)
 
     def generate(self, tokens: int) -> None:
-        """Have one request answered."""
+        """Send one request for this number of tokens."""
         asked = {"model": "tiny", "prompt": "abc", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
         self.ask("POST", "/v1/completions", asked)
 
@@ -49,7 +51,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     model: str, traces: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Serving, Serving]]:
-    """Return two servers, started together: one that can be recorded and wants a key, and one that was never configured."""
+    """Return two servers, started concurrently: one that can be recorded and requires a key, and
+    one without a profiler configuration.
+    """
     logs = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as ending:
         development = {"VLLM_SERVER_DEV_MODE": "1"}
@@ -64,13 +68,13 @@ def servers(
 
 @pytest.fixture
 def server(servers: tuple[Serving, Serving]) -> Serving:
-    """Return the one that can be recorded."""
+    """Return the server that can be recorded."""
     return servers[0]
 
 
 @pytest.fixture
 def driver(server: Serving) -> Iterator[VllmDriver]:
-    """Return its driver; it is left without a capture."""
+    """Return the driver of that server. After the test, any capture is aborted."""
     made = VllmDriver.of_server(Client(server.url, api_key=KEY))
     yield made
     on_remote(made.abort())
@@ -79,7 +83,7 @@ def driver(server: Serving) -> Iterator[VllmDriver]:
 def test_two_steps_are_written_to_two_folders_without_a_restart(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
-    """Each folder has the forward steps of its window, and no others."""
+    """The folder of each step has the forward steps of its own window, and no others."""
     for step, tokens in ((2, 4), (3, 7)):
         server.generate(2)
         window = make_window(tmp_path, step, trace_dir=traces / "engine-1")
@@ -102,7 +106,9 @@ def test_a_server_in_development_mode_reports_its_folder(
 
 
 def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> None:
-    """A server needs nothing of the loop that they block: each trace has its window's forward steps, and none of what is around it."""
+    """The windows block a loop that the server does not need. Each trace has the forward steps of
+    its window and no others.
+    """
     begin(tmp_path)
     stepprof.attach(server.url, role="rollout", api_key=KEY)
 
@@ -124,8 +130,9 @@ def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> 
 def test_metrics_are_read_at_start_and_stop(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
-    """The manifest has what the server counted in the window: one prompt of 3 tokens, 5 generated ones. No call waits for a count, so one that
-    comes late is left out: on a busy machine it takes more than one window.
+    """The entry has the server's counts of the window: one prompt of 3 tokens, and 5 generated
+    ones. No call waits for a count, so a late one is left out. On a busy machine this takes more
+    than one window.
     """
     server.generate(2)
     for attempt in range(5):
@@ -145,7 +152,7 @@ def test_metrics_are_read_at_start_and_stop(
 
 
 def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path) -> None:
-    """Delay and maximum are the body of the request, from 0.32 on."""
+    """From vLLM 0.32 on, the body of the request has the delay and the maximum."""
     window = make_window(tmp_path, trace_dir=traces / "engine-1", delay_iterations=1, max_iterations=3)
     stopped = record(driver, window, lambda: server.generate(9))
     (artifact,) = stopped.artifacts
@@ -156,7 +163,7 @@ def test_bounds_go_with_the_start(server: Serving, driver: VllmDriver, traces: P
 def test_a_capture_of_another_client_is_refused_and_left_alone(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path
 ) -> None:
-    """409: busy, with the remedy if no client records."""
+    """The server answers 409. The driver reports it as `busy` and does not change the capture."""
     server.ask("POST", "/start_profile")
     window = make_window(tmp_path, trace_dir=traces / "engine-1")
     on_remote(driver.arm(window))
@@ -172,7 +179,7 @@ def test_a_capture_of_another_client_is_refused_and_left_alone(
 def test_without_its_folder_it_is_recorded_and_the_traces_stay(
     server: Serving, driver: VllmDriver, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outcome names the host that has them."""
+    """Without a folder that both see, the traces stay on the server. The entry names its host."""
 
     async def nowhere(window: object, settings: object) -> None: ...
 
@@ -190,14 +197,14 @@ def test_without_its_folder_it_is_recorded_and_the_traces_stay(
 def test_stop_without_start_is_refused_without_a_request(
     server: Serving, driver: VllmDriver, tmp_path: Path
 ) -> None:
-    """A stop would end another client's capture."""
+    """No stop is sent, because it would end another client's capture."""
     on_remote(driver.arm(make_window(tmp_path)))
     with pytest.raises(EngineFailure, match="stop without start"):
         on_remote(driver.stop(make_window(tmp_path)))
 
 
 def test_an_unconfigured_server_gets_instructions(servers: tuple[Serving, Serving], tmp_path: Path) -> None:
-    """404: the route is not there. The message has the arguments that bring it."""
+    """The server has no route for the start (404). The message has the arguments that add it."""
     bare = VllmDriver.of_server(Client(servers[1].url))
     with pytest.raises(EngineFailure, match=r"has no route /start_profile \(404\)") as caught:
         on_remote(bare.arm(make_window(tmp_path)))
@@ -207,7 +214,7 @@ def test_an_unconfigured_server_gets_instructions(servers: tuple[Serving, Servin
 
 
 def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:
-    """Nothing listens there."""
+    """If no server listens at the address, the engine is `unreachable`."""
     gone = VllmDriver.of_server(Client("http://127.0.0.1:9"))
     with pytest.raises(EngineFailure, match="is the server up") as caught:
         on_remote(gone.arm(make_window(tmp_path)))
@@ -217,7 +224,9 @@ def test_a_server_that_is_down_is_unreachable(tmp_path: Path) -> None:
 def test_a_url_is_recognised_as_vllm_and_follows_the_windows(
     servers: tuple[Serving, Serving], traces: Path, tmp_path: Path
 ) -> None:
-    """A server attached by its address alone, next to one that is down and one without a profiler: each has its outcome, and the body continues."""
+    """Three servers are attached: one that records, one without a profiler, and one that is down.
+    Each has its own outcome, and the body continues.
+    """
     server, bare = servers
     assert HttpKind().recognises(server.url)
     begin(tmp_path)
@@ -258,8 +267,10 @@ stepprof.shutdown()
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, killed: bool) -> None:
-    """A living job keeps its capture, which is whole, and this one's window says `busy`. After SIGKILL its capture is kept under its own run,
-    and this one's next window has its own forward steps only."""
+    """A living job keeps its complete capture, and the window of this job is `busy`. After SIGKILL
+    the capture is kept under the killed job's run. The next windows of this job have only their own
+    forward steps.
+    """
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     folder = traces / "engine-1"
@@ -294,8 +305,8 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
 
 
 def test_a_job_that_ends_while_its_engine_is_stopped(server: Serving, traces: Path, tmp_path: Path) -> None:
-    """The exit of the interpreter takes at most the timeout of a stop, and one log line names the reason of
-    the wait. The next driver keeps the recorded files under the run that has ended.
+    """The exit of the interpreter takes at most the timeout of a stop, and one log line names the
+    reason of the wait. The next driver keeps the recorded files under the run that has ended.
     """
     folder = traces / "engine-1"
     core = server.find(b"EngineCore")
@@ -313,7 +324,7 @@ def test_a_job_that_ends_while_its_engine_is_stopped(server: Serving, traces: Pa
 
 
 def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_path: Path) -> None:
-    """The window says `busy`; the user's stop is answered, and their file has all of their forward steps."""
+    """The window is `busy`. The user's stop works, and the user's trace has all of its forward steps."""
     server.ask("POST", "/start_profile")
     begin(tmp_path)
     try:

@@ -40,7 +40,9 @@ def cramped(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 
 
 async def returned(engine: Any, name: str, tokens: int) -> tuple[int, int]:
-    """Generate so many tokens for one prompt; return the prompt's tokens and the generated ones, as vLLM returns them."""
+    """Generate this number of tokens for one prompt. Return the number of the prompt's tokens and
+    of the generated ones, as vLLM returns them.
+    """
     from vllm import SamplingParams
 
     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
@@ -52,7 +54,9 @@ async def returned(engine: Any, name: str, tokens: int) -> tuple[int, int]:
 
 
 async def marked(engine: Any, name: str, tokens: int) -> tuple[int, float, float]:
-    """Generate for a bound sample, and mark its request; return its tokens, and the times that vLLM returns of it."""
+    """Generate for a bound sample, and mark its request. Return its tokens, and vLLM's times of the
+    request.
+    """
     from vllm import SamplingParams
 
     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
@@ -60,20 +64,20 @@ async def marked(engine: Any, name: str, tokens: int) -> tuple[int, float, float
     with stepprof.bind(sample=name), stepprof.region("generate"):
         async for output in engine.generate("abc", asked, name):
             last = output
-            stepprof.mark_request(output)  # of all but the last it marks nothing
+            stepprof.mark_request(output)  # marks only the last output
     assert last is not None
     times = last.metrics
     return times.num_generation_tokens, times.first_token_latency, times.last_token_ts - times.first_token_ts
 
 
 async def all_marked(engine: Any, lengths: dict[str, int]) -> dict[str, tuple[int, float, float]]:
-    """Do it for several samples at once."""
+    """Generate for several samples concurrently, and return the results of each."""
     each = await asyncio.gather(*(marked(engine, name, tokens) for name, tokens in lengths.items()))
     return dict(zip(lengths, each, strict=True))
 
 
 async def all_of(engine: Any, name: str, lengths: list[int]) -> tuple[int, int]:
-    """Return the sums over several prompts at once."""
+    """Return the sums over several concurrent prompts."""
     each = await asyncio.gather(
         *(returned(engine, f"{name}-{n}", tokens) for n, tokens in enumerate(lengths))
     )
@@ -81,7 +85,7 @@ async def all_of(engine: Any, name: str, lengths: list[int]) -> tuple[int, int]:
 
 
 def preemptions(engine: Any) -> int:
-    """Return vLLM's own count."""
+    """Return vLLM's own count of preemptions."""
     from vllm.v1.metrics.reader import get_metrics_snapshot
 
     (metric,) = [each for each in get_metrics_snapshot() if each.name == "vllm:num_preemptions"]
@@ -89,7 +93,7 @@ def preemptions(engine: Any) -> int:
 
 
 def observed(name: str) -> tuple[int, float]:
-    """Return how often vLLM has observed a time, and the sum of it."""
+    """Return the number and the sum of vLLM's observations of a time."""
     from vllm.v1.metrics.reader import get_metrics_snapshot
 
     (metric,) = [each for each in get_metrics_snapshot() if each.name == name]
@@ -99,7 +103,9 @@ def observed(name: str) -> tuple[int, float]:
 def test_times_of_bound_samples_are_the_engines_own(
     cramped: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten samples, of which two wait: the report has the times of each, and their means are those of vLLM's histograms."""
+    """Two of ten samples have to wait. The report has the times of each sample, and their means are
+    those of vLLM's histograms.
+    """
     names = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
     begin(tmp_path, rollout=EVERYTHING)
     stepprof.attach(cramped.engine, role="rollout")
@@ -114,7 +120,7 @@ def test_times_of_bound_samples_are_the_engines_own(
     for spread, (count, seconds), (counted, total), left_out in zip(
         (row["first_token"], row["per_token"]), before, after, (0, 1), strict=True
     ):
-        # vLLM counts a request of one token with 0 s between two
+        # for a request of one token, vLLM counts 0 s between tokens
         assert spread["count"] == counted - count - left_out == 10 - left_out
         assert spread["mean"] * spread["count"] == pytest.approx(total - seconds, abs=1e-6)
     (work,) = report["engines"]
@@ -130,7 +136,9 @@ def test_times_of_bound_samples_are_the_engines_own(
 def test_tokens_and_preemptions_are_the_engines_own(
     cramped: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Step 2 does not fit into the memory, step 3 does; around them runs what is not theirs."""
+    """The requests of step 2 do not fit into the memory, those of step 3 do. Requests outside the
+    windows are not counted.
+    """
     begin(tmp_path, rollout=EVERYTHING)
     stepprof.attach(cramped.engine, role="rollout")
     truth: dict[int, tuple[int, int, int]] = {}
@@ -168,7 +176,9 @@ def test_tokens_and_preemptions_are_the_engines_own(
 def test_a_capped_capture_has_the_counts_of_the_whole_window(
     cramped: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trace has 4 forward steps, the engine counted all tokens: the rate is by the window."""
+    """The trace has 4 forward steps, and the engine counted all tokens. The report computes the
+    rate for the window.
+    """
     begin(tmp_path, rollout={"engine": {"max_iterations": 4}})
     stepprof.attach(cramped.engine, role="rollout")
     with stepprof.profile_step(2, role="rollout"):

@@ -1,4 +1,6 @@
-"""Synchronous windows of coroutines: a real engine on another event loop, on the loop that the window blocks, and one whose start fails."""
+"""Test synchronous windows in coroutines with a real engine: on another event loop, on the loop
+that the window blocks, and with a failing start.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def forward(folder: Path, step: int, count: int = 1) -> list[tuple[int, int]]:
 
 
 def test_an_engine_on_another_loop(live: Live, recording: Callable[..., Any], tmp_path: Path) -> None:
-    """The engine's own loop answers: each trace has its window's forward steps, and none of what is around it."""
+    """The engine's own loop answers. Each trace has the forward steps of its window and no others."""
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -47,7 +49,7 @@ def test_an_engine_on_another_loop(live: Live, recording: Callable[..., Any], tm
             with stepprof.profile_step(step, role="rollout"):
                 await asyncio.to_thread(live.generate, step + 2)
             window = stepprof.profile_step(step, role="actor").start()
-            await asyncio.to_thread(live.generate, 1, 3)  # whose windows are not its business
+            await asyncio.to_thread(live.generate, 1, 3)  # this window is not of the engine's role
             window.stop()
 
     asyncio.run(loop())
@@ -59,7 +61,9 @@ def test_an_engine_on_another_loop(live: Live, recording: Callable[..., Any], tm
 def test_an_engine_that_hangs_costs_the_bounds(
     live: Live, recording: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The window blocks its loop for the start's bound, and no longer. What the engine starts late is stopped at once, and the next window is whole."""
+    """The window blocks its loop only for the start timeout. A capture that the engine starts late
+    is stopped at once, and the next window is complete.
+    """
     recording(engine_start_timeout_seconds=1)
     stepprof.attach(live.engine, role="rollout")
     (core,) = live.processes()
@@ -92,7 +96,9 @@ def test_an_engine_that_hangs_costs_the_bounds(
 def test_a_synchronous_exit_on_the_engines_loop(
     live: Live, recording: Callable[..., Any], tmp_path: Path, log: list[dict[str, Any]]
 ) -> None:
-    """The engine's stop is answered once the loop is free. The window does not wait for it, and its entry and one warning say why it is `partial`."""
+    """The engine answers the stop once the loop is free. The window does not wait for it, and its
+    entry and one warning say why it is `partial`.
+    """
     recording()
     stepprof.attach(live.engine, role="rollout")
 
@@ -102,7 +108,7 @@ def test_a_synchronous_exit_on_the_engines_loop(
         began = time.monotonic()
         window.stop()
         seconds = time.monotonic() - began
-        await live.generating(2)  # while the stop is under way
+        await live.generating(2)  # while the stop is in progress
         async with stepprof.profile_step(3, role="rollout"):
             await live.generating(3)
         return seconds
@@ -147,7 +153,9 @@ def test_a_shutdown_on_the_engines_loop(live: Live, recording: Callable[..., Any
 def test_a_start_that_fails_at_once(
     live: Live, recording: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body begins at once; whether the engine is dying is checked concurrently, and it records the next step."""
+    """The body begins at once. The driver checks concurrently whether the engine is dying, and the
+    engine records a later step.
+    """
     recording(steps="2-5")
     stepprof.attach(live.engine, role="rollout")
     seconds = []
@@ -165,7 +173,7 @@ def test_a_start_that_fails_at_once(
     with stepprof.profile_step(5, role="rollout"):
         live.generate(3)
     stepprof.shutdown()
-    assert min(seconds) < 2.5  # three of the looks at a dying engine take 3 s
+    assert min(seconds) < 2.5  # three of the checks for a dying engine take 3 s
     (entry,) = read_entries(tmp_path, 2)
     assert (entry["status"], entry["health"]) == ("failed", "unknown")
     assert "a worker said no" in entry["error"]

@@ -1,5 +1,5 @@
-"""Another process requests a recording from a running loop with a real engine. Exactly that step is
-recorded.
+"""Test that another process requests a recording from a running loop with a real engine. Exactly
+that step is recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKENS = 4
 
 
 class Loop:
-    """A training loop, step by step."""
+    """A training loop that runs step by step."""
 
     def __init__(self, live: Live, path: Path) -> None:
         self.live = live
@@ -38,7 +38,7 @@ class Loop:
         self.step = 0
 
     def once(self) -> None:
-        """Run one more step: the engine generates in it, also for other windows."""
+        """Run one more step. The engine generates in its own window, and in that of another role."""
         self.step += 1
         with stepprof.profile_step(self.step, role="rollout"):
             self.live.generate(TOKENS)
@@ -60,7 +60,7 @@ class Loop:
 
 @pytest.fixture
 def loop(live: Live, tmp_path: Path) -> Iterator[Loop]:
-    """Return a loop of which nothing is recorded, so far."""
+    """Return a loop without a selected step."""
     session = begin(tmp_path, steps="none", roles={})
     stepprof.attach(live.engine, role="rollout")
     assert session.path is not None
@@ -69,7 +69,9 @@ def loop(live: Live, tmp_path: Path) -> Iterator[Loop]:
 
 
 def test_the_next_step_from_a_shell(loop: Loop, tmp_path: Path) -> None:
-    """``stepprof trigger RUN --step next --role rollout``: the engine's trace of that step, with its forward steps, and of no other."""
+    """``stepprof trigger RUN --step next --role rollout`` records the next step. Its trace has the
+    forward steps of that step and of no other.
+    """
     while not any(status["step_seconds"] for status in read_statuses(loop.path)):
         loop.once()
     began = loop.step
@@ -110,8 +112,9 @@ def test_a_withdrawn_request_reaches_no_engine(loop: Loop) -> None:
 
 
 def test_two_requests_at_once_and_one_for_a_past_step(loop: Loop) -> None:
-    """For one step, of the engine's role and of another: one trace of the engine meets both; a past
-    request is reported, and not recorded.
+    """Two requests name one step, one for the engine's role and one for another role. One trace of
+    the engine satisfies both. A request for a past step is reported as missed, and nothing is
+    recorded for it.
     """
     while loop.step < 3:
         loop.once()

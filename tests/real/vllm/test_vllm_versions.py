@@ -1,8 +1,10 @@
-"""What changed between 0.8.5 and 0.33: two older versions run over the same environment, the sources of others are asked.
+"""Test what changed between vLLM 0.8.5 and 0.33: run two older versions in the same environment,
+and read the sources of others.
 
-Versions up to 0.26 were built for another torch and do not load beside 0.32's, and 0.33 has no build for a processor: of their real
-wheels the signatures of ``start_profile``, the fields of ``ProfilerConfig`` and the environment variables are taken. `nox -s vllm` puts them where they are
-looked for here.
+Versions up to 0.26 were built for another torch and do not load next to 0.32's, and 0.33 has no
+build for CPUs. Of their real wheels the tests read the signatures of ``start_profile``, the fields
+of ``ProfilerConfig`` and the environment variables. `nox -s vllm` installs the sources where these
+tests expect them.
 """
 
 from __future__ import annotations
@@ -66,19 +68,21 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.27.1"])
 def test_an_older_engine_is_recorded_step_by_step(run_vllm: Callable[..., Any], version: str) -> None:
-    """Two folders without a restart, its own bound from its construction, and another one refused in words."""
+    """Two steps are written to two folders without a restart. The limit of the engine's
+    construction applies, and another limit is refused with a message.
+    """
     out = run_vllm(RUN, version, env={"PYTHONPATH": str(VERSIONS / version)}, fresh=True).check().stdout
     assert "unconfigured max_iterations = 2: this vLLM takes it only when the engine is built" in out
     assert "this one was built with 4" in out
 
 
 def source(version: str, path: str) -> ast.Module:
-    """The syntax tree of a file of a version's real wheel."""
+    """Return the syntax tree of a file in a version's real wheel."""
     return ast.parse((VERSIONS / version / "vllm" / path).read_text())
 
 
 def signature(version: str) -> inspect.Signature:
-    """That of ``AsyncLLM.start_profile`` of a version that does not load here."""
+    """Return the signature of ``AsyncLLM.start_profile`` in a version that does not load here."""
     for node in ast.walk(source(version, "v1/engine/async_llm.py")):
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "start_profile":
             node.body, node.returns = [ast.Pass()], None
@@ -92,7 +96,7 @@ def signature(version: str) -> inspect.Signature:
 
 
 def config_fields(version: str) -> set[str]:
-    """Those of ``ProfilerConfig`` of a version that does not load here."""
+    """Return the fields of ``ProfilerConfig`` in a version that does not load here."""
     for node in ast.walk(source(version, "config/profiler.py")):
         if isinstance(node, ast.ClassDef) and node.name == "ProfilerConfig":
             return {
@@ -104,7 +108,7 @@ def config_fields(version: str) -> set[str]:
 
 
 def variables_module(version: str) -> Any:
-    """The real ``vllm.envs`` of a version: it needs nothing else of it."""
+    """Return the real ``vllm.envs`` of a version. It needs no other module of that version."""
     path = VERSIONS / version / "vllm" / "envs.py"
     spec = importlib.util.spec_from_file_location(f"envs_{version.replace('.', '_')}", path)
     assert spec is not None
@@ -117,8 +121,8 @@ def variables_module(version: str) -> Any:
 class TestSources:
     @pytest.mark.parametrize("version", ["0.8.5", "0.12.0", "0.13.0", "0.16.0"])
     def test_a_start_without_parameters_is_given_none(self, version: str, tmp_path: Path) -> None:
-        """The start gets neither a prefix nor bounds. The bounds of the configuration apply, and other ones
-        are refused.
+        """The start gets neither a prefix nor limits. The limits of the configuration apply, and
+        other ones are refused.
         """
         known = signature(version).parameters
         window = make_window(tmp_path)
@@ -131,7 +135,9 @@ class TestSources:
 
     @pytest.mark.parametrize("version", ["installed", "0.33.0"])
     def test_the_newest_take_bounds_with_each_start(self, version: str, tmp_path: Path) -> None:
-        """Only options that differ from the built-in ones are passed: a custom worker class may not know them."""
+        """Only options that differ from the built-in ones are passed, because a custom worker class
+        may not know them.
+        """
         from vllm.v1.engine.async_llm import AsyncLLM
 
         known = (
@@ -165,12 +171,12 @@ class TestSources:
             assert (settings.max_iterations, settings.delay_iterations) == (5, 2)
             assert envs.VLLM_TORCH_PROFILER_DISABLE_ASYNC_LLM
         else:
-            assert settings.with_stack  # that version always records them: a warning says so
+            assert settings.with_stack  # that version always records stacks; a warning says so
 
     def test_engine_args_of_an_old_version_set_the_environment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing to pass; only variables that the version knows are set."""
+        """An old version gets no arguments. Only variables that the version knows are set."""
         envs = variables_module("0.8.5")
         monkeypatch.setattr(arguments, "_config_fields", lambda: None)
         monkeypatch.setattr(arguments, "_known_variables", lambda: frozenset(envs.environment_variables))
@@ -184,7 +190,7 @@ class TestSources:
     def test_engine_args_name_only_fields_that_the_version_has(
         self, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """vLLM refuses a key that it does not know."""
+        """Every key is a field of the version, because vLLM refuses unknown keys."""
         fields = config_fields(version)
         monkeypatch.setattr(arguments, "_config_fields", lambda: frozenset(fields))
         given = engine_args(tmp_path, EngineOptions(activities=["cpu"], max_iterations=3))["profiler_config"]
@@ -196,7 +202,7 @@ class TestSources:
 
 class TestEngineArgs:
     def test_the_installed_class_takes_them(self, tmp_path: Path) -> None:
-        """The real `ProfilerConfig`, with all that can be asked for."""
+        """The real `ProfilerConfig` accepts all options, and reads them as they were given."""
         from vllm.config import ProfilerConfig
 
         options = {"with_stack": True, "record_shapes": True, "activities": ["cpu"], "delay_iterations": 2}
@@ -214,13 +220,15 @@ class TestEngineArgs:
         assert not config.should_profile_frontend
 
     def test_each_call_makes_a_folder_of_its_own(self, tmp_path: Path) -> None:
-        """Engines that share one would mix up their traces."""
+        """Each call creates its own folder, because engines with one folder would mix up their
+        traces.
+        """
         folders = [engine_args(tmp_path)["profiler_config"]["torch_profiler_dir"] for _ in range(3)]
         assert folders == [str(tmp_path / f"engine-{n}" / "current") for n in (1, 2, 3)]
         assert all(Path(folder).is_dir() and Path(folder).is_symlink() for folder in folders)
 
     def test_serve_args_are_one_argument(self, tmp_path: Path) -> None:
-        """JSON, as the server's parser takes it."""
+        """The configuration is one argument in JSON, as the server's parser expects it."""
         import json
 
         flag, value = serve_args(tmp_path)

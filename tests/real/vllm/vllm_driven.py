@@ -1,5 +1,5 @@
-"""An engine on an event loop in its own thread, and readers of its traces. The tests and their scripts
-share this module.
+"""Run an engine on an event loop in its own thread, and read its traces. The tests and their
+scripts share this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 async def answer(engine: Any, tokens: int) -> None:
-    """Have an ``AsyncLLM`` generate so many tokens."""
+    """Generate this number of tokens with an ``AsyncLLM``."""
     from vllm import SamplingParams
 
     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
@@ -35,7 +35,7 @@ class Holder:
 
     Args:
         model: the model's path.
-        traces: the folder that the engine writes to.
+        traces: the folder in which the engine writes.
     """
 
     def __init__(self, model: str, traces: str) -> None:
@@ -47,12 +47,12 @@ class Holder:
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(model, **engine_args(traces))))
 
     async def generate(self, tokens: int) -> None:
-        """So many tokens."""
+        """Generate this number of tokens."""
         await answer(self.engine, tokens)
 
 
 class Live:
-    """An ``AsyncLLM`` on the event loop of a thread of its own, as a trainer that drives its engine has it."""
+    """An ``AsyncLLM`` on an event loop in its own thread, as a trainer that drives its engine has it."""
 
     def __init__(self, model: str, **more: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -69,7 +69,7 @@ class Live:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(model, **more)))
 
     def run(self, work: Awaitable[Any], timeout: float = 500) -> Any:
-        """Await something on the engine's loop."""
+        """Await a coroutine on the engine's loop."""
 
         async def awaited() -> Any:
             return await work
@@ -77,22 +77,22 @@ class Live:
         return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result(timeout)
 
     def generate(self, tokens: int, prompts: int = 1) -> None:
-        """Generate so many tokens for so many prompts at once."""
+        """Generate this number of tokens for each of several concurrent prompts."""
         self.run(self.generating(tokens, prompts))
 
     async def generating(self, tokens: int, prompts: int = 1) -> None:
-        """The same as a coroutine."""
+        """Generate in a coroutine."""
         await asyncio.gather(*(self._one(tokens) for _ in range(prompts)))
 
     async def _one(self, tokens: int) -> None:
         await answer(self.engine, tokens)
 
     def processes(self) -> list[Any]:
-        """The core processes of the engine."""
+        """Return the core processes of the engine."""
         return list(self.engine.engine_core.resources.engine_manager.processes)
 
     def close(self) -> None:
-        """End it and its processes."""
+        """End the engine and its processes."""
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
@@ -102,11 +102,11 @@ class Live:
 
 
 class Trace(EngineTrace):
-    """What is in an artifact."""
+    """The content of an artifact."""
 
     @classmethod
     def of(cls, window: EngineWindow, artifact: Artifact) -> Trace:
-        """Open it where the manifest would say it is."""
+        """Open the trace at the path of its artifact, and check that size and events agree."""
         path = window.folder / artifact.path
         trace = cls.read(path)
         assert (path.stat().st_size, len(trace.events)) == (artifact.bytes, artifact.events)
@@ -114,7 +114,7 @@ class Trace(EngineTrace):
 
     @property
     def forward(self) -> list[tuple[int, int]]:
-        """The forward steps that had something to do: tokens of prompts, and of generation."""
+        """Return the forward steps with requests: the tokens of prompts, and of generation."""
         found = []
         for event in self.spans:
             match = _FORWARD.fullmatch(event["name"])
@@ -125,17 +125,19 @@ class Trace(EngineTrace):
 
     @property
     def spans(self) -> list[dict[str, Any]]:
-        """The spans of the forward steps, in order."""
+        """Return the spans of the forward steps in order."""
         spans = [e for e in self.events if e["ph"] == "X" and e["name"].startswith("execute_")]
         return sorted(spans, key=lambda event: event["ts"])
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the first forward step that had something to do began, and the last ended, since the Unix epoch."""
+        """Return when the first forward step with requests began and the last one ended, since the
+        Unix epoch.
+        """
         busy = [span for span in self.spans if not span["name"].endswith("context_0(0)_generation_0(0)")]
         return self.since_epoch(busy[0], busy[-1])
 
     @property
     def pids(self) -> set[int]:
-        """Which processes ran the ops."""
+        """Return the ids of the processes that ran the ops."""
         return {event["pid"] for event in self.events if event.get("cat") == "cpu_op"}

@@ -1,6 +1,8 @@
-"""A model that costs nothing: two layers with random weights and a byte-level tokenizer, written to a folder in less than a second.
+"""Write a tiny model to a folder: two layers with random weights and a byte-level tokenizer. This
+takes less than a second.
 
-Loaded with ``load_format="dummy"``, so there are no weights on disk; every prompt gets some answer, which is all that a profiler needs.
+It is loaded with ``load_format="dummy"``, so there are no weights on disk. Every prompt gets some
+answer, which is enough for a profiler.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ CONFIG = {
 
 
 def model(folder: Path) -> str:
-    """Write the model's configuration and its tokenizer; return its path."""
+    """Write the model's configuration and its tokenizer, and return its path."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,9 @@ def model(folder: Path) -> str:
 
 
 def arguments(path: str, **more: Any) -> dict[str, Any]:
-    """Return what an engine of this model is built with on a machine with little memory and no device."""
+    """Return the arguments of an engine with this model for a machine with little memory and no
+    device.
+    """
     return {
         "model": path,
         "load_format": "dummy",

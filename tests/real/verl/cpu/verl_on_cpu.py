@@ -1,7 +1,7 @@
-"""Let verl 0.9.1 train on a processor: what it has for CUDA and NPUs alone, added from outside.
+"""Make verl 0.9.1 train on a CPU: add from outside what it has only for CUDA and NPUs.
 
-verl loads this module in each of its processes (``VERL_USE_EXTERNAL_MODULES``). It registers a platform, and changes modules
-right after their import. No file of verl, vLLM or SGLang is edited.
+verl loads this module in each of its processes (``VERL_USE_EXTERNAL_MODULES``). It registers a
+platform, and changes modules right after their import. No file of verl, vLLM or SGLang is edited.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import torch
 import wrapt
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-# verl calls these on the device's module, which must be torch.cpu itself: some places compare the two.
+# verl calls these on the module of the device. That must be torch.cpu itself: some code compares
+# the two.
 for name, value in {
     "empty_cache": lambda: None,
     "ipc_collect": lambda: None,
@@ -28,7 +29,7 @@ for name, value in {
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Answers as a device without indices, streams and shared memory handles."""
+    """A device without indices, streams and shared memory handles."""
 
     device_name = vendor_name = "cpu"
     device_module = torch.cpu
@@ -77,7 +78,7 @@ class PlatformCPU(PlatformBase):
 
 @wrapt.when_imported("verl.utils.distributed")
 def gloo_alone(module):
-    """Ask for "gloo": verl's "cpu:gloo,cpu:gloo" is refused as a duplicate."""
+    """Request "gloo": torch refuses verl's "cpu:gloo,cpu:gloo" as a duplicate."""
     original = module.initialize_global_process_group_ray
     module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: original(
         timeout_second=timeout_second, backend=backend or "gloo"
@@ -100,7 +101,9 @@ def fsdp_on_cpu(module):
 
 @wrapt.when_imported("verl.workers.rollout.vllm_rollout.utils")
 def weights_reloaded(module):
-    """Load new weights with vLLM's own `reload_weights`: it packs them for the processor, so that `model.load_weights` fails."""
+    """Load new weights with vLLM's own `reload_weights`. vLLM packs the weights for the CPU, so
+    that `model.load_weights` fails.
+    """
 
     def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False):
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
@@ -121,12 +124,14 @@ def weights_reloaded(module):
 
 @wrapt.when_imported("verl.utils.model")
 def critic_without_flash_attention(module):
-    """Load the critic with PyTorch's own attention: verl asks for FlashAttention whatever the configuration says."""
+    """Load the critic with PyTorch's own attention: verl requests FlashAttention regardless of the
+    configuration.
+    """
 
     def load_valuehead_model(local_path, torch_dtype, model_config, trust_remote_code):
         from transformers import AutoModelForTokenClassification
 
-        torch.manual_seed(0)  # of the head, which the model on disk does not have
+        torch.manual_seed(0)  # for the head, which the model on disk does not have
         return AutoModelForTokenClassification.from_pretrained(
             local_path, torch_dtype=torch_dtype, config=model_config, attn_implementation="sdpa"
         )
@@ -148,6 +153,8 @@ def pause_as_before(module):
 
 @wrapt.when_imported("sglang.srt.utils.patch_torch")
 def tensors_by_file(module):
-    """Send weights to SGLang through files of shared memory: it patches how tensors of CUDA are sent, and a process of verl's closes its own."""
+    """Send weights to SGLang through files of shared memory. SGLang patches how tensors are sent,
+    and a process of verl closes its own.
+    """
     module.monkey_patch_torch_reductions = lambda: None
     torch.multiprocessing.set_sharing_strategy("file_system")

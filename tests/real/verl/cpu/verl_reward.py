@@ -1,4 +1,6 @@
-"""The reward of the job: which share of an answer's characters has an even number. A model with random weights can learn that."""
+"""Compute the reward of the job: the share of characters with an even code in an answer. A model
+with random weights can learn it.
+"""
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

@@ -1,6 +1,8 @@
-"""A checkpoint engine of verl for processors: weights go from the trainer to separate replicas through a file.
+"""Provide a checkpoint engine of verl for CPUs: the trainer sends weights to separate replicas
+through a file.
 
-verl imports it where `checkpoint_engine.custom_backend_module` names it. Its own ones for separate replicas need CUDA, an NPU or RDMA.
+verl imports it because `checkpoint_engine.custom_backend_module` names it. verl's own engines for
+separate replicas need CUDA, an NPU or RDMA.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 @CheckpointEngineRegistry.register("file")
 class WeightsByFile(CheckpointEngine):
-    """The first rank writes, every replica reads."""
+    """The first rank writes the file, and every replica reads it."""
 
     def __init__(self, bucket_size, is_master=False):
         self.folder = Path(os.environ["WORK"]) / "weights"

@@ -1,4 +1,4 @@
-"""A skeleton of the base of MindSpeed-RL's trainers, written for the tests."""
+"""Provide a skeleton of the base of MindSpeed-RL's trainers, written for the tests."""
 
 
 class RayBaseTrainer:

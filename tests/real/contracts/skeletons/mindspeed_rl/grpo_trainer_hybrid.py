@@ -1,4 +1,6 @@
-"""A skeleton of MindSpeed-RL's GRPO trainer, written for the tests: its names, its timer and the order of its calls, and none of its work."""
+"""Provide a skeleton of MindSpeed-RL's GRPO trainer, written for the tests. It has the names, the
+timer and the order of calls, but no computation.
+"""
 
 from codetiming import Timer
 from mindspeed_rl.trainer.base import RayBaseTrainer

@@ -1,8 +1,8 @@
-"""A skeleton of MindSpeed-RL's groups of workers, written for the tests."""
+"""Provide a skeleton of MindSpeed-RL's groups of workers, written for the tests."""
 
 
 class RayActorGroup:
-    """A group of workers; here it has none."""
+    """A group of workers, here without any."""
 
     def __init__(self, profiler_config=None):
         self.actor_handlers = []

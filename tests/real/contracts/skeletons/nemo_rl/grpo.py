@@ -1,4 +1,6 @@
-"""Written for stepprof's tests: NeMo-RL's loop of GRPO, with its timers and the order of its calls, and none of its work."""
+"""Provide NeMo-RL's loop of GRPO, written for stepprof's tests: its timers and the order of its
+calls, but no computation.
+"""
 
 from nemo_rl.distributed import worker_groups  # noqa: F401 - as in NeMo-RL, where the policy imports it
 from nemo_rl.utils.nsys import maybe_gpu_profile_step
@@ -6,7 +8,7 @@ from nemo_rl.utils.timer import Timer
 
 
 def grpo_train(policy, policy_generation, steps, fails_in=None):
-    """Run a job that validates first and in step 2, which samples twice."""
+    """Run a job that validates first and in step 2. Step 2 samples twice."""
     timer = Timer()
     validate()
     batches = 0

@@ -1,4 +1,4 @@
-"""Written for stepprof's tests: NeMo-RL's switch of its own profiling, with its names."""
+"""Provide NeMo-RL's switch of its own profiling, written for stepprof's tests, with its names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Written for stepprof's tests: the timer of NeMo-RL, with its names, which measures nothing."""
+"""Provide NeMo-RL's timer, written for stepprof's tests, with its names. It measures nothing."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,6 @@
-"""Written for stepprof's tests: a group of NeMo-RL's workers, with their names; they compute nothing."""
+"""Provide a group of NeMo-RL's workers, written for stepprof's tests, with their names. They
+compute nothing.
+"""
 
 import os
 

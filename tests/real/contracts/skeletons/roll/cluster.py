@@ -1,4 +1,4 @@
-"""A skeleton of ROLL's clusters, written for the tests."""
+"""Provide a skeleton of ROLL's clusters, written for the tests."""
 
 from types import SimpleNamespace as Options
 
@@ -6,7 +6,7 @@ import ray
 
 
 class Cluster:
-    """A group of workers: actors of Ray."""
+    """A group of workers, which are actors of Ray."""
 
     def __init__(self, name, worker_cls, resource_manager, worker_config):
         size = worker_config.world_size

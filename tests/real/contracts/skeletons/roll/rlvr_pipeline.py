@@ -1,4 +1,6 @@
-"""A skeleton of ROLL's RLVR pipeline, written for the tests: its names, its timers and the order of its calls, and none of its work."""
+"""Provide a skeleton of ROLL's RLVR pipeline, written for the tests. It has the names, the timers
+and the order of calls, but no computation.
+"""
 
 from contextlib import ExitStack
 
@@ -10,7 +12,9 @@ from roll.utils.worker_state import WorkerState
 
 
 class RLVRPipeline:
-    """A pipeline of some steps; step 1 is preceded by a validation, step 2 is skipped since nothing is left to train on."""
+    """A pipeline of some steps. Step 1 begins with a validation. Step 2 is skipped, because no
+    sample is left to train on.
+    """
 
     def __init__(self, steps):
         self.steps = steps

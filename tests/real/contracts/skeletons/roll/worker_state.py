@@ -1,10 +1,10 @@
-"""A skeleton of ROLL's state of a pipeline, written for the tests."""
+"""Provide a skeleton of the state of ROLL's pipeline, written for the tests."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class WorkerState:
-    """What a checkpoint keeps."""
+    """The state that a checkpoint keeps."""
 
     step: int = -1

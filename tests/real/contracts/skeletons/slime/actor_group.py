@@ -1,4 +1,4 @@
-"""Written for stepprof's tests: the group of ranks of slime, with their names and their call order."""
+"""Provide slime's group of ranks, written for stepprof's tests, with its names and its order of calls."""
 
 from __future__ import annotations
 

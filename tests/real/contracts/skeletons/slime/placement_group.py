@@ -1,4 +1,6 @@
-"""Written for stepprof's tests: the factories of slime, with their names and their call order."""
+"""Provide the factories of slime, written for stepprof's tests, with their names and their order of
+calls.
+"""
 
 from __future__ import annotations
 

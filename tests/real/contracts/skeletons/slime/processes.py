@@ -1,4 +1,6 @@
-"""Written for stepprof's tests: the Ray actors of slime and miles, with their class and method names and their call order, and no model."""
+"""Provide the Ray actors of slime and miles, written for stepprof's tests. They have the names and
+the order of calls, but no model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ timing = import_module({"slime": "slime.observability.timer", "miles": "miles.ut
 
 
 class MegatronTrainRayActor:
-    """Replace a rank; its timers are those of the real one."""
+    """Stands for a rank. Its timers are those of the package."""
 
     def __init__(self, world_size, rank, master_addr, master_port):
         os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK="0")
@@ -52,7 +54,7 @@ class MegatronTrainRayActor:
 
 @ray.remote(num_cpus=0)
 class SGLangEngine:
-    """Replace the actor that starts a server. No server answers at its address."""
+    """Stands for the actor that starts a server. No server answers at its address."""
 
     server_host = "127.0.0.1"
     server_port = 9
@@ -63,7 +65,7 @@ class SGLangEngine:
 
 @ray.remote
 class RolloutManager:
-    """Stands for the actor that generates."""
+    """Stands for the actor that generates samples."""
 
     def __init__(self, args, pg):
         self.engines = [SGLangEngine.remote()]

@@ -1,4 +1,4 @@
-"""Written for stepprof's tests: the timer of slime, with its names."""
+"""Provide slime's timer, written for stepprof's tests, with its names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import time
 
 
 class Timer:
-    """Stands for slime's timer, of which each process has one."""
+    """Stands for slime's timer. Each process has one."""
 
     _only = None
 

@@ -1,4 +1,6 @@
-"""Stands in for SGLang's kernels, which are built for a GPU: SGLang imports names from here on a CPU machine, and calls none of them."""
+"""Stand in for SGLang's kernels, which are built for a GPU. On a CPU machine SGLang imports names
+from here and calls none of them.
+"""
 
 
 def __getattr__(name: str) -> object:

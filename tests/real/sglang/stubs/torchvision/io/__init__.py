@@ -1,4 +1,4 @@
-"""`torchvision.io`, by name."""
+"""Provide the names of `torchvision.io`."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""`torchvision.ops`, by name."""
+"""Provide the names of `torchvision.ops`."""
 
 from torchvision._absent import absent
 

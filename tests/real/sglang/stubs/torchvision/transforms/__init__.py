@@ -1,4 +1,4 @@
-"""`torchvision.transforms`, by name."""
+"""Provide the names of `torchvision.transforms`."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""`torchvision.transforms.functional`, by name."""
+"""Provide the names of `torchvision.transforms.functional`."""
 
 from torchvision._absent import absent
 from torchvision.transforms import InterpolationMode

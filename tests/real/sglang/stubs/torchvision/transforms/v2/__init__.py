@@ -1,4 +1,4 @@
-"""`torchvision.transforms.v2`, by name."""
+"""Provide the names of `torchvision.transforms.v2`."""
 
 from torchvision._absent import absent
 from torchvision.transforms import InterpolationMode

@@ -1,4 +1,4 @@
-"""`torchvision.transforms.v2.functional`, by name."""
+"""Provide the names of `torchvision.transforms.v2.functional`."""
 
 from torchvision._absent import absent
 from torchvision.transforms import InterpolationMode
