@@ -25,7 +25,7 @@ OURS = "with region(name)"
 
 
 def measure_regions(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
-    """Return rows for each backend that can record here, and the reasons of the others."""
+    """Return rows for each backend that can record here, and the reasons for missing ones."""
     rows: list[Row] = []
     absent: dict[str, str] = {}
     for backend in BACKENDS:

@@ -1,5 +1,5 @@
 """Measure what a session with live control costs: publishing its status among a thousand others,
-and the delay until all processes have accepted a request.
+and the delay until all processes have answered a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Real HTTP servers on 127.0.0.1 that answer as a test configures them, and log their requests."""
+"""Run real HTTP servers on 127.0.0.1 that answer as a test configures them, and store their
+requests.
+"""
 
 from __future__ import annotations
 

@@ -198,8 +198,8 @@ class TestTheManifest:
 class TestTheTraces:
     @pytest.mark.parametrize("step", RECORDED)
     def test_the_engines_trace_has_the_forward_steps_of_the_window(self, job: Job, step: int) -> None:
-        """The trace contains the begin and each token of every sequence of that rollout, and none of
-        another step.
+        """The trace contains the prefill and each token of every sequence of that rollout, and no
+        sequence of another step.
         """
         (engine,) = job.engines(step, "rollout")
         trace = job.trace(step, engine["artifacts"][0])
@@ -250,7 +250,7 @@ def _numbers_of(name: str) -> tuple[int, int] | None:
 
 class TestTheEnd:
     def test_the_job_ends_with_one_timeline(self, job: Job) -> None:
-        """The timeline of the last recorded step. `stepprof merge` prints its path."""
+        """The job writes the timeline of the last recorded step and prints its path."""
         timeline = job.path / f"step-{RECORDED[-1]:06d}" / "timeline.pftrace"
         assert timeline.stat().st_size > 100_000
         assert str(timeline) in job.stdout

@@ -94,7 +94,9 @@ class TestNames:
         assert {counter, *groups} <= assigns(wheel / f"{module.replace('.', '/')}.py", owner)
 
     def test_the_door_into_workers(self, wheel) -> None:
-        """RLinf calls `register` of the module that its variable names."""
+        """RLinf's source calls `register` of its extension module, which stepprof uses to enter the
+        workers.
+        """
         text = (wheel / "rlinf/scheduler/cluster/utils.py").read_text()
         assert "ext_module.register()" in text
 

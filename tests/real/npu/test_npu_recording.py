@@ -46,7 +46,9 @@ class TestWindow:
         assert not npu.left_over()
 
     def test_the_warm_up_comes_before_the_window(self, npu):
-        """The slow warm-up runs when the previous step ends."""
+        """A step before the selected one changes nothing: the calls are those of one session with
+        one warm-up.
+        """
         npu.run(
             """
             init()

@@ -27,7 +27,7 @@ class Rank:
 
 @pytest.fixture
 def make(start):
-    """Make actors, by default on the second node."""
+    """Return a function that makes actors, by default on the second node."""
 
     def make(cls, resources=None, **options):
         return start(cls, {"resources": {"second": 0.01} if resources is None else resources}, **options)

@@ -41,7 +41,7 @@ class Host:
         model: the model's path.
         log: the file for its output.
         arguments: further arguments of the engine.
-        before: a function of a test module that is called with the engine before all others; its result is `before`.
+        before: a function of a test module that is called first, with the engine; its result is `before`.
     """
 
     def __init__(

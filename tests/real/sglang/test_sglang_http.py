@@ -136,7 +136,7 @@ class TestServer:
         self, server: Server, tmp_path: Path, keys: tuple[str, ...]
     ) -> None:
         """Without a key the server answers nothing, and without the admin key it refuses a start.
-        The error names the missing key and shows neither.
+        The error names the missing admin key and does not show the user's key.
         """
         driver = SglangDriver.of_server(Client(server.url, *keys))
         window = make_window(tmp_path)

@@ -56,8 +56,8 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_is_recorded(mode, tmp_path) -> None:
-    """The step of the variable contains the rank and the engine. Every phase is a role, in the
-    trainer and in the rank.
+    """The step that the variable selects contains the rank and the engine. Every phase is a role,
+    in the trainer and in the rank.
     """
     adapter, program, config, changes = MODES[mode]
     job = verl_job.run(

@@ -76,8 +76,8 @@ def test_the_report_has_the_forward_steps_of_both_servers(recorded, run) -> None
 
 
 def test_the_engines_have_the_weights_of_the_trainer(recorded) -> None:
-    """In each step SGLang and the trainer compute the same token probabilities: verl's update of the
-    weights works while it is recorded.
+    """In each step SGLang and the trainer compute the same token probabilities: verl's update of
+    the weights also works while a step is recorded.
     """
     assert set(recorded.metrics) == {1, 2, 3}
     for metrics in recorded.metrics.values():

@@ -64,12 +64,12 @@ def run(
     """Run the job to its end.
 
     Args:
-        folder: where it works; made here, with model and data.
-        overrides: Hydra's, as ``trainer.total_training_steps=2``.
+        folder: the job's folder, which is created with model and data.
+        overrides: Hydra's overrides, such as ``trainer.total_training_steps=2``.
         program: verl's entry point.
         config: the name of a file in ``cpu``.
-        timeout: seconds.
-        variables: of the environment, as ``STEPPROF_STEPS="2"``.
+        timeout: the timeout in seconds.
+        variables: variables of the environment, such as ``STEPPROF_STEPS="2"``.
     """
     prepare(folder)
     with (folder / "job.log").open("wb") as log:

@@ -1,5 +1,5 @@
-"""Replace torchvision, because its wheel is a CUDA build and does not load together with a CPU torch.
-Contains only the names that SGLang and transformers import.
+"""Replace torchvision, because its wheel is a CUDA build and does not load together with a CPU
+torch. It contains only the names that SGLang and transformers import.
 """
 
 from torchvision import io, ops, transforms
