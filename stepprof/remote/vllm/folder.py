@@ -39,7 +39,7 @@ MOST_NAMES = 300
 
 # follow no link of another user, and open no pipe
 _OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_STEP = re.compile(rb'"name"\s*:\s*"execute_')
+_STEP = re.compile(rb'(?<!"gpu_user_annotation", )"name"\s*:\s*"execute_')
 _SMALL = 4 << 20
 _MOST_COUNTED = 256 << 20
 _TRACE = re.compile(r"\.pt\.trace\.json(?:\.gz)?$")

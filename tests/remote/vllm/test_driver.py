@@ -27,7 +27,7 @@ from stepprof.remote.vllm.arguments import Settings, environment, lay_out
 from stepprof.remote.vllm.capabilities import differences, outcome, start_arguments
 from stepprof.remote.vllm.driver import VllmDriver, VllmKind, engine_args
 from stepprof.remote.vllm.files import Brought, Workers, bring
-from stepprof.remote.vllm.folder import TraceFolder, new_prefix
+from stepprof.remote.vllm.folder import TraceFolder, count_steps, new_prefix
 from stepprof.run.model import Window
 
 STAMP = "1795182684740183604"
@@ -95,6 +95,26 @@ def kept(folder: Path, name: str) -> dict[str, Any]:
     path = folder / "step-000002" / "rollout" / "replica-0" / f"{name}.trace.json.gz"
     content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     return content
+
+
+def test_forward_steps_on_a_gpu_count_once(tmp_path: Path) -> None:
+    """On a GPU, torch writes each forward step twice: as the annotation of the host and as that of the device."""
+    path = tmp_path / "rank0.1.pt.trace.json.gz"
+    steps = [
+        {
+            "ph": "X",
+            "cat": cat,
+            "name": "execute_context_0(0)_generation_1(1)",
+            "pid": 1,
+            "tid": 1,
+            "ts": n,
+            "dur": 5,
+        }
+        for n in (10, 20, 30)
+        for cat in ("user_annotation", "gpu_user_annotation")
+    ]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": steps}).encode()))
+    assert count_steps(path) == 3
 
 
 class TestNames:
