@@ -545,7 +545,7 @@ class TestCovering:
         assert (found is None) is (words is None)
         assert words is None or words in str(found)
 
-    def test_a_capture_with_a_delay_is_not_short(self) -> None:
+    def test_a_begin_that_is_not_compared_is_not_short(self) -> None:
         """If the begin of the window is not compared, as for a capture with a delay, the trace is not
         short.
         """

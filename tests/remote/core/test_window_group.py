@@ -180,8 +180,6 @@ class TestWindow:
         one, session = engine(), recording()
         stepprof.attach(one)
         first = stepprof.profile_step(2, role="rollout").start()
-        other = threading.Thread(target=lambda: None)
-        other.start()
         second = stepprof.profile_step(2, role="rollout")
         second.__enter__()
         first.stop()
