@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from stepprof.log import logger
@@ -67,14 +67,15 @@ def _log_transitions(lines: list[dict[str, object]]) -> None:
         logger.info("state.changed", **line)
 
 
-def _log_health(lines: list[dict[str, str | None]]) -> None:
+def _log_health(lines: Sequence[Mapping[str, object]]) -> None:
     """Log one line for each of a few engines, one line for many."""
     first = lines[0]
-    log = logger.info if first["health"] == "ok" else logger.warning
-    event = "engine.healthy" if first["health"] == "ok" else "engine.unhealthy"
-    if len(lines) <= MOST_LOGGED:
-        for line in lines:
-            log(event, **line)
-        return
-    labels = ", ".join(str(line["target"]) for line in lines[:MOST_LOGGED])
-    log(event, count=len(lines), target=f"{labels}, …", health=first["health"], reason=first["reason"])
+    if len(lines) > MOST_LOGGED:
+        labels = ", ".join(str(line["target"]) for line in lines[:MOST_LOGGED])
+        many = {"count": len(lines), "target": f"{labels}, …"}
+        lines = [{**many, "health": first["health"], "reason": first["reason"]}]
+    for line in lines:
+        if first["health"] == "ok":
+            logger.info("engine.healthy", **line)
+        else:
+            logger.warning("engine.unhealthy", **line)
