@@ -81,7 +81,7 @@ class Job:
         }
 
 
-JOBS = [("vllm", True), ("sglang", False)]
+JOBS = [pytest.param(("vllm", True), marks=pytest.mark.variant), ("sglang", False)]
 """The engines, and whether they run one step ahead. The driver decides that; an engine gets the
 same calls in the same order.
 """

@@ -93,6 +93,7 @@ class TestColocated:
         assert {"rollout", "weight_sync", "actor"} <= {time.role for time in report.roles}
 
 
+@pytest.mark.variant
 class TestServer:
     def test_the_server_is_recorded(self, tmp_path) -> None:
         """A `vllm serve` with the variable set is attached. The report of the rollout has its

@@ -66,7 +66,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.27.1"])
+@pytest.mark.parametrize("version", [pytest.param("0.31.0", marks=pytest.mark.variant), "0.27.1"])
 def test_an_older_engine_is_recorded_step_by_step(run_vllm: Callable[..., Any], version: str) -> None:
     """Two steps are written to two folders without a restart. The limit of the engine's
     construction applies, and another limit is refused with a message.
