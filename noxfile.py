@@ -37,6 +37,8 @@ ON_ONE_PYTHON = [
     *("tests/run/test_occurrences.py", "tests/run/test_reasons.py"),
     *(f"tests/project/test_{name}.py" for name in ("benchmarks", "docs", "hanging", "layout", "words")),
 ]
+NO_VARIANTS = ("-m", "not variant")
+"""The tests that CI runs. `nox -s vllm -- -m variant` runs the others; so do `sglang`, `verl` and `trial`."""
 ROOT = Path(__file__).parent
 
 
@@ -158,8 +160,8 @@ def diagnosis(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def trial(session: nox.Session) -> None:
-    """Run every benchmark, the demo and the examples once; measure the memory and work of reading."""
-    run_tests(session, "tests/trial", measured=True)
+    """Run the demo and the examples once; measure the memory and work of reading. With `-- -m variant`, run every benchmark once."""
+    run_tests(session, "tests/trial", *NO_VARIANTS, measured=True)
 
 
 @nox.session(venv_backend="none")
@@ -183,9 +185,6 @@ def bench_verl(session: nox.Session) -> None:
     session.install("--no-deps", "verl==0.9.1")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
-
-NO_VARIANTS = ("-m", "not variant")
-"""The tests of engines that CI runs. `nox -s vllm -- -m variant` runs the others; so do `sglang` and `verl`."""
 
 SEEDED = ["--seed"]
 """Install pip too, which uv does not need: vLLM's server runs it to report its settings."""

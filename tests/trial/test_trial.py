@@ -21,6 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trial(tmp_path_factory.mktemp("bench"))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 class TestWhole:
     def test_every_row_has_a_value_and_every_limit_a_verdict(self, whole: dict[str, Any]) -> None:

@@ -236,6 +236,7 @@ def pair(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]
     made.close()
 
 
+@pytest.mark.variant
 class TestTwoReplicasInOneEngine:
     @pytest.mark.parametrize(("options", "ranks", "device"), MATRIX, ids=name_of)
     def test_step_2(

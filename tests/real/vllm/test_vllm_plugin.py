@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import environment
 from driven import begin, read_entries
 from test_vllm_server import Serving
@@ -47,6 +48,7 @@ def _switched(folder: Path) -> dict[str, str]:
 
 
 class TestPlugin:
+    @pytest.mark.variant
     def test_an_engine_without_engine_args(self, model: str, tmp_path: Path) -> None:
         """With only the variables set, the engine is built with a profiler, and step 2 has its
         trace.

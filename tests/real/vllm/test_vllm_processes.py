@@ -284,7 +284,10 @@ def test_an_engine_inside_this_process_is_joined_and_never_started(run_vllm: Run
     assert len(forward) == 3 * 2  # three tokens, two layers
 
 
-@pytest.mark.parametrize(("how", "status"), [("sys.exit", 3), ("SIGTERM", -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [pytest.param("sys.exit", 3, marks=pytest.mark.variant), ("SIGTERM", -signal.SIGTERM)],
+)
 def test_a_job_that_ends_while_its_engine_records(
     run_vllm: Run, tmp_path: Path, how: str, status: int
 ) -> None:
