@@ -60,28 +60,6 @@ new, and add two thirds to their CPU time.
 """
 
 
-UNMEASURED = (
-    "tests/truth/",
-    "tests/instrument/test_compile",
-    "tests/cli/test_row_grouping",
-    "tests/cli/test_hostile",
-)
-"""Tests during which coverage is not measured: it finds nearly nothing new in them, and costs their time once more."""
-
-
-@pytest.fixture(autouse=True)
-def measured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Pause coverage in the tests that are not measured."""
-    coverage = sys.modules.get("coverage")
-    current = coverage.Coverage.current() if coverage else None
-    if current is None or not request.node.nodeid.startswith(UNMEASURED):
-        yield
-        return
-    current.stop()
-    yield
-    current.start()
-
-
 @pytest.fixture(autouse=True)
 def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove variables that a launcher, or the caller of the tests, has set."""

@@ -138,7 +138,6 @@ class TestRecordedJob:
 
 
 class TestUnrecordedJob:
-    @pytest.mark.variant
     def test_learns_the_same(self, recorded, tmp_path) -> None:
         """A job that is not recorded has the same rewards and gradients as the recorded one."""
         job = verl_job.run(tmp_path / "job", "trainer.total_training_steps=2")
