@@ -10,7 +10,8 @@ from stepprof.remote.core.engine_files import user_of_server
 from stepprof.remote.core.owner_slots import MemorySlot, shared_slot
 from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
-from stepprof.remote.nsys import NsysServer, Started, this_process
+from stepprof.remote.nsys import Started, this_process
+from stepprof.remote.nsys_server import NsysServer
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow

@@ -198,7 +198,7 @@ OTHERS = {
     # files of engines, which `remote/core/engine_files.py` opens with open_plain
     "remote/artifacts.py": "its own new artifact, and gzip over an engine's file that is open",
     "remote/core/engine_files.py": "/proc",
-    "remote/nsys.py": "/proc",
+    "remote/nsys_server.py": "/proc",
     "remote/ray/files.py": "its own copies",
     "remote/sglang/files.py": "a probe and copies of its own; moves a snapshot after it has opened it",
     "remote/sglang/stages.py": "its own parts of a trace, and gzip over a file that open_plain has opened",

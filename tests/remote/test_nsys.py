@@ -17,7 +17,7 @@ from other_user import needs_root, server_of_other_user
 from stepprof.backends.nsys import launch, nsys_command
 from stepprof.backends.nsys.reports import RangeCount
 from stepprof.cli.main import main
-from stepprof.remote.nsys import KeptCount, environment_of, listener
+from stepprof.remote.nsys_server import KeptCount, environment_of, listener
 
 ENGINE = "rollout/replica-0/engine.nsys-rep"
 
@@ -244,7 +244,7 @@ class TestServer:
         """The process on another host cannot be inspected. Its report is used if `trace_dir` is given;
         otherwise the entry is partial.
         """
-        far = "from stepprof.remote import nsys as engine_nsys\nengine_nsys.listener = lambda port: None\n"
+        far = "from stepprof.remote import nsys_server\nnsys_server.listener = lambda port: None\n"
         folder = jobs.folder / "shared"
         folder.mkdir()
         with jobs.server(output=folder / "engine_%h_%p") as url:

@@ -17,6 +17,7 @@ import msgspec
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
+from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.clock_placement import estimated, moved_alignment, place, rank_job
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
@@ -24,7 +25,6 @@ from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Job, Problem, Report
-from stepprof.analysis.report.totals import read_counts
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input

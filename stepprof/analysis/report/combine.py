@@ -14,6 +14,7 @@ from stepprof.analysis.findings.catalogue import findings_of
 from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours, no_rollout
 from stepprof.analysis.findings.signs import Signs
+from stepprof.analysis.report.allocators import Counts, allocators_of
 from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
@@ -37,15 +38,13 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
 from stepprof.analysis.report.step_graph import StepGraph
+from stepprof.analysis.report.stop_cost import stop_costs
 from stepprof.analysis.report.totals import (
-    Counts,
-    allocators_of,
     memory_peaks,
     overheads,
     overlaps,
     region_times,
     role_times,
-    stop_costs,
 )
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error

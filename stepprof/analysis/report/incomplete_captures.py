@@ -7,7 +7,7 @@ from typing import Any
 
 from stepprof.analysis.report.processes import COVERS, WHOLE, Process, is_of
 from stepprof.analysis.report.schema import Shortfall
-from stepprof.analysis.report.totals import recorded_steps
+from stepprof.analysis.report.stop_cost import recorded_steps
 from stepprof.run.summary import SESSIONS, engine_label
 
 NOT_A_CAPTURE = "null"

@@ -20,6 +20,7 @@ from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
 from stepprof.analysis.report.intervals import Indices, Intervals, Moments, Times
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
 
@@ -104,7 +105,7 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
     concurrent, thread = which[:0], None
     if len(opened):
-        followed, thread = chosen.followed(opened)
+        followed, thread = followed_threads(source, chosen, opened)
         tracks = np.array(followed)
         if source.origin.kind != "spans" and len(chosen.regions):  # a trace has windows on a row of their own
             least = int(tracks.max()) + 1

@@ -17,6 +17,7 @@ from stepprof.analysis.report.intervals import Indices, Intervals, Times
 from stepprof.analysis.report.nesting import innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
@@ -102,7 +103,7 @@ class _Tree:
     def _main(self, windows: Indices) -> set[int]:
         """Return the tracks that windows divide: the followed threads, and their coroutines."""
         slices, which = self.source.slices, self.which
-        tracks = set(self.chosen.followed(windows)[0])
+        tracks = set(followed_threads(self.source, self.chosen, windows)[0])
         threads = which[~self.tasks[slices.track[which]]]
         # of a trace, with windows on a row of their own
         if not tracks - set(np.flatnonzero(self.tasks).tolist()):

@@ -1,7 +1,7 @@
 """Classify the slices of a source: operators, kernels, communication, regions, windows.
 
 Only this module knows the words of the exporters. It classifies each name, category and track, of
-which there are few, and applies that to the slices. It also chooses the threads that a step is followed on.
+which there are few, and applies that to the slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.report.collectives import is_device_communication, is_host_communication
-from stepprof.analysis.report.intervals import EMPTY, Indices, Intervals
+from stepprof.analysis.report.intervals import Indices, Intervals
 from stepprof.analysis.timeline.model import Args, Source, TrackKind
 from stepprof.analysis.timeline.tracks import OURS
 
@@ -25,10 +25,6 @@ _OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
 _HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
 _HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP, _BY_HOST = (1 << number for number in range(10, 15))
 
-LEAST_APART = 0.99
-"""A further thread is followed if at least this share of its roles and regions is open while none
-of the threads followed so far is in one.
-"""
 _STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
 _KINDS: Mapping[TrackKind, int] = {
     "thread": _THREAD,
@@ -110,38 +106,6 @@ class Chosen:
         """Return when any of some slices was open."""
         slices = self._source.slices
         return Intervals.union(slices.start[which], slices.start[which] + slices.duration[which])
-
-    def followed(self, windows: Indices) -> tuple[list[int], int | None]:
-        """Return the rows with windows that are followed, and the native id of the thread that works most on them.
-
-        Those are the thread with the longest windows, and threads that work while it waits for them. A thread whose
-        roles and regions are open at the same time as those of another one works concurrently with it: they are
-        not inside each other, and only the one with the longer windows is followed.
-
-        Args:
-            windows: those of the source. Of a trace, all rows with windows are followed, and the thread is
-                None: traces have the windows of all threads on a row of their own.
-        """
-        source, track = self._source, self._source.slices.track
-        rows: list[int] = np.unique(track[windows]).tolist()
-        if source.origin.kind != "spans":
-            return rows, None
-        threads = [row for row in rows if source.tracks[row].kind == "thread"]
-        named = (
-            windows[[role is not None for role in self.window_roles(windows)]] if len(windows) else windows
-        )
-        working = np.union1d(named, self.regions)
-        work = {row: self.when(working[track[working] == row]) for row in threads}
-        opened = {row: self.when(windows[track[windows] == row]).total for row in threads}
-        followed = [row for row in rows if row not in work]
-        taken = EMPTY
-        for row in sorted(threads, key=lambda row: -opened[row]):
-            if (work[row] - taken).total >= LEAST_APART * work[row].total:
-                taken |= work[row]
-                followed.append(row)
-        ids = {row: source.tracks[row].key[1] for row in followed if row in work}
-        busiest = max(ids, key=lambda row: work[row].total, default=None)
-        return followed, int(ids[busiest]) if busiest is not None and ids[busiest].isdigit() else None
 
     def on(self, kind: TrackKind) -> Indices:
         """Return the slices on tracks of a kind."""

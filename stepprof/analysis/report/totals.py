@@ -1,44 +1,25 @@
-"""Sum over processes: time by role and region, overlap, memory, recording overhead.
-
-The cost of an engine's stop is estimated for other limits of forward steps. An engine answers no request
-while it writes its trace, and the trace grows with each forward step. The rate is the time for the
-recorded steps divided by their number.
-"""
+"""Sum over processes: time by role and region, overlap, memory, recording overhead."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepprof.analysis.report.digest import Work
 from stepprof.analysis.report.intervals import Intervals
-from stepprof.analysis.report.processes import Process, engine_of
+from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import (
-    Allocator,
     Memory,
     Overhead,
     Overlap,
     ProcessTime,
-    StopCost,
     TimeOf,
 )
 from stepprof.analysis.timeline.model import Origin
-from stepprof.formats.memory_peaks import as_mapping, listed
-from stepprof.host.plain_files import read_table
-from stepprof.run.summary import SESSIONS, engine_label
+from stepprof.run.summary import engine_label
 
 MOST_REGIONS = 200
-BOUNDS = (32, 128, 512)
-"""Values of `max_iterations` to estimate for."""
-SUMMARY = "memory-summary"
-_MOST_BYTES = 1 << 20
-_LARGEST = 10**12
-Counts = Mapping[str, Sequence[tuple[int, int, int]]]
-"""The counts of each device, by the path of its summary: the device's number, its retries, its
-failed requests.
-"""
 
 
 def _times(
@@ -171,101 +152,3 @@ def _add(sums: dict[str, dict[str, float | None]], label: str, times: Mapping[st
     for key, seconds in times.items():
         if seconds is not None:
             known[key] = (known.get(key) or 0.0) + seconds
-
-
-def recorded_steps(processes: Iterable[Process]) -> dict[str, int]:
-    """Return the number of forward steps in the capture of each engine, including those outside of
-    its window.
-
-    The worker with the most steps counts.
-    """
-    steps: dict[str, int] = {}
-    for process in processes:
-        if process.kind == "engine":
-            label = engine_of(process.origin)
-            steps[label] = max([steps.get(label, 0), *(digest.recorded_steps for digest in process.digests)])
-    return steps
-
-
-def stop_costs(processes: Iterable[Process], engines: Sequence[Mapping[str, Any]]) -> list[StopCost]:
-    """Return the estimate of each engine whose time to write its trace is known."""
-    steps = recorded_steps(processes)
-    found = []
-    for engine in engines:
-        label = engine_label(engine)
-        count = steps.get(label, 0)
-        if not count or engine["kind"] in SESSIONS or engine["status"] not in ("complete", "partial"):
-            continue
-        seconds, basis = _write_seconds(engine)
-        if seconds:
-            estimates = [(bound, seconds / count * bound) for bound in BOUNDS if bound != count]
-            found.append(StopCost(label, count, seconds, basis, estimates))
-    return found
-
-
-def _write_seconds(engine: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the time to write the trace, and the source of that figure.
-
-    If an engine ended its capture by itself, its stop does not show that time: the trace was written before.
-    """
-    if engine["write_seconds"]:
-        return engine["write_seconds"], "write"
-    if engine["stop_seconds"] is None or engine["capped_by"] == "engine":
-        return 0.0, "stop"
-    return max(engine["stop_seconds"] - (engine["overrun_seconds"] or 0.0), 0.0), "stop"
-
-
-def read_counts(folder: Path | None, manifests: Sequence[Mapping[str, Any]]) -> Counts:
-    """Return the counts of the summaries in a step's folder. What cannot be read is left out.
-
-    Args:
-        folder: of the step.
-        manifests: of the step.
-    """
-    found: dict[str, Sequence[tuple[int, int, int]]] = {}
-    if folder is None:
-        return found
-    for manifest in manifests:
-        for window in manifest["windows"]:
-            for path in _summaries(window):
-                try:
-                    devices = listed(read_table(folder / path, _MOST_BYTES).get("devices"))
-                except (OSError, ValueError):
-                    continue
-                found[path] = [counts for device in devices if (counts := _counts(as_mapping(device)))]
-    return found
-
-
-def _summaries(window: Mapping[str, Any]) -> Iterator[str]:
-    for artifact in window["artifacts"]:
-        if artifact["kind"] == SUMMARY:
-            yield artifact["path"]
-
-
-def _counts(device: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    number, retries, failed = (device.get(key) for key in ("device", "num_alloc_retries", "num_ooms"))
-    if isinstance(number, int) and isinstance(retries, int) and isinstance(failed, int):
-        return (
-            (number, retries, failed)
-            if 0 <= min(retries, failed) <= max(retries, failed) < _LARGEST
-            else None
-        )
-    return None
-
-
-def allocators_of(processes: Sequence[Process], counts: Counts) -> list[Allocator]:
-    """Return a row for each device of a process whose allocator had to retry, those with most retries first.
-
-    Args:
-        processes: of the step.
-        counts: of its summaries. A later summary of a process counts what an earlier one has counted too.
-    """
-    rows: dict[tuple[str, int], Allocator] = {}
-    for process in processes:
-        for window in process.manifest_windows:
-            for path in _summaries(window):
-                for number, retries, failed in counts.get(path, ()):
-                    known = rows.get((process.label, number))
-                    if max(retries, failed) and (known is None or retries >= known.retries):
-                        rows[process.label, number] = Allocator(process.label, number, retries, failed)
-    return sorted(rows.values(), key=lambda row: (-row.retries, -row.failed))

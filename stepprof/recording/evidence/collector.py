@@ -19,10 +19,11 @@ from stepprof.host.kernel_times import storage_bytes
 from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
-from stepprof.recording.evidence.code_origin import caller_of, is_compiling, is_own, task_of
+from stepprof.recording.evidence.code_origin import caller_of, is_compiling, is_own
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import StackSampler, Stretch
+from stepprof.recording.evidence.thread_tasks import task_of
 from stepprof.recording.evidence.waiting_tasks import HeldStretch
 
 if TYPE_CHECKING:

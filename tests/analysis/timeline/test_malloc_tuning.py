@@ -21,7 +21,7 @@ print(faults())
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc keeps freed memory on request")
 def test_freed_memory_is_kept():
     given_back, kept = (
         int(subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True).stdout)

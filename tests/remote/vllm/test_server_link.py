@@ -408,7 +408,7 @@ class TestNsys:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """If the server's process cannot be inspected and no folder is given, the result is partial."""
-        monkeypatch.setattr("stepprof.remote.nsys.listener", lambda port: None)
+        monkeypatch.setattr("stepprof.remote.nsys_server.listener", lambda port: None)
         with vllm() as (_, driver):
             window = make_window(tmp_path, backend="nsys")
             run(driver.arm(window))
