@@ -99,9 +99,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def truth(session: nox.Session) -> None:
-    """Compare the report with the truth of 20,000 random steps; fewer: `nox -s truth -- 5000 [SEED]`."""
+    """Compare the report with the truth of 20,000 random steps and of 20,000 worlds; fewer: `nox -s truth -- 5000 [SEED]`."""
     steps, seed = count_and_seed(session, "20000")
-    session.env.update(TRUTH_STEPS=steps, TRUTH_SEED=seed)
+    session.env.update(TRUTH_STEPS=steps, TRUTH_WORLDS=steps, TRUTH_SEED=seed)
     python(session, "pytest", "-n", "2", "tests/truth")
 
 
@@ -129,6 +129,7 @@ def fuzz(session: nox.Session) -> None:
 # Enough cases of each to find a regression, in some minutes on two processors.
 CAMPAIGNS = {
     "TRUTH_STEPS": "400",
+    "TRUTH_WORLDS": "1000",
     "FAULTS_RUNS": "200",
     "FUZZ_CASES": "300",
     "FUZZ_SERVERS": "300",

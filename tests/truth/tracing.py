@@ -56,7 +56,7 @@ def in_trace(window: Window, start: int, end: int) -> bool:
 
 def rank_trace(truth: Truth, process: Process, window: Window, run_id: str, step: int) -> tuple[bytes, int]:
     """Return the compressed trace of one window of a rank, and the number of its events."""
-    lines = [line for _, line in _events(process, window)]
+    lines = [line for _, line in _events(process, window, step)]
     if window.truncated:
         return _broken(_head(truth, process, window, run_id, step), lines, _kept(lines)), len(lines)
     data = _head(truth, process, window, run_id, step) + ",\n".join(lines) + '\n], "traceName": "x"}'
@@ -82,7 +82,9 @@ def _broken(head: str, lines: Sequence[str], kept: int) -> bytes:
     return gzip.compress(text.encode(), 1)
 
 
-def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region | Note | None, str]]:
+def _events(
+    process: Process, window: Window, step: int = STEP
+) -> list[tuple[Call | Work | Region | Note | None, str]]:
     """Return the events of a capture in the order of the file, each with what it shows."""
     base = process.machine.own(window.start) // GRID * GRID
     pid, rank, captured = process.pid, process.rank, window.captured or window.end
@@ -101,7 +103,7 @@ def _events(process: Process, window: Window) -> list[tuple[Call | Work | Region
     found: list[tuple[Call | Work | Region | Note | None, str]] = []
     inner = [each for each in process.windows if each.joined] if window.role is None else []
     for number, each in enumerate([window, *inner]):
-        reported = json.dumps({"step": STEP, "role": each.role, "kind": "window"})
+        reported = json.dumps({"step": step, "role": each.role, "kind": "window"})
         own = f'"cat": "stepprof", "name": "{each.role or "step"}", "pid": {pid}, "tid": {pid}, "id2": {{"local": "{number:#x}"}}'
         found.append((None, f'{{"ph": "b", {own}, "ts": {at(each.start)}, "args": {reported}}}'))
         found.append((None, f'{{"ph": "e", {own}, "ts": {at(min(each.end, captured))}}}'))

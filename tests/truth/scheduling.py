@@ -1,0 +1,223 @@
+"""Run the programs of a world: compute when each process does what, and what it waits for.
+
+Times are nanoseconds of one true clock. The order of the programs does not matter: a process waits only for
+signals and for members of a collective.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from truth.worlds import (
+    HELD,
+    MEETING,
+    Action,
+    Await,
+    Close,
+    Doing,
+    Enter,
+    Forward,
+    Leave,
+    Meet,
+    Name,
+    Open,
+    Programs,
+    Signal,
+    Spend,
+)
+
+
+class Piece(NamedTuple):
+    """What a thread did without a break."""
+
+    start: int
+    end: int
+    doing: Doing
+    role: str | None
+    region: tuple[str, ...]
+    awaited: Name | None = None
+    """The process that it waited for; None: it worked."""
+    cause: str | None = None
+
+
+@dataclass
+class Ranged:
+    """A window or region of a process."""
+
+    name: str | None
+    role: str | None
+    start: int
+    end: int = 0
+    amounts: Mapping[str, int] = field(default_factory=dict)
+    arm: int = 0
+    begin: int = 0
+    stall: int = 0
+
+
+class Met(NamedTuple):
+    """A collective of a process."""
+
+    key: str
+    members: tuple[int, ...]
+    arrive: int
+    leave: int
+
+
+class Step(NamedTuple):
+    """A forward step of an engine."""
+
+    start: int
+    end: int
+    batch: int
+    cause: str | None
+
+
+@dataclass
+class Line:
+    """What one process did in a step."""
+
+    clock: int
+    pieces: list[Piece] = field(default_factory=list)
+    windows: list[Ranged] = field(default_factory=list)
+    regions: list[Ranged] = field(default_factory=list)
+    met: list[Met] = field(default_factory=list)
+    forwards: list[Step] = field(default_factory=list)
+    _window: Ranged | None = None
+    _regions: list[Ranged] = field(default_factory=list)
+
+    def spend(self, ns: int, doing: Doing, awaited: Name | None = None, cause: str | None = None) -> None:
+        """Add time of the process."""
+        if ns > 0:
+            role = None if self._window is None else self._window.role
+            region = tuple(str(each.name) for each in self._regions)
+            self.pieces.append(Piece(self.clock, self.clock + ns, doing, role, region, awaited, cause))
+            self.clock += ns
+
+    def mark(self, action: Open | Close | Enter | Leave, *, held: bool) -> None:
+        """Begin or end a window or a region; `held`: the recording takes its time."""
+        if isinstance(action, Open):
+            window = Ranged(None, action.role, 0)
+            if held:
+                window.arm, window.begin = action.arm, action.begin
+            self.clock += window.arm + window.begin
+            window.start = self.clock
+            self._window = window
+            self.windows.append(window)
+        elif isinstance(action, Close):
+            assert self._window is not None
+            self._window.end, self._window.stall = self.clock, action.stall if held else 0
+            self.clock += self._window.stall
+            self._window = None
+        elif isinstance(action, Enter):
+            role = None if self._window is None else self._window.role
+            region = Ranged(action.name, role, self.clock, amounts=action.amounts)
+            self._regions.append(region)
+            self.regions.append(region)
+        else:
+            self._regions.pop().end = self.clock
+
+
+@dataclass
+class Ran:
+    """A step that has run."""
+
+    lines: dict[Name, Line]
+
+    @property
+    def start(self) -> int:
+        """Return the begin of its first window."""
+        return min(window.start for line in self.lines.values() for window in line.windows)
+
+    @property
+    def end(self) -> int:
+        """Return the end of its last window."""
+        return max(window.end for line in self.lines.values() for window in line.windows)
+
+    @property
+    def ns(self) -> int:
+        """Return its length."""
+        return self.end - self.start
+
+
+def run(programs: Programs, starts: Mapping[Name, int], without: Collection[str] = ()) -> Ran:
+    """Run a step.
+
+    Args:
+        programs: of all processes.
+        starts: when each process begins.
+        without: the causes that the world lacks; `HELD`: it is not recorded.
+    """
+    lines = {name: Line(starts[name]) for name in programs}
+    at = dict.fromkeys(programs, 0)
+    signals: dict[str, tuple[int, Name]] = {}
+    waiting: dict[str, dict[Name, Meet]] = defaultdict(dict)
+    moved = True
+    while moved:
+        moved = False
+        for name, program in programs.items():
+            while at[name] < len(program):
+                action = program[at[name]]
+                if isinstance(action, Meet):
+                    waiting[action.key][name] = action
+                    if len(waiting[action.key]) < len(action.members):
+                        break
+                    _meet(lines, at, waiting.pop(action.key), without)
+                elif not _do(lines[name], name, action, signals, without):
+                    break
+                else:
+                    at[name] += 1
+                moved = True
+    stuck = [name for name, program in programs.items() if at[name] < len(program)]
+    assert not stuck, f"these wait forever: {stuck}"
+    return Ran(lines)
+
+
+def _do(
+    line: Line, name: Name, action: Action, signals: dict[str, tuple[int, Name]], without: Collection[str]
+) -> bool:
+    """Do what a process does alone; return whether it could."""
+    if isinstance(action, Spend):
+        if action.cause not in without:
+            line.spend(action.ns, action.doing, cause=action.cause)
+    elif isinstance(action, Forward):
+        if action.cause not in without:
+            line.forwards.append(Step(line.clock, line.clock + action.ns, action.batch, action.cause))
+            line.clock += action.ns
+    elif isinstance(action, Signal):
+        signals[action.key] = (line.clock, name)
+    elif isinstance(action, Await):
+        if any(key not in signals for key in action.keys):
+            return False
+        last, awaited = max((signals[key] for key in action.keys), key=lambda each: each[0])
+        line.spend(last - line.clock, action.doing, awaited)
+    else:
+        assert not isinstance(action, Meet)
+        line.mark(action, held=HELD not in without)
+    return True
+
+
+def _meet(
+    lines: Mapping[Name, Line], at: dict[Name, int], members: Mapping[Name, Meet], without: Collection[str]
+) -> None:
+    arrived = {name: lines[name].clock for name in members}
+    last = max(arrived, key=lambda name: arrived[name])
+    for name, action in members.items():
+        line = lines[name]
+        line.spend(arrived[last] - line.clock, MEETING, last)
+        if action.cause is None or action.cause not in without:
+            line.spend(action.transfer, MEETING, cause=action.cause)
+        line.met.append(Met(action.key, action.members, arrived[name], line.clock))
+        at[name] += 1
+
+
+def run_all(steps: Sequence[Programs], recorded: int, gap: int, start: int) -> list[Ran]:
+    """Run the steps of a world one after another; only one of them is recorded."""
+    found: list[Ran] = []
+    for number, programs in enumerate(steps):
+        ran = run(programs, dict.fromkeys(programs, start), () if number == recorded else (HELD,))
+        found.append(ran)
+        start = max(line.clock for line in ran.lines.values()) + gap
+    return found

@@ -1,0 +1,39 @@
+"""Random worlds with planted causes: what the report judges is compared with the same worlds without them.
+
+`TRUTH_WORLDS` and `TRUTH_SEED` in the environment select the number of worlds and the seed; `nox -s truth`
+sets both.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from truth.judged_worlds import make
+from truth.judging import judged
+from truth.planting import draw_world
+
+WORLDS = int(os.environ.get("TRUTH_WORLDS", "500"))
+SEED = int(os.environ.get("TRUTH_SEED", "0"))
+PARTS = 4
+"""Number of parts into which the worlds are divided, for several processes."""
+
+
+def wrong_in(seed: int) -> list[str]:
+    """Return what is false in the report about the world of a seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = make(draw_world(seed), Path(folder))
+    return judged(made.world, made.ran, made.report)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # the number of worlds is configurable
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_judgement_is_false(part: int) -> None:
+    """Each finding of a random world is about a planted cause, and has its process, region, seconds and gain."""
+    for seed in range(SEED + part, SEED + WORLDS, PARTS):
+        wrong = wrong_in(seed)
+        assert not wrong, "\n".join([f"the world of seed {seed}:", *wrong])

@@ -1,0 +1,167 @@
+"""The elements of a world: what each process of a job does, as programs of simple actions.
+
+A program says what a process does and what it waits for, not when. `scheduling` computes the times, so that
+the same world can run again without one of its causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Name = int | str
+"""A rank, ``driver``, or ``engine-0``."""
+DRIVER = "driver"
+HELD = "held"
+"""The cause of the time that the recording takes."""
+
+Frame = tuple[str, str, int, bool]
+"""Function, file, line, and whether it is the job's own code."""
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a thread does for some time, as samples and the trace show it."""
+
+    call: str | None
+    """The call of the innermost line; None: the innermost function itself runs."""
+    frames: tuple[Frame, ...]
+    """The innermost first."""
+    cpu: float = 0.0
+    """Share of the time on a CPU."""
+    operator: str | None = None
+    """What the trace shows."""
+    kernel: bool = False
+    """Whether the device works meanwhile."""
+    compiles: bool = False
+    collects: bool = False
+    """Whether it is a pause of the garbage collector."""
+
+
+LOOP: Frame = ("train", "train.py", 40, True)
+
+
+def own(function: str, line: int = 12) -> Frame:
+    """Return a frame of the job's own code."""
+    return (function, "train.py", line, True)
+
+
+def library(function: str, file: str, line: int = 100) -> Frame:
+    """Return a frame of a library."""
+    return (function, file, line, False)
+
+
+COMPUTING = Doing("F.linear", (library("forward", "linear.py"), own("forward"), LOOP), 1.0, "aten::mm", True)
+PYTHON = Doing(None, (own("prepare"), LOOP), 1.0)
+WAITING = Doing("time.sleep", (own("wait_for"), LOOP))
+MEETING = Doing("work.wait", (library("all_reduce", "distributed_c10d.py"), own("reduce"), LOOP))
+
+
+class Open(NamedTuple):
+    """Open a window. If it is recorded, that takes time before."""
+
+    role: str | None
+    arm: int = 0
+    begin: int = 0
+
+
+class Close(NamedTuple):
+    """Close the window. If it is recorded, that takes time afterwards."""
+
+    stall: int = 0
+
+
+class Enter(NamedTuple):
+    """Enter a region."""
+
+    name: str
+    amounts: Mapping[str, int] = {}
+
+
+class Leave(NamedTuple):
+    """Leave the innermost region."""
+
+
+class Spend(NamedTuple):
+    """Do something for some nanoseconds; not in a world without its cause."""
+
+    ns: int
+    doing: Doing
+    cause: str | None = None
+
+
+class Meet(NamedTuple):
+    """Take part in a collective: no member leaves before all have arrived."""
+
+    key: str
+    members: tuple[int, ...]
+    transfer: int
+    cause: str | None = None
+    """Without it, computation hides the transfer."""
+
+
+class Signal(NamedTuple):
+    """Let the processes that await it continue."""
+
+    key: str
+
+
+class Await(NamedTuple):
+    """Wait for signals."""
+
+    keys: tuple[str, ...]
+    doing: Doing = WAITING
+
+
+class Forward(NamedTuple):
+    """A forward step of an engine."""
+
+    ns: int
+    batch: int
+    cause: str | None = None
+
+
+Action = Open | Close | Enter | Leave | Spend | Meet | Signal | Await | Forward
+Programs = Mapping[Name, Sequence[Action]]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A planted cause, and what a true finding about it says."""
+
+    name: str
+    """By which actions refer to it."""
+    topics: frozenset[str]
+    """The topics that are true of it."""
+    processes: frozenset[Name]
+    """Who may be blamed."""
+    region: str | None
+    """Its innermost region; None: a whole window."""
+    sampled: int = 0
+    """At how many edges its length is known only by samples."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: how far its clock is ahead, and the error of the comparison with the first one."""
+
+    name: str
+    offset: int = 0
+    error: int = 50_000
+
+
+@dataclass
+class World:
+    """A job of some steps, one of which is recorded."""
+
+    kind: str
+    hosts: list[Host]
+    on: dict[Name, int]
+    """The host of each process."""
+    steps: list[Programs]
+    recorded: int
+    """The number of the recorded step. Steps are numbered from 0."""
+    causes: list[Cause] = field(default_factory=list)
+    device: str = "cpu"
+    spans: bool = True
