@@ -21,6 +21,7 @@ from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import (
     LONGEST_NAME,
     SIMPLE,
+    SURE_BITS,
     WAKE_AT,
     Scope,
     current_scope,
@@ -246,7 +247,7 @@ def region(name: Any, /, **attributes: object) -> Any:
 
 def _step_number(step: object) -> int | None:
     """Return the bound step; None if it is not a step number, which the session reports."""
-    if step.__class__ is int and not step >> 63:  # neither negative nor of more bits
+    if step.__class__ is int and not step >> SURE_BITS:  # neither negative nor too large
         return step
     session = cell.session
     return None if session is None or step is None else session.refusals.step_number(step, None, "bind")

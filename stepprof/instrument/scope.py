@@ -11,6 +11,11 @@ WAKE_AT = 32_768
 LONGEST_NAME = 1024
 """Maximum characters of the name of a region, mark, counter or window."""
 
+LARGEST_STEP = 10**18 - 1
+"""The largest step number, for recording and for reading: step folders have up to 18 digits."""
+SURE_BITS = 59
+"""Numbers of so many bits are step numbers: a shift is faster than a comparison with both bounds."""
+
 SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Attributes of these types are kept unchanged. Others are reduced to plain values at once: a tensor would stay on its device."""
 

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
-from stepprof.instrument.scope import WAKE_AT, Scope, current_scope, holding, last_open, newest, set_scope
+from stepprof.instrument.scope import (
+    SURE_BITS,
+    WAKE_AT,
+    Scope,
+    current_scope,
+    holding,
+    last_open,
+    newest,
+    set_scope,
+)
 from stepprof.instrument.state import State
 
 if TYPE_CHECKING:
@@ -55,7 +64,7 @@ class StepWindow(Scope):
         if session is None:
             return self
         step, role = self._step, self.role
-        if step.__class__ is not int or step >> 63:  # negative, or of more bits
+        if step.__class__ is not int or step >> SURE_BITS:  # negative, or perhaps too large
             step = session.refusals.step_number(step, session.last_step)
         if step is None or self._start or not (role is None or role.__class__ is str):
             if self._start or step is None or not isinstance(role, str):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepprof.errors import StateError
+from stepprof.instrument.scope import LARGEST_STEP
 from stepprof.log import logger
 from stepprof.recording.window_handle import LeftOpen
 from stepprof.run.manifest_writer import describe_error
@@ -74,9 +75,9 @@ class Refusals:
             return None
         if number is None:
             self.refuse_once("step = None: no step was entered in this process before", what)
-        elif number >> 63:  # readers of the span files hold it in 64 bits
-            mistake = "a negative number" if number < 0 else "a number of more than 63 bits"
-            self.refuse_once(f"step: {mistake}; expected one from 0 to 2**63 - 1", what)
+        elif not 0 <= number <= LARGEST_STEP:
+            mistake = "a negative number" if number < 0 else "a number of more than 18 digits"
+            self.refuse_once(f"step: {mistake}; expected one from 0 to {LARGEST_STEP}", what)
             return None
         return number
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from stepprof.instrument.scope import LARGEST_STEP
+
 LARGEST_NS = 1 << 62
 LARGEST_OFFSET_NS = 1 << 61
 """73 years."""
-LARGEST_STEP = 10**18
 MOST_RANKS = 1 << 20
 LONGEST_TEXT = 1 << 16
 LONGEST_NAME = 255

@@ -28,12 +28,12 @@ from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import read_own
 from stepprof.host.plain_json import parse_json
+from stepprof.instrument.scope import LARGEST_STEP
 from stepprof.run.layout import REQUESTS
 
 WITHDRAWN = ".withdrawn"
 
 MAX_COUNT = 10_000
-MAX_STEP = 10**18
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _FIXED = ("enabled", "steps")
@@ -72,7 +72,7 @@ class Request:
             raise ConfigError.at("name", self.name, 'not fit for a file name; did you mean "request-1"?')
         whole(0)(self.step, "step")
         whole(1)(self.count, "count")
-        for key, value, most in (("step", self.step, MAX_STEP), ("count", self.count, MAX_COUNT)):
+        for key, value, most in (("step", self.step, LARGEST_STEP), ("count", self.count, MAX_COUNT)):
             if value > most:
                 raise ConfigError.at(key, value, f"too large; did you mean {most}?")
         if self.role is not None:

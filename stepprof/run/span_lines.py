@@ -14,11 +14,10 @@ from typing import Annotated, Any, TypedDict
 from stepprof.host.plain_files import data_bytes, open_plain
 from stepprof.host.plain_json import parse_json
 from stepprof.instrument.attributes import short_name
-from stepprof.instrument.scope import LONGEST_NAME
+from stepprof.instrument.scope import LARGEST_STEP, LONGEST_NAME
 
 BLOCK_BYTES = 1 << 20
 LARGEST_NS = 1 << 62
-LARGEST_STEP = 10**18
 LONGEST_LINE = 16 << 20
 """Maximum bytes of a line; spans are far shorter."""
 

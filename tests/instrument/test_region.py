@@ -490,7 +490,7 @@ class TestBind:
         ("step", "reason"),
         [
             (-1, "step: a negative number"),
-            (2**63, "step: a number of more than 63 bits"),
+            (10**18, "step: a number of more than 18 digits"),
             ("six", "step: expected an integer"),
             (2.5, "step: expected an integer"),
         ],

@@ -145,7 +145,7 @@ class TestSteps:
         [
             (None, "no step was entered in this process before"),
             (-1, "a negative number"),
-            (2**63, "a number of more than 63 bits; expected one from 0 to 2**63 - 1"),
+            (10**18, "a number of more than 18 digits; expected one from 0 to 999999999999999999"),
             ("three", "expected an integer"),
             (2.5, "expected an integer"),
         ],

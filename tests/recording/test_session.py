@@ -18,7 +18,10 @@ import stepprof
 from stepprof import profile_step, region
 from stepprof.errors import ConfigError, StateError
 from stepprof.instrument.context import cell
-from stepprof.run.spans import EVIDENCE
+from stepprof.instrument.scope import LARGEST_STEP
+from stepprof.run.manifest import read_step
+from stepprof.run.runs import steps
+from stepprof.run.spans import EVIDENCE, read_spans
 
 
 def loop(steps, role=None) -> None:
@@ -250,7 +253,7 @@ class TestSteps:
         [
             ("2", "step: expected an integer: 'str' object cannot be interpreted as an integer"),
             (2.0, "step: expected an integer: 'float' object cannot be interpreted as an integer"),
-            (-1, "step: a negative number; expected one from 0 to 2**63 - 1"),
+            (-1, "step: a negative number; expected one from 0 to 999999999999999999"),
             (None, "step = None: no step was entered in this process before"),
         ],
     )
@@ -260,6 +263,23 @@ class TestSteps:
         loop([step, step])
         assert [line["reason"] for line in log if line["event"] == "call.refused"] == [reason]
         assert control.calls == []
+
+    def test_the_largest_step_can_be_read(self, start, log) -> None:
+        """The largest step that is recorded is read again: its folder, its manifest and its spans. A larger
+        one is refused, and leaves nothing behind.
+        """
+        session = start(steps="all")
+        loop([LARGEST_STEP, LARGEST_STEP + 1])
+        assert [w["step"] for w in ended(session)] == [LARGEST_STEP]
+        refused = [line["reason"] for line in log if line["event"] == "call.refused"]
+        assert refused == [
+            "step: a number of more than 18 digits; expected one from 0 to 999999999999999999"
+        ]
+        assert steps(session.path) == [LARGEST_STEP]
+        assert read_step(session.path, LARGEST_STEP)["findings"] == []
+        damage: list[dict[str, object]] = []
+        spans = [span for span in read_spans(session.path, findings=damage) if span["kind"] == "window"]
+        assert ([span["step"] for span in spans], damage) == ([LARGEST_STEP], [])
 
     def test_wrong_steps_do_not_fill_the_log(self, start, log) -> None:
         """With 1,000 different invalid roles, the log has fewer than 100 lines."""
