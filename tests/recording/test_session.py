@@ -272,9 +272,7 @@ class TestSteps:
         loop([LARGEST_STEP, LARGEST_STEP + 1])
         assert [w["step"] for w in ended(session)] == [LARGEST_STEP]
         refused = [line["reason"] for line in log if line["event"] == "call.refused"]
-        assert refused == [
-            "step: a number of more than 18 digits; expected one from 0 to 999999999999999999"
-        ]
+        assert refused == ["step: a number of more than 18 digits; expected one from 0 to 999999999999999999"]
         assert steps(session.path) == [LARGEST_STEP]
         assert read_step(session.path, LARGEST_STEP)["findings"] == []
         damage: list[dict[str, object]] = []

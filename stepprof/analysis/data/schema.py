@@ -56,7 +56,7 @@ _REPLICA = Column("replica", "int64", "the number of the engine among those of i
 
 STEPS = Columns(
     "steps",
-    "A row for each step of the run, recorded or not, in order. A step number that the loop used again has a row for each visit. The times are those of one process, by its own clock: the driver if it has windows, else the lowest rank that has.",
+    "A row for each step of the run, recorded or not, in order. A step number that the loop used again has a row for each visit. The times are those of one process, by its own clock: the one with windows in most steps, and of these the driver, else the lowest rank. A step in which it has none has the times of another process.",
     (
         _STEP,
         Column("visit", "int64", "which visit to this number; 1 is the first"),
@@ -64,7 +64,7 @@ STEPS = Columns(
         Column("recorded", "bool", "whether a profiler recorded it; null: not known which visit was recorded"),
         Column("start_unix_ns", "int64", "the start of its first window; null: not known", _START),
         Column("duration_ns", "int64", "from there to the end of its last window; null: not known", "ns"),
-        Column("until_next_ns", "int64", "from its start to the start of the next step; null: the last step, or not known", "ns"),
+        Column("until_next_ns", "int64", "from its start to the start of the next row's step; null: the last step, or that row is of another process", "ns"),
     ),
 )  # fmt: skip
 SPANS = Columns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -88,87 +89,145 @@ def _value(value: object) -> float | None:
         return None
 
 
+_Process = tuple["int | str", "str | None", "int | None"]
+"""Rank, host and process id."""
+
+
 @dataclass(slots=True)
 class _Visit:
     """One visit of a process to a step."""
 
+    process: _Process
     step: int
     start: int
     end: int
-    visit: int = 1
+    number: int = 1
+    """Which visit of the rank to this step."""
     recorded: bool | None = False
 
-
-def _visits(windows: Iterable[tuple[int, int, int]]) -> list[_Visit]:
-    """Return the visits of a process in order, from the start, end and step of its windows.
-
-    Consecutive windows of one step are one visit.
-    """
-    found: list[_Visit] = []
-    times: dict[int, int] = {}
-    for start, end, step in sorted(windows):
-        if found and found[-1].step == step:
-            found[-1].end = max(found[-1].end, end)
-            continue
-        times[step] = times.get(step, 0) + 1
-        found.append(_Visit(step, start, end, times[step]))
-    return found
+    @property
+    def key(self) -> tuple[int, int]:
+        """The step and the visit: they are the same in each rank."""
+        return self.step, self.number
 
 
 def step_rows(runs: Sequence[Path], warn: Warn) -> Iterator[tuple[int, Batch]]:
     """Yield the steps of a run in one batch, as `span_rows` yields spans."""
-    processes: dict[tuple[int | str, str | None, int | None], list[tuple[int, int, int]]] = {}
+    windows: dict[_Process, list[tuple[int, int, int]]] = {}
     for span in _spans(runs, warn):
         step, start = span.get("step"), span.get("start")
         if span["kind"] == "window" and step is not None and start is not None:
-            who = (span["rank"], span["host"], span["pid"])
-            end = start + span.get("dur", 0)
-            processes.setdefault(who, []).append((start, end, step))
+            process = (span["rank"], span["host"], span["pid"])
+            windows.setdefault(process, []).append((start, start + span.get("dur", 0), step))
+    ranks: dict[int | str, list[_Visit]] = {}
+    for process in sorted(windows, key=lambda process: _order(process[0])):
+        # a job that was restarted has several processes of one rank
+        ranks.setdefault(process[0], []).extend(_visits(process, windows[process]))
     recorded = _recorded(runs)
-    rank = min((who[0] for who in processes), key=_order, default=None)
-    visits = []
-    # a job that was restarted has several processes of one rank
-    for who in (who for who in processes if who[0] == rank):
-        known = _visits(processes[who])
-        several = {visit.step for visit in known if visit.visit > 1}
-        for visit in known:
-            own = [start for writer, start, _ in recorded.get(visit.step, ()) if writer == who]
-            if visit.step not in several:
-                visit.recorded = visit.step in recorded
-            elif visit.step in recorded:
-                visit.recorded = any(visit.start <= start <= visit.end for start in own) if own else None
-        visits += known
-    visits.sort(key=lambda visit: visit.start)
+    visits = _of_all(list(ranks.values()))
+    _mark(visits, recorded)
     missing = recorded.keys() - {visit.step for visit in visits}
     others = [_of_manifest(step, recorded[step]) for step in sorted(missing)]
-    rows = [
-        *_of_spans(visits, None if rank is None else _label(rank)),
-        *(row for row in others if row is not None),
-    ]
+    rows = [*_of_spans(visits), *(row for row in others if row is not None)]
     if not visits:
         rows.sort(key=lambda row: row["step"])
     if rows:
         yield len(rows), {name: [row[name] for row in rows] for name in rows[0]}
 
 
+def _visits(process: _Process, windows: Iterable[tuple[int, int, int]]) -> Iterator[_Visit]:
+    """Yield the visits of a process in order, from the start, end and step of its windows.
+
+    Consecutive windows of one step are one visit.
+    """
+    last: _Visit | None = None
+    for start, end, step in sorted(windows):
+        if last is not None and last.step == step:
+            last.end = max(last.end, end)
+            continue
+        if last is not None:
+            yield last
+        last = _Visit(process, step, start, end)
+    if last is not None:
+        yield last
+
+
+def _of_all(ranks: Sequence[list[_Visit]]) -> list[_Visit]:
+    """Return one visit of each step: that of the rank with most visits, else that of the first rank that has it."""
+    for visits in ranks:
+        visits.sort(key=lambda visit: visit.start)
+        times: Counter[int] = Counter()
+        for visit in visits:
+            times[visit.step] += 1
+            visit.number = times[visit.step]
+    found = list(max(ranks, key=len, default=[]))
+    known = {visit.key for visit in found}
+    for visits in ranks:
+        if any(visit.key not in known for visit in visits):
+            found = _merged(found, visits)
+            known = {visit.key for visit in found}
+    return found
+
+
+def _merged(visits: Sequence[_Visit], others: Sequence[_Visit]) -> list[_Visit]:
+    """Return visits in order, with the others that are not among them.
+
+    Their order is that of each rank, and of the step numbers where that leaves it open: the clocks of
+    different hosts do not show it.
+    """
+    places = {visit.key: place for place, visit in enumerate(visits)}
+    both = {other.key for other in others} & places.keys()
+    merged: list[_Visit] = []
+    at = 0
+    for other in others:
+        if other.key in both:
+            until = max(places[other.key] + 1, at)
+        else:
+            until = at
+            while until < len(visits) and visits[until].key not in both and visits[until].step < other.step:
+                until += 1
+        merged += visits[at:until]
+        at = until
+        if other.key not in both:
+            merged.append(other)
+    return [*merged, *visits[at:]]
+
+
+def _mark(visits: Iterable[_Visit], recorded: Mapping[int, Sequence[_Recorded]]) -> None:
+    """Note which visits were recorded."""
+    times = Counter(visit.step for visit in visits)
+    for visit in visits:
+        if times[visit.step] == 1 or visit.step not in recorded:
+            visit.recorded = visit.step in recorded
+            continue
+        writers = recorded[visit.step]
+        own = [start for writer, start, _ in writers if writer == visit.process]
+        if own:
+            visit.recorded = any(visit.start <= start <= visit.end for start in own)
+        else:  # a later process of the rank, or another rank recorded it
+            visit.recorded = False if any(writer[0] == visit.process[0] for writer, _, _ in writers) else None
+
+
 def _order(rank: int | str) -> tuple[object, ...]:
     return rank != "driver", *rank_order(rank)
 
 
-def _of_spans(visits: Sequence[_Visit], process: str | None) -> Iterable[dict[str, Any]]:
-    for visit, then in zip_longest(visits, (later.start for later in visits[1:])):
+def _of_spans(visits: Sequence[_Visit]) -> Iterable[dict[str, Any]]:
+    for visit, then in zip_longest(visits, visits[1:]):
+        # times of different hosts are not subtracted
+        follows = then is not None and then.process[:2] == visit.process[:2]
         yield {
             "step": visit.step,
-            "visit": visit.visit,
-            "process": process,
+            "visit": visit.number,
+            "process": _label(visit.process[0]),
             "recorded": visit.recorded,
             "start_unix_ns": visit.start,
             "duration_ns": visit.end - visit.start,
-            "until_next_ns": None if then is None else then - visit.start,
+            "until_next_ns": then.start - visit.start if follows else None,
         }
 
 
-_Recorded = tuple[tuple[Any, Any, Any], int, "int | None"]
+_Recorded = tuple[_Process, int, "int | None"]
 """The process of a recorded window, its start and its end."""
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runs import make_run, record, write_spans
 
 import stepprof
+from stepprof.instrument.scope import LARGEST_STEP
 
 BASE = 1_700_000_000_000_000_000
 KINDS = ("window", "region", "mark", "counter")
@@ -33,7 +34,7 @@ spans = st.lists(
         {"name": names, "kind": st.sampled_from(KINDS), "start": st.integers(0, LARGEST)},
         optional={
             "dur": st.integers(0, LARGEST),
-            "step": st.none() | st.integers(0, 10**18),
+            "step": st.none() | st.integers(0, LARGEST_STEP),
             "role": st.none() | names,
             "thread": numbers,
             "task": numbers,

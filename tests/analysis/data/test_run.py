@@ -152,6 +152,48 @@ class TestRun:
         (only,) = rows(stepprof.open_run(made.path).steps)
         assert (only["process"], only["duration_ns"]) == ("driver", SECOND)
 
+    def test_a_process_with_windows_in_few_steps(self, tmp_path):
+        """The driver has windows in two of five steps. Every step has a row, all with the times of one rank."""
+        made = make_run(tmp_path, "r")
+        write_spans(made, "driver", *(window(step, step, 0.1) for step in (2, 4)), pid=1)
+        write_spans(made, 0, *(window(step, step) for step in range(1, 6)))
+        found = rows(stepprof.open_run(made.path).steps)
+        assert [(row["step"], row["process"]) for row in found] == [(n, "rank 0") for n in range(1, 6)]
+        assert [row["until_next_ns"] for row in found] == [*[SECOND] * 4, None]
+
+    def test_steps_that_only_another_process_has(self, tmp_path):
+        """Rank 0 has most steps, and rank 1, whose clock is 100 s ahead, alone has the others. They stand in
+        their order, and no times of the two clocks are subtracted.
+        """
+        made = make_run(tmp_path, "r")
+        write_spans(made, 0, *(window(step, step) for step in (1, 2, 4, 5)))
+        write_spans(made, 1, *(window(step, 100 + step) for step in (0, 3, 4, 6)), host="other", pid=8)
+        found = rows(stepprof.open_run(made.path).steps)
+        assert [(row["step"], row["process"]) for row in found] == [
+            (0, "rank 1"),
+            (1, "rank 0"),
+            (2, "rank 0"),
+            (3, "rank 1"),
+            (4, "rank 0"),
+            (5, "rank 0"),
+            (6, "rank 1"),
+        ]
+        assert [row["until_next_ns"] for row in found] == [None, SECOND, None, None, SECOND, None, None]
+
+    def test_a_step_that_is_visited_again_after_a_restart(self, tmp_path):
+        """The second process of a rank visits step 2 again, and it is the one that recorded it."""
+        made = make_run(tmp_path, "r")
+        record(made, step=2, pid=8, start_unix_ns=BASE + 20 * SECOND + 1, end_unix_ns=BASE + 21 * SECOND)
+        write_spans(made, 0, window(1, 0), window(2, 10))
+        write_spans(made, 0, window(2, 20), window(3, 30), pid=8)
+        found = rows(stepprof.open_run(made.path).steps)
+        assert [(row["step"], row["visit"], row["recorded"]) for row in found] == [
+            (1, 1, False),
+            (2, 1, False),
+            (2, 2, True),
+            (3, 1, False),
+        ]
+
     def test_damage_is_reported_and_the_rest_is_read(self, run):
         (file,) = (run.path / "spans").iterdir()
         with file.open("a") as lines:
