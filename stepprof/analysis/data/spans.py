@@ -160,7 +160,7 @@ def _of_all(ranks: Sequence[list[_Visit]]) -> list[_Visit]:
         for visit in visits:
             times[visit.step] += 1
             visit.number = times[visit.step]
-    found = list(max(ranks, key=len, default=[]))
+    found = list(max(ranks, key=len)) if ranks else []
     known = {visit.key for visit in found}
     for visits in ranks:
         if any(visit.key not in known for visit in visits):
