@@ -160,7 +160,8 @@ def _of_all(ranks: Sequence[list[_Visit]]) -> list[_Visit]:
         for visit in visits:
             times[visit.step] += 1
             visit.number = times[visit.step]
-    found = list(max(ranks, key=len)) if ranks else []
+    most = max(ranks, key=len, default=[])
+    found = [*most]
     known = {visit.key for visit in found}
     for visits in ranks:
         if any(visit.key not in known for visit in visits):
