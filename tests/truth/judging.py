@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepprof.analysis.report.schema import Finding, Report
 from truth.scheduling import Ran, run
-from truth.worlds import DRIVER, HELD, Cause, Name, World
+from truth.worlds import DRIVER, HELD, NEEDED, Cause, Name, World
 
 __all__ = ["Judged", "judged"]
 
@@ -41,8 +41,9 @@ def truth_of(world: World, ran: Ran) -> list[Judged]:
     found = []
     for cause in world.causes:
         without = run(programs, starts, (HELD, cause.name)).ns
+        of = (cause.name, f"{cause.name}{NEEDED}")
         spent = {
-            name: sum(each.end - each.start for each in line.pieces if each.cause == cause.name) / 1e9
+            name: sum(each.end - each.start for each in line.pieces if each.cause in of) / 1e9
             for name, line in ran.lines.items()
         }
         found.append(Judged(cause, spent, (whole - without) / 1e9))
@@ -52,17 +53,18 @@ def truth_of(world: World, ran: Ran) -> list[Judged]:
 def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
     """Return what is false in a report, or missing."""
     truths = truth_of(world, ran[world.recorded])
-    wrong = []
     placed = [each for each in report.findings if each.start is not None]
-    for finding in placed:
-        of = [truth for truth in truths if _is_about(finding, truth.cause)]
-        if not of:
-            if (finding.seconds or 0.0) > FALSE * report.seconds:
-                wrong.append(f"no such cause: {_text(finding)}")
-        else:
-            wrong += _false(finding, of[0], report.seconds)
+    about = {truth.cause.name: [each for each in placed if _is_about(each, truth.cause)] for truth in truths}
+    known = [each for those in about.values() for each in those]
+    wrong = [
+        f"no such cause: {_text(each)}"
+        for each in placed
+        if each not in known and (each.seconds or 0.0) > FALSE * report.seconds
+    ]
     for truth in truths:
-        if truth.gain > MISSED * report.seconds and not any(_is_about(each, truth.cause) for each in placed):
+        if about[truth.cause.name]:
+            wrong += _false(about[truth.cause.name], truth, report.seconds)
+        elif truth.gain > MISSED * report.seconds:
             wrong.append(f"not found: {truth}")
     return wrong
 
@@ -86,17 +88,19 @@ def _is_about(finding: Finding, cause: Cause) -> bool:
     )
 
 
-def _false(finding: Finding, truth: Judged, length: float) -> list[str]:
-    """Return what is false in a finding about a cause."""
+def _false(findings: Sequence[Finding], truth: Judged, length: float) -> list[str]:
+    """Return what is false in the findings about a cause. Each moment of the step is in one of them."""
     wrong = []
     within = TOLERANCE * length + SAMPLED * truth.cause.sampled
-    seconds, most = finding.seconds or 0.0, max(truth.spent.values())
+    seconds, most = sum(each.seconds or 0.0 for each in findings), max(truth.spent.values())
+    texts = "; ".join(map(_text, findings))
     if not truth.gain - within <= seconds <= most + within:
-        wrong.append(f"{seconds:.3f} s, not {truth.gain:.3f} to {most:.3f}: {_text(finding)}")
-    if finding.saves is None:
-        wrong.append(f"no gain, true are {truth.gain:.3f} s: {_text(finding)}")
-    elif abs(finding.saves - truth.gain) > within:
-        wrong.append(f"saves {finding.saves:.3f} s, not {truth.gain:.3f}: {_text(finding)}")
+        wrong.append(f"{seconds:.3f} s, not {truth.gain:.3f} to {most:.3f}: {texts}")
+    gains = [each.saves for each in findings]
+    if None in gains:
+        wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")
+    elif abs(sum(each or 0.0 for each in gains) - truth.gain) > within:
+        wrong.append(f"saves {gains} s, not {truth.gain:.3f}: {texts}")
     return wrong
 
 

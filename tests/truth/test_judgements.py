@@ -14,7 +14,7 @@ import pytest
 
 from truth.judged_worlds import make
 from truth.judging import judged
-from truth.planting import draw_world
+from truth.world_of_ranks import ranks_world
 
 WORLDS = int(os.environ.get("TRUTH_WORLDS", "500"))
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
@@ -25,7 +25,7 @@ PARTS = 4
 def wrong_in(seed: int) -> list[str]:
     """Return what is false in the report about the world of a seed."""
     with tempfile.TemporaryDirectory() as folder:
-        made = make(draw_world(seed), Path(folder))
+        made = make(ranks_world(seed), Path(folder))
     return judged(made.world, made.ran, made.report)
 
 

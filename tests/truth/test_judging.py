@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from stepprof.analysis.report.schema import Finding, Report
 from truth.judged_worlds import Made, make
 from truth.judging import judged
-from truth.planting import draw_world
+from truth.world_of_ranks import ranks_world
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Return the first world with a cause, and its report, in which nothing is false."""
-    world = next(world for seed in range(100) if (world := draw_world(seed)).causes)
+    world = next(world for seed in range(100) if (world := ranks_world(seed)).causes)
     found = make(world, tmp_path_factory.mktemp("world"))
     assert judged(world, found.ran, found.report) == []
     return found

@@ -16,6 +16,9 @@ DRIVER = "driver"
 HELD = "held"
 """The cause of the time that the recording takes."""
 
+NEEDED = ", needed"
+"""After the name of a cause: the part of its time that remains without it."""
+
 Frame = tuple[str, str, int, bool]
 """Function, file, line, and whether it is the job's own code."""
 
@@ -140,6 +143,8 @@ class Cause:
     """Its innermost region; None: a whole window."""
     sampled: int = 0
     """At how many edges its length is known only by samples."""
+    needs_stacks: bool = False
+    """Whether only samples show what it is."""
 
 
 @dataclass(frozen=True)

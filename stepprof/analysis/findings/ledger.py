@@ -28,6 +28,8 @@ class Ledger:
         self.found: list[Finding] = []
         self.named_waits: dict[tuple[str, int], int] = {}
         """The nanoseconds of waits, by (process, end), that findings about awaited ranks have named."""
+        self.explained: dict[str, Intervals] = {}
+        """The time of each process that the causes of findings take, also outside of the path."""
         self._whole: dict[tuple[str, ...], list[Part]] = {}
 
     def claim(
@@ -65,7 +67,10 @@ class Ledger:
         longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
         if callable(without):
             without = {each.process: without(each) for each in self.facts.alike(part)}
-        saves = None if assumption is None else self._gain(without or {part.process: free}, seconds)
+        without = without or {part.process: free}
+        for label, of in without.items():
+            self.explained[label] = self.explained.get(label, EMPTY) | of
+        saves = None if assumption is None else self._gain(without, seconds)
         self.found.append(
             Finding(
                 text.replace("{seconds}", seconds_text(seconds)),

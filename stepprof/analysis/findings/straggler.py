@@ -14,7 +14,7 @@ from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
 from stepprof.analysis.report.critical_path import Timeline
-from stepprof.analysis.report.intervals import Intervals, Times
+from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.wording import seconds_text
 
 Key = tuple["str | None", tuple[str, ...]]
@@ -40,7 +40,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         ledger: of the step.
         shared: only regions that the other ranks have too; otherwise those that only one rank has.
     """
-    own = _own(ledger.facts)
+    own = _own(ledger)
     for part in ledger.parts("work"):
         key = (part.role, part.region)
         peers = _peers(ledger.facts, part.process, part.role)
@@ -257,13 +257,15 @@ def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
     ]
 
 
-def _own(facts: Facts) -> dict[str, dict[Key, int]]:
-    """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler."""
+def _own(ledger: Ledger) -> dict[str, dict[Key, int]]:
+    """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler,
+    and nothing that another finding explains.
+    """
     found: dict[str, dict[Key, int]] = {}
-    for label, each in facts.timelines.items():
+    for label, each in ledger.facts.timelines.items():
         parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for start, end, role, region in each.stretches:
             parts[role, region].append((start, end))
-        stood = _met(each) | each.held
+        stood = _met(each) | each.held | ledger.explained.get(label, EMPTY)
         found[label] = {key: (Intervals.of(pairs) - stood).total for key, pairs in parts.items()}
     return found

@@ -730,3 +730,20 @@ def test_an_engine_that_picks_its_next_batch_loads_no_data(kind, found):
     step = ("iterations", "iteration", "step[DECODE bs=1]", 0, 100)
     made = report(source(origin, *regions, step), manifests=[manifest(engines=[engine_entry()])])
     assert [topic for topic, *_ in causes(made)] == found
+
+
+def test_what_another_finding_explains_is_no_second_time_of_a_slow_rank():
+    """Rank 1 is in `forward` for 60 ms longer, and collects garbage for 60 ms of its 100 ms there. The
+    remaining 40 ms are those of rank 0.
+    """
+    pause = Collection(7, 2, None, T0 + 20 * MS, T0 + 80 * MS, 0.06, 1, 2, 0)
+    made = report(
+        *(
+            spans(
+                rank, ("window", "actor", 0, 120, "actor"), ("region", "forward", 0, 40 + 60 * rank, "actor")
+            )
+            for rank in range(2)
+        ),
+        evidence=[replace(evidence(), rank=1, pid=101, collections=(pause,))],
+    )
+    assert causes(made) == [("gc", "actor rank 1", "forward", 60)]

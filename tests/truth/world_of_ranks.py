@@ -1,0 +1,199 @@
+"""Draw worlds of ranks that train on their batches and meet in collectives; one rank is a world too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from truth.doings import (
+    COLLECTING,
+    COMPILING,
+    COPYING,
+    LOADING,
+    LOCKED,
+    PICKLING,
+    READING,
+    SCORING,
+    SLEEPING,
+)
+from truth.model import MS
+from truth.planting import Builder, Planted
+from truth.worlds import COMPUTING, PYTHON, WAITING, Action, Cause, Host, Meet, Name, Programs, World
+
+__all__ = ["ranks_world"]
+
+STEPS = 9
+ADDED_FIRST = ("update_weights", "sync_weights", "get_batch", "fetch", "snapshot", "pack", "score", "judge")
+ADDED_LAST = ("save_checkpoint", "checkpoint", "evaluate", "validation", "benchmark", "dump_tables")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The drawn properties of a world."""
+
+    seed: int
+    ranks: int
+    role: str | None
+    micro: int
+    data: int
+    forward: int
+    backward: int
+    optimizer: int
+    meets: bool
+    """Whether the ranks meet in `backward`, or in `optimizer_step` only."""
+    noise: float
+    recorded: int
+
+    @property
+    def ns(self) -> int:
+        """Return about how long a step takes without causes."""
+        return self.data + self.micro * (self.forward + self.backward) + self.optimizer
+
+
+def _shape(seed: int) -> Shape:
+    drawn = random.Random(f"shape {seed}")
+    return Shape(
+        seed,
+        drawn.choice((1, 2, 2, 3, 4, 8)),
+        drawn.choice(("actor", None)),
+        drawn.choice((1, 2, 4)),
+        drawn.randint(5, 20) * MS,
+        drawn.randint(200, 800) * MS,
+        drawn.randint(300, 1600) * MS,
+        drawn.randint(50, 200) * MS,
+        drawn.random() < 0.7,
+        drawn.choice((0.0, 0.002, 0.01)),
+        drawn.randint(2, 6),
+    )
+
+
+def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
+    build = Builder(shape.seed, step, shape.noise, planted)
+    ranks = tuple(range(shape.ranks))
+
+    def meeting(key: str) -> list[Action]:
+        return [Meet(key, ranks, 5 * MS)] if shape.ranks > 1 else []
+
+    for rank in ranks:
+        build.open(rank, shape.role)
+        build.add(rank, build.work(rank, 2 * MS, PYTHON))
+        build.added(rank, *ADDED_FIRST)
+        build.region(rank, "load_batch", build.work(rank, shape.data, PYTHON))
+        build.region(rank, "prepare", build.work(rank, 10 * MS, PYTHON))
+        for number in range(shape.micro):
+            last = meeting(f"backward {number}") if shape.meets else []
+            build.region(rank, "forward", build.work(rank, shape.forward))
+            build.region(rank, "backward", build.work(rank, shape.backward), *last)
+        build.region(rank, "optimizer_step", *meeting("gradients"), build.work(rank, shape.optimizer))
+        build.added(rank, *ADDED_LAST)
+        build.close(rank)
+    return build.programs
+
+
+Plant = Callable[[Shape, random.Random], tuple[Cause, Planted]]
+
+
+def _length(shape: Shape, drawn: random.Random) -> int:
+    return round(shape.ns * drawn.uniform(0.2, 0.6) / MS) * MS
+
+
+def _slower(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    rank, region = drawn.randrange(shape.ranks), drawn.choice(("forward", "backward"))
+    ns = _length(shape, drawn) // shape.micro
+    planted = Planted("slower", {rank}, region, [ns], COMPUTING, _steps(shape, drawn))
+    return Cause("slower", frozenset({"straggler"}), frozenset({rank}), region), planted
+
+
+def _steps(shape: Shape, drawn: random.Random) -> Sequence[int]:
+    return drawn.choice((range(STEPS), [shape.recorded]))
+
+
+def _longer(topic: str, regions: Sequence[str], doings: Sequence, *, exact: bool = False) -> Plant:
+    """Return how to plant time in a region that exists: in all ranks or in one."""
+
+    def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+        everyone = frozenset[Name](range(shape.ranks))
+        who = drawn.choice((everyone, frozenset({drawn.randrange(shape.ranks)})))
+        region = drawn.choice(regions)
+        visits = shape.micro if region in ("forward", "backward") else 1
+        topics = {topic} if who == everyone else {topic, "straggler"}
+        length = _length(shape, drawn) // visits
+        planted = Planted(topic, who, region, [length], drawn.choice(doings), _steps(shape, drawn))
+        edges = 0 if exact else 2 * visits
+        return Cause(topic, frozenset(topics), who, region, edges, needs_stacks=not exact), planted
+
+    return plant
+
+
+def _added(topic: str, regions: Sequence[str], doings: Sequence, *, once: bool = False) -> Plant:
+    """Return how to plant a region that exists because of its cause only: in all ranks, or in the first."""
+
+    def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+        who = drawn.choice((frozenset[Name](range(shape.ranks)), frozenset[Name]({0})))
+        region = drawn.choice(regions)
+        topics = {topic} if len(who) == shape.ranks else {topic, "straggler"}
+        steps = [shape.recorded] if once else _steps(shape, drawn)
+        doing = drawn.choice(doings)
+        planted = Planted(topic, who, region, [_length(shape, drawn)], doing, steps, adds=True)
+        return Cause(topic, frozenset(topics), who, region), planted
+
+    return plant
+
+
+def _serial(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    cause, planted = _added("serial", ("score", "judge"), SCORING)(shape, drawn)
+    count = drawn.randint(4, 12)
+    lengths = [max(planted.ns[0] // count, 60 * MS) for _ in range(count)]
+    lengths[0] = round(lengths[0] * drawn.uniform(1, 2) / MS) * MS
+    return replace(cause, sampled=2), replace(planted, ns=lengths, needed=lengths[0])
+
+
+def _half_batch(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    everyone = frozenset[Name](range(shape.ranks))
+    room, region = 64, drawn.choice(("forward", "backward"))
+    samples = drawn.randint(16, 44)
+    own = shape.forward if region == "forward" else shape.backward
+    ns = round(own * (room - samples) / samples / MS) * MS
+    amounts = {"samples": samples, "batch_size": room}
+    planted = Planted("half_batch", everyone, region, [ns], COMPUTING, range(STEPS), amounts=amounts)
+    return Cause("half_batch", frozenset({"half_batch"}), everyone, region), planted
+
+
+KINDS: dict[str, Plant] = {
+    "slower": _slower,
+    "data": _longer("data", ("load_batch",), (*LOADING, PYTHON, WAITING), exact=True),
+    "loader": _longer("data", ("prepare",), LOADING),
+    "copy": _longer("copy", ("prepare",), COPYING),
+    "pickle": _longer("pickle", ("prepare",), PICKLING),
+    "io": _longer("io", ("prepare",), READING),
+    "lock": _longer("lock", ("prepare",), LOCKED),
+    "sleep": _longer("sleep", ("prepare",), SLEEPING),
+    "compile": _longer("compile", ("forward",), COMPILING),
+    "gc": _longer("gc", ("forward", "backward", "prepare"), COLLECTING, exact=True),
+    "checkpoint": _added("checkpoint", ("save_checkpoint", "checkpoint"), (*PICKLING, WAITING)),
+    "evaluation": _added("evaluation", ("evaluate", "validation"), (COMPUTING, PYTHON)),
+    "weight_sync": _added("weight_sync", ("update_weights", "sync_weights"), (PYTHON, WAITING)),
+    "rare": _added("rare", ("benchmark", "dump_tables"), (COMPUTING, PYTHON), once=True),
+    "serial": _serial,
+    "half_batch": _half_batch,
+}
+
+
+def ranks_world(seed: int) -> World:
+    """Return the world of a seed."""
+    shape = _shape(seed)
+    drawn = random.Random(f"causes {seed}")
+    hosts = [Host("node-0"), Host("node-1", drawn.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
+    on: dict[Name, int] = {rank: rank * len(hosts) // shape.ranks for rank in range(shape.ranks)}
+    causes: list[Cause] = []
+    planted: list[Planted] = []
+    for kind in drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3))):
+        if kind == "slower" and shape.ranks == 1:
+            continue
+        cause, more = KINDS[kind](shape, drawn)
+        if all(each.region != more.region for each in planted):  # one cause in each region
+            causes.append(replace(cause, name=kind))
+            planted.append(replace(more, cause=kind))
+    steps = [_step(shape, step, planted) for step in range(STEPS)]
+    return World("ranks", hosts, on, steps, shape.recorded, causes)
