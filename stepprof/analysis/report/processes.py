@@ -344,12 +344,12 @@ def _order(process: Process, begins: int) -> tuple[object, ...]:
 
 
 def _label(process: Process) -> str:
+    """Return its role and rank; of a process with several roles, or with windows without a role, its rank."""
     origin = process.origin
     if process.kind != "rank":
         return origin.label
-    roles = {role for role in process.roles if role is not None}
-    roles = roles or {digest.origin.role for digest in process.digests if digest.origin.role is not None}
-    return Origin("rank", origin.path, role=roles.pop() if len(roles) == 1 else None, rank=origin.rank).label
+    roles = process.roles or {digest.origin.role for digest in process.digests}
+    return Origin("rank", origin.path, role=next(iter(roles)) if len(roles) == 1 else None, rank=origin.rank).label
 
 
 def _distinguish(processes: Sequence[Process]) -> None:

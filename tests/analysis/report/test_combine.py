@@ -37,7 +37,7 @@ class TestTimes:
         assert (whole.role, whole.seconds, whole.share) == (None, 0.1, 1.0)
         assert (actor.role, actor.seconds, actor.share) == ("actor", 0.07, 0.7)
         assert [(time.label, time.seconds, time.calls, time.end) for time in actor.per_process] == [
-            ("actor rank 0", 0.05, 1, 0.06),
+            ("rank 0", 0.05, 1, 0.06),
             ("actor rank 1", 0.04, 1, 0.08),
         ]
         (update,) = made.regions
@@ -113,6 +113,23 @@ class TestTimes:
         far = spans(0, ("window", "actor", 0, 10, "actor"), host="far")
         near = spans(0, ("window", "actor", 0, 10, "actor"))
         assert [row.label for row in report(far, near).gantt] == ["actor rank 0 (far)", "actor rank 0 (h)"]
+
+    @pytest.mark.parametrize(
+        ("roles", "label"),
+        [
+            (["eval"], "eval rank 0"),
+            ([None, "eval"], "rank 0"),
+            (["rollout", "actor"], "rank 0"),
+            ([None], "rank 0"),
+        ],
+    )
+    def test_a_process_is_called_by_its_role_only_if_it_does_nothing_else(self, roles, label):
+        """A window without a role is other work too: the process of an evaluation within a step is `rank 0`."""
+        windows = [("window", role or "step", 40 * at, 40, role) for at, role in enumerate(roles)]
+        made = report(spans(0, *windows), manifests=[manifest(*(window(role=role) for role in roles))])
+        assert [row.label for row in made.gantt] == [label]
+        assert {time.label for row in made.roles for time in row.per_process} == {label}
+        assert {each.process for each in made.findings if each.process} <= {label}
 
     def test_ranks_with_the_same_roles_are_grouped_by_their_start(self):
         made = report(
