@@ -22,6 +22,8 @@ class _Kind:
     assumption: str
     computes: bool = False
     """Whether such work may be operators. Otherwise a region that consists of operators has another purpose than its name says."""
+    engines: bool = False
+    """Whether only a job with engines does such work. Without them the name means something else: an optimizer updates weights too."""
 
 
 def _names(*names: str) -> re.Pattern[str]:
@@ -56,11 +58,20 @@ KINDS = (
     ),
     _Kind(
         "weight_sync",
-        _names("weights?_sync", "sync_(model_)?weights?", "update_weights?", "weights?_update", "refit", "broadcast_weights?", "push_weights?"),
-        "weights were sent to the engines for {seconds}: {process} in {place}",
-        "send them in larger buckets, on the device, or concurrently with the next rollout",
+        _names("weights?_sync", "sync_(model_)?weights?", "broadcast_weights?", "push_weights?"),
+        "weights were transferred for {seconds}: {process} in {place}",
+        "send them in larger buckets, on the device, or concurrently with other work",
         "the transfer overlaps with other work",
         computes=True,
+    ),
+    _Kind(
+        "weight_sync",
+        _names("update_weights?", "weights?_update", "refit"),
+        "weights were updated for {seconds}: {process} in {place}",
+        "if they are sent to the engines there: in larger buckets, on the device, or concurrently with other work",
+        "the update overlaps with other work",
+        computes=True,
+        engines=True,
     ),
     _Kind(
         "data",
@@ -83,6 +94,8 @@ KINDS = (
 def named_work(ledger: Ledger) -> None:
     """Claim such work while it is on the path."""
     for kind in KINDS:
+        if kind.engines and not ledger.facts.engine_roles:
+            continue
         for part in ledger.merged(
             partial(_named, kind, ledger.facts), "work", "communication", "engine", "handover"
         ):

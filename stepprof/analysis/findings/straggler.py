@@ -20,6 +20,7 @@ from stepprof.analysis.report.wording import seconds_text
 Key = tuple["str | None", tuple[str, ...]]
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
+LOOK = "look at what it does there: its stacks and its operators; a region around it shows whether the other ranks do it too"
 OWN = "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
 WAITS = "the rank waits there, it does not compute: see what its stacks wait for"
 ONCE = "look at what it did there in this step: its stacks, its operators, other processes at that time; `[watch]` records the step after a slow one"
@@ -58,8 +59,8 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             continue
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more, equal = _more(ledger.facts, part, others)
-        alone = part.name is not None and bool(others) and middle <= LITTLE * own_seconds
-        alone = alone and not any(_meeting(ledger.facts, each, part) for each in others)
+        alone = middle <= LITTLE * own_seconds
+        named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
         elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
         if elsewhere and elsewhere.startswith(ALWAYS) and not (more or alone or idle):
@@ -89,7 +90,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             ),
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
-            else _advice(more, elsewhere, equal=equal, alone=alone, idle=idle),
+            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle),
             assumption="the rank takes as long as the median of the others"
             if others
             else "no rank spends this time",
@@ -107,19 +108,31 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
     return part.when.total >= SHORTEST_NS and inside >= part.when.total / 2
 
 
-def _advice(more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, idle: bool) -> str:
+def _advice(  # noqa: PLR0913
+    more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, named: bool, idle: bool
+) -> str:
     """Return what to try.
 
     A rank needs no other machine if it was late once, if it waits, or if no other one does what it does.
+
+    Args:
+        more: what it had more of than the others.
+        elsewhere: whether it was late in the steps around.
+        equal: whether it is known to have no more tokens.
+        alone: whether the others spend next to no time there.
+        named: whether a region shows what the rank does there, and the others do not only wait in it.
+        idle: whether it waits.
     """
     if more:
         return BALANCE
-    if alone:
+    if alone and named:
         return OWN
     if idle:
         return WAITS
     if elsewhere and elsewhere.startswith(ALONE):
         return ONCE
+    if alone:
+        return LOOK
     return (
         COMPARE
         if equal

@@ -349,7 +349,9 @@ def _label(process: Process) -> str:
     if process.kind != "rank":
         return origin.label
     roles = process.roles or {digest.origin.role for digest in process.digests}
-    return Origin("rank", origin.path, role=next(iter(roles)) if len(roles) == 1 else None, rank=origin.rank).label
+    return Origin(
+        "rank", origin.path, role=next(iter(roles)) if len(roles) == 1 else None, rank=origin.rank
+    ).label
 
 
 def _distinguish(processes: Sequence[Process]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from digested import manifest, spans, trace, window
+from digested import engine_entry, manifest, spans, trace, window
 
 from stepprof.analysis.findings.named_work import named_work
 from stepprof.analysis.report.combine import combine
@@ -12,8 +12,8 @@ from stepprof.analysis.report.digest import digest
 assert named_work is not None
 
 
-def topics(name, operators=0):
-    """Return the topics of the findings of a step with one region, in which operators run for
+def places(name, operators=0, engines=()):
+    """Return the findings about places of a step with one region, in which operators run for
     `operators` milliseconds.
     """
     made = combine(
@@ -23,14 +23,18 @@ def topics(name, operators=0):
         ],
         step=2,
         run_id="r",
-        manifests=[manifest(window(0, end=100))],
+        manifests=[manifest(window(0, end=100), engines=engines)],
     )
-    return [each.topic for each in made.findings if each.start is not None]
+    return [each for each in made.findings if each.start is not None]
+
+
+def topics(name, operators=0):
+    return [each.topic for each in places(name, operators)]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["evaluate_actions", "checkpoint_forward", "data_parallel_forward", "sync_gradients", "load_checkpoint", "tokenwise_loss", "value_eval_loss", "fetch_add", "save_rollouts"],
+    ["evaluate_actions", "checkpoint_forward", "data_parallel_forward", "sync_gradients", "load_checkpoint", "tokenwise_loss", "value_eval_loss", "fetch_add", "save_rollouts", "update_weights", "weight_update", "refit"],
 )  # fmt: skip
 def test_a_name_with_other_words(name):
     """One word of the name does not show what the region does, so there is no finding."""
@@ -42,12 +46,33 @@ def test_a_name_with_other_words(name):
     [
         ("evaluate", "evaluation"), ("run_eval", "evaluation"), ("validation_step", "evaluation"), ("val", "evaluation"),
         ("save_checkpoint", "checkpoint"), ("save_actor_checkpoint", "checkpoint"), ("save", "checkpoint"), ("Trainer.save_checkpoint", "checkpoint"),
-        ("sync_weights", "weight_sync"), ("update_weights", "weight_sync"), ("tokenize", "data"),
+        ("sync_weights", "weight_sync"), ("broadcast_weights", "weight_sync"), ("tokenize", "data"),
     ],
 )  # fmt: skip
 def test_a_name_that_says_it(name, topic):
     """The whole name shows the kind of work, also if the region consists of operators."""
     assert topics(name) == topics(name, 90) == [topic]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "sync_weights",
+            "weights were transferred for 90 ms: actor rank 0 in `sync_weights` (in role actor)",
+        ),
+        (
+            "update_weights",
+            "weights were updated for 90 ms: actor rank 0 in `update_weights` (in role actor)",
+        ),
+    ],
+)
+def test_weights_of_a_job_with_engines(name, text):
+    """A name does not show where weights are sent to. An optimizer updates weights too: that name counts in a
+    job with engines only.
+    """
+    (found,) = places(name, engines=[engine_entry()])
+    assert (found.topic, found.text) == ("weight_sync", text)
 
 
 @pytest.mark.parametrize(("name", "topic"), [("checkpoint", "checkpoint"), ("next_batch", "data"), ("dataloader", "data"), ("load-data", "data")])  # fmt: skip

@@ -1,0 +1,70 @@
+"""What the report advises about the work of one rank. Times are in milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+from digested import manifest, spans, trace, window
+
+from stepprof.analysis.findings.straggler import LOOK, OWN
+from stepprof.analysis.report.combine import combine
+from stepprof.analysis.report.digest import digest
+
+
+def straggler(*sources, **more):
+    made = combine([digest(each) for each in sources], step=2, run_id="r", **more)
+    return next(each for each in made.findings if each.topic == "straggler" and each.start is not None)
+
+
+def rank(number, *regions, role="actor"):
+    """Return the spans of a rank: its regions (name, start, length), and `meet` until 100 ms."""
+    end = max((start + length for _, start, length in regions), default=0)
+    own = [("region", name, start, length, role) for name, start, length in regions]
+    return spans(
+        number,
+        ("window", role or "step", 0, 100, role),
+        *own,
+        ("region", "meet", end, 100 - end, role),
+    )
+
+
+class TestWorkOfOneRank:
+    @pytest.mark.parametrize("role", [None, "actor"])
+    @pytest.mark.parametrize("ranks", [2, 3])
+    def test_a_region_that_no_other_rank_has(self, role, ranks):
+        """The others do not do this work, so that their machines show nothing about it."""
+        found = straggler(
+            rank(0, ("write_samples", 0, 60), role=role), *(rank(at, role=role) for at in range(1, ranks))
+        )
+        assert found.text.endswith(", and no other rank did")
+        assert found.advice == OWN
+
+    def test_a_region_in_which_the_others_only_meet(self):
+        """Rank 0 works for 60 ms before an all-reduce, in which rank 1 waits. The others' own time there does not show
+        whether they do the same work, so neither a machine nor the work of one rank is named.
+        """
+        regions = [("window", "actor", 0, 100, "actor"), ("region", "save", 0, 100, "actor")]
+        found = straggler(
+            *(spans(number, *regions) for number in range(2)),
+            *(
+                trace(
+                    number,
+                    ("thread", "user_annotation", "gloo:all_reduce", start, 100 - start),
+                    world=2,
+                )
+                for number, start in enumerate((60, 0))
+            ),
+            manifests=[manifest(window(0), window(1))],
+        )
+        assert found.advice == LOOK
+
+    def test_time_in_no_region(self):
+        """Rank 0 spends 60 ms in its window alone, the others 1 ms: no region shows what it does there."""
+        found = straggler(
+            spans(0, ("window", "actor", 0, 100, "actor"), ("region", "meet", 60, 40, "actor")),
+            *(
+                spans(at, ("window", "actor", 0, 100, "actor"), ("region", "meet", 1, 99, "actor"))
+                for at in (1, 2)
+            ),
+        )
+        assert found.text.endswith("in the window of actor")
+        assert found.advice == LOOK
