@@ -108,7 +108,7 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
     return part.when.total >= SHORTEST_NS and inside >= part.when.total / 2
 
 
-def _advice(  # noqa: PLR0913
+def _advice(
     more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, named: bool, idle: bool
 ) -> str:
     """Return what to try.
