@@ -189,13 +189,14 @@ def manifest(*windows, engines=(), version=None):
 def engine(replica, *batches, rank=0, group=None, **more):
     """Return the trace of an engine's worker: forward steps (start, duration, batch size), and a
     batch of 0 at the end. `group`: the number of the data-parallel engine. `names`: the names of
-    the steps.
+    the steps. `notes`: further annotations of its thread, (name, start, duration).
     """
+    role, notes = more.pop("role", "rollout"), more.pop("notes", ())
     name = f"rank-{rank}" if group is None else f"dp-{group}-rank-{rank}"
     origin = Origin(
         "engine",
-        f"step-000002/rollout/replica-{replica}/{name}.trace.json.gz",
-        "rollout",
+        f"step-000002/{role}/replica-{replica}/{name}.trace.json.gz",
+        role,
         rank,
         replica,
         "h",
@@ -206,6 +207,7 @@ def engine(replica, *batches, rank=0, group=None, **more):
         ("iterations", "iteration", name, start, duration)
         for name, (start, duration, _) in zip(names, batches, strict=True)
     ]
+    steps += [("thread", "user_annotation", *note) for note in notes]
     counters = [("batch size", start, size) for start, _, size in batches]
     counters.append(("batch size", max(start + duration for start, duration, _ in batches), 0))
     return source(origin, *steps, counters=counters, **more)

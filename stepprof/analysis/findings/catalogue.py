@@ -23,7 +23,10 @@ LEAST = 0.01
 
 
 def findings_of(facts: Facts) -> list[Finding]:
-    """Return the findings of a step, the costliest first. They share no second with each other."""
+    """Return the findings of a step, the largest gain first. They share no second with each other.
+
+    Where the gain is not known, the seconds take its place: it is at most these.
+    """
     ledger = Ledger(facts, LEAST * facts.seconds)
     recording(ledger)
     compiling(ledger)
@@ -46,4 +49,10 @@ def findings_of(facts: Facts) -> list[Finding]:
     rare_work(ledger)
     exposed_communication(ledger)
     host_bound(ledger)
-    return sorted(ledger.found, key=lambda finding: -(finding.seconds or 0.0))
+    return sorted(ledger.found, key=_worth, reverse=True)
+
+
+def _worth(finding: Finding) -> tuple[float, float]:
+    """Return the most that mending the cause can save, then its seconds."""
+    seconds = finding.seconds or 0.0
+    return (seconds if finding.saves is None else finding.saves), seconds

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.report.critical_path import Segment, Timeline
+from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Rollout
@@ -36,6 +37,8 @@ class Facts:
     timelines: Mapping[str, Timeline]
     """The timeline of each process, by its label."""
     rollouts: Sequence[Rollout]
+    generations: Sequence[Generation]
+    """What each role generated."""
     graph: StepGraph
     """Replays the step without a cause."""
     signs: Mapping[str, Signs]

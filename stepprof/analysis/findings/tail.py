@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import Intervals
-from stepprof.analysis.report.rollout import Curve, total_curve
+from stepprof.analysis.report.rollout import Curve
+from stepprof.analysis.report.schema import Sample
 from stepprof.analysis.report.wording import seconds_text
 
 LAST = 0.05
@@ -13,61 +17,68 @@ LAST = 0.05
 FEWEST = 4
 LEAST = 0.15
 """The end of a rollout is no tail if it is at most this share of the rollout."""
+ROLLOUT = ("rollout", None)
+"""Roles whose generation is called the rollout."""
 
 _KINDS = ("engine", "work")
 
 
 def long_tail(ledger: Ledger) -> None:
-    """Claim the time in which at most the last 5 % of the samples were generated."""
-    facts = ledger.facts
-    engines, samples = _curves(facts)
-    for curves, what in ((engines, "sequences"), (samples, "samples")):
-        if not curves:
-            continue
-        curve = total_curve(curves) if len(curves) > 1 else curves[0]
-        begins = _tail_begins(curve)
-        if begins is None or curve.time[-1] - begins <= LEAST * (curve.time[-1] - curve.time[0]):
-            continue
-        when = Intervals.one(begins, int(curve.time[-1]))
-        segment = next(
-            (each for each in reversed(facts.path) if each.start < when.end[0] and each.kind in _KINDS), None
-        )
-        if segment is None:
-            continue
-        last, most = max(1, int(LAST * curve.value.max())), int(curve.value.max())
-        if ledger.claim(
-            Part(segment.process, segment.role, segment.region or _region_of(facts), when),
-            when,
-            "tail",
-            f"the rollout's tail took {{seconds}}: of {most} {what} at most {last} {'was' if last == 1 else 'were'} still generated",
-            why=_longest(facts) or "the batch had fallen to 5 % of its peak",
-            advice="bound the response length, generate more samples than needed and drop the last ones, or start training on those that are done",
-            without=_generating(facts, when),
-            assumption="the rollout ends at the 95th percentile of its samples",
-        ):
-            return
+    """Claim, role by role, the time in which at most the last 5 % of its samples were generated."""
+    claimed: set[str | None] = set()
+    for each in ledger.facts.generations:
+        if each.whole and not each.unclear and each.role not in claimed:
+            claims = [_claim(ledger, each, curve) for curve in _phases(ledger.facts, each)]
+            if any(claims):
+                claimed.add(each.role)
 
 
-def _generating(facts: Facts, when: Intervals) -> dict[str, Intervals]:
-    """Return when each process generated, or had samples, in a time."""
-    found = {}
-    for label, each in facts.timelines.items():
-        of = each.generating
-        if any(digest.samples is not None for digest in each.process.digests):
-            of |= when
-        found[label] = of & when
-    return found
+def _phases(facts: Facts, generation: Generation) -> Iterator[Curve]:
+    """Yield the generation in each window of its role; what is generated outside of them does not keep the step waiting."""
+    role = generation.role
+    windows = Intervals.all_of(each.process.in_role(role) for each in facts.timelines.values())
+    for start, end in windows.pairs() or [(facts.start, facts.end)]:
+        curve = generation.curve.within(start, end)
+        if curve is not None:
+            yield curve
 
 
-def _curves(facts: Facts) -> tuple[list[Curve], list[Curve]]:
-    digests = [digest for each in facts.timelines.values() for digest in each.process.digests]
-    engines = [digest.batches.curve() for digest in digests if digest.batches is not None]
-    samples = [
-        digest.samples.curve()
-        for digest in digests
-        if digest.samples is not None and digest.origin.kind == "spans"
-    ]
-    return engines, [curve for curve in samples if curve.value.max(initial=0) >= FEWEST]
+def _claim(ledger: Ledger, generation: Generation, curve: Curve) -> bool:
+    facts, role = ledger.facts, generation.role
+    begins, end = _tail_begins(curve), int(curve.time[-1])
+    if begins is None or end - begins <= LEAST * (end - int(curve.time[0])):
+        return False
+    when = Intervals.one(begins, end)
+    segment = next((each for each in reversed(facts.path) if each.start < end and each.kind in _KINDS), None)
+    if segment is None:
+        return False
+    last, most = max(1, int(LAST * curve.value.max())), int(curve.value.max())
+    what = "samples" if generation.samples else "sequences"
+    sample = _longest(facts, when)
+    return ledger.claim(
+        Part(segment.process, segment.role, segment.region or _region_of(sample), when),
+        when,
+        "tail",
+        f"the {'rollout' if role in ROLLOUT else role}'s tail took {{seconds}}: of {most} {what} at most {last} {'was' if last == 1 else 'were'} still generated",
+        why="the batch had fallen to 5 % of its peak"
+        if sample is None
+        else f"the longest sample, {sample.sample}, took {seconds_text(sample.end - sample.start)}",
+        advice="bound the response length, generate more samples than needed and drop the last ones, or start training on those that are done",
+        without=_generating(facts, generation, when),
+        assumption=f"the {'rollout' if role in ROLLOUT else role} ends at the 95th percentile of its samples",
+    )
+
+
+def _generating(facts: Facts, generation: Generation, when: Intervals) -> dict[str, Intervals]:
+    """Return when each process generated for the role in a time. A process that binds samples has some all the time."""
+    binds = {
+        label
+        for each in facts.generations
+        if each.samples and each.role == generation.role
+        for label in each.labels
+    }
+    labels = binds.union(generation.labels) & facts.timelines.keys()
+    return {label: when if label in binds else facts.timelines[label].generating & when for label in labels}
 
 
 def _tail_begins(curve: Curve) -> int | None:
@@ -79,16 +90,23 @@ def _tail_begins(curve: Curve) -> int | None:
     return int(curve.time[above[-1] + 1]) if len(above) else None
 
 
-def _region_of(facts: Facts) -> tuple[str, ...]:
-    """Return the region in which the longest sample spent most time."""
-    samples = [sample for row in facts.rollouts for sample in row.samples if sample.seconds]
-    longest = max(samples, key=lambda sample: sample.end - sample.start, default=None)
-    return () if longest is None else (max(longest.seconds, key=lambda name: longest.seconds[name]),)
+def _longest(facts: Facts, tail: Intervals) -> Sample | None:
+    """Return the longest of the samples that ended in the tail."""
+    (start, end), *_ = tail.pairs()
+    samples = [
+        sample
+        for row in facts.rollouts
+        for sample in row.samples
+        if facts.at(start) < sample.end <= facts.at(end) + _ROUNDING
+    ]
+    return max(samples, key=lambda sample: sample.end - sample.start, default=None)
 
 
-def _longest(facts: Facts) -> str | None:
-    samples = [(sample.end - sample.start, sample) for row in facts.rollouts for sample in row.samples]
-    if not samples:
-        return None
-    took, sample = max(samples, key=lambda each: each[0])
-    return f"the longest sample, {sample.sample}, took {seconds_text(took)}"
+_ROUNDING = 1e-6
+
+
+def _region_of(sample: Sample | None) -> tuple[str, ...]:
+    """Return the region in which a sample spent most time."""
+    if sample is None or not sample.seconds:
+        return ()
+    return (max(sample.seconds, key=lambda name: sample.seconds[name]),)

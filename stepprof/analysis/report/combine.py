@@ -172,7 +172,7 @@ def _part(
     short = {each.label for each in shortfalls}
     known = timelines(processes, waits, _unfinished(processes, short))
     path = critical_path(known, start, end, engine_roles)
-    rollouts, works = engines_of(processes, start, short, engines)
+    rollouts, works, generations = engines_of(processes, start, short, engines)
     graph = StepGraph(known, start, engine_roles)
     facts = Facts(
         start,
@@ -180,6 +180,7 @@ def _part(
         path,
         {each.label: each for each in known},
         rollouts,
+        generations,
         graph,
         _signs(processes, evidence),
         engine_roles,

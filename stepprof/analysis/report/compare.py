@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import hypot
 from statistics import stdev
 
-from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
+from stepprof.analysis.report.generations import SUMS
 from stepprof.analysis.report.schema import (
     Change,
     Comparison,
@@ -148,8 +148,7 @@ def _rollouts(a: Report, b: Report) -> Iterable[Change]:
             [
                 row
                 for row in report.rollout
-                if bool(row.iterations) == bool(after.iterations)
-                and row.label not in (ALL_ENGINES, ALL_SAMPLES)
+                if bool(row.iterations) == bool(after.iterations) and not row.label.startswith(SUMS)
             ]
             for report in (a, b)
         ]

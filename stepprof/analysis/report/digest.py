@@ -334,6 +334,7 @@ def _samples(source: Source, chosen: Chosen) -> Samples | None:
         name=slices.name[which],
         start=slices.start[which],
         duration=slices.duration[which],
+        role=longest,
         requests=requests_of(source, chosen, longest),
     )
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from stepprof.analysis.findings.facts import Recomputing
-from stepprof.analysis.report.engine_work import Batches, StageTotal, added, total
-from stepprof.analysis.report.headlines import ALL_ENGINES, ALL_SAMPLES
+from stepprof.analysis.report.engine_work import StageTotal, total
+from stepprof.analysis.report.generations import (
+    SUMS,
+    Engine,
+    Generation,
+    bound_samples,
+    engines_in,
+    generations_of,
+)
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process, engine_of
-from stepprof.analysis.report.rollout import Curve, rollout, total_curve
+from stepprof.analysis.report.rollout import rollout
 from stepprof.analysis.report.schema import EngineWork, Rollout, Stage
-from stepprof.analysis.timeline.file_names import group_of
-from stepprof.analysis.timeline.model import Origin
 from stepprof.run.summary import SESSIONS, engine_label
 
 
 def engines_of(
     processes: Sequence[Process], start: int, short: Collection[str], entries: Sequence[Mapping[str, Any]]
-) -> tuple[list[Rollout], list[EngineWork]]:
-    """Return the batch sizes of each engine and of bound samples, and what each engine did.
+) -> tuple[list[Rollout], list[EngineWork], list[Generation]]:
+    """Return the batch sizes of each engine and of bound samples, what each engine did, and the generation of each role.
 
     Args:
         processes: of one clock.
@@ -31,7 +36,7 @@ def engines_of(
         short: labels whose captures do not cover their windows.
         entries: the engines in the manifest.
     """
-    engines = _engines(processes)
+    engines = engines_in(processes)
     made = [(engine.together(), engine.name not in short) for engine in engines.values()]
     rows: list[Rollout | None] = [
         rollout(label, curve, start, iterations=count, peak=peak, whole=whole)
@@ -43,98 +48,28 @@ def engines_of(
         for engine, row in zip(engines.values(), rows, strict=True)
         if row is not None
     ]
-    if len(engines) > 1 and not any(digest.unclear for process in processes for digest in process.digests):
-        curve = total_curve([curve for (_, curve, _, _), _ in made])
-        count = sum(count for (_, _, count, _), _ in made)
-        rows.append(
-            rollout(ALL_ENGINES, curve, start, iterations=count, whole=all(whole for _, whole in made))
-        )
-    rows += _samples(processes, start)
-    return [row for row in rows if row is not None], works
-
-
-def _samples(processes: Sequence[Process], start: int) -> list[Rollout | None]:
-    """Return a row for the bound samples of each process, and one for all of them."""
-    bound = [
-        (process.label, digest.samples)
-        for process in processes
-        for digest in process.digests
-        if digest.samples is not None and digest.origin.kind == "spans"
+    rows += [
+        rollout(f"samples of {label}", samples.curve(), start, bound=[samples])
+        for label, samples in bound_samples(processes)
     ]
-    # such processes look at the samples one after the other, and do not generate them together
-    together = [(label, samples) for label, samples in bound if samples.curve().value.max(initial=0) > 1]
-    rows = [
-        rollout(f"samples of {label}", samples.curve(), start, bound=[samples]) for label, samples in together
-    ]
-    if len(together) > 1:
-        parts = [samples for _, samples in together]
-        rows.append(rollout(ALL_SAMPLES, total_curve([each.curve() for each in parts]), start, bound=parts))
-    return rows
+    generations = generations_of(processes, short)
+    rows += _sums(generations, start)
+    return [row for row in rows if row is not None], works, generations
 
 
-@dataclass(slots=True)
-class _Engine:
-    """The schedulers of one engine.
-
-    Workers of one scheduler run the same steps, so the busiest of them represents it. Workers of a
-    data-parallel engine run steps of their own.
-    """
-
-    name: str = ""
-    alone: bool = False
-    """Whether it is a single trace of an unknown engine."""
-    schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
-
-    def add(self, process: Process, origin: Origin, batches: Batches) -> None:
-        """Add the forward steps of one worker."""
-        self.name = engine_of(origin)
-        workers = self.schedulers.setdefault(group_of(origin.path), {})
-        known = workers.get(origin.rank)
-        if known is None or known[1].iterations < batches.iterations:
-            workers[origin.rank] = (process.label, batches)
-
-    def _each(self) -> list[tuple[str, Batches]]:
-        return [
-            max(workers.values(), key=lambda worker: worker[1].iterations)
-            for workers in self.schedulers.values()
-        ]
-
-    def together(self) -> tuple[str, Curve, int, float | None]:
-        """Return the label, the batch size over time of all schedulers, their forward steps, and
-        the peak if single steps are known.
-        """
-        each = self._each()
-        if len(each) == 1:
-            label, batches = each[0]
-            return label, batches.curve(), batches.iterations, batches.peak
-        curve = total_curve([batches.curve() for _, batches in each])
-        return self.name, curve, sum(batches.iterations for _, batches in each), None
-
-    def opening_tokens(self) -> int:
-        """Return the tokens of prompts that all schedulers computed before their first decode steps."""
-        return sum(batches.opening_tokens for _, batches in self._each())
-
-    def stages(self) -> list[StageTotal]:
-        """Return the forward steps of all schedulers by stage."""
-        return added(stage for _, batches in self._each() for stage in batches.stages)
+def _sums(generations: Sequence[Generation], start: int) -> Iterator[Rollout | None]:
+    """Yield a row for all engines of each role that has several, and one for all of its samples."""
+    for each in generations:
+        alike = [other for other in generations if bool(other.samples) == bool(each.samples)]
+        label = SUMS[bool(each.samples)] + (f" of {each.role or 'no role'}" if len(alike) > 1 else "")
+        # forward steps that may be of another window leave the sum unknown
+        if each.parts > 1 and not each.unclear:
+            yield rollout(
+                label, each.curve, start, iterations=each.iterations, bound=each.samples, whole=each.whole
+            )
 
 
-def _engines(processes: Sequence[Process]) -> dict[tuple[object, ...], _Engine]:
-    engines: dict[tuple[object, ...], _Engine] = {}
-    for process in processes:
-        for digest in process.digests:
-            if digest.batches is not None and not digest.unclear:
-                alone = digest.origin.replica is None
-                key = (
-                    (process.label,)
-                    if alone
-                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
-                )
-                engines.setdefault(key, _Engine(alone=alone)).add(process, digest.origin, digest.batches)
-    return engines
-
-
-def _work(engine: _Engine, row: Rollout, reported: Statistics | None) -> EngineWork:
+def _work(engine: Engine, row: Rollout, reported: Statistics | None) -> EngineWork:
     """Return what an engine did, from its forward steps and its own statistics."""
     stages = engine.stages()
     whole = row.whole
@@ -170,7 +105,7 @@ def recomputing_of(
     reported = statistics_of(entries)
     opened = {
         engine.name
-        for engine in _engines(processes).values()
+        for engine in engines_in(processes).values()
         if (known := reported.get(engine.name)) is not None and known.opened_with(engine.opening_tokens())
     }
     found = {}

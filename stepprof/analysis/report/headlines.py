@@ -1,4 +1,4 @@
-"""State the findings in sentences, the costliest first.
+"""State the findings in sentences.
 
 A sentence states only what stands out: each has a threshold below which the finding is not worth
 acting on. Its seconds are those that the step would save without the cause, as far as the data
@@ -39,7 +39,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
 
     Args:
         report: with all of its tables.
-        causes: the findings on the critical path, the costliest first.
+        causes: the findings on the critical path, the largest gain first.
         notices: findings about the step as a whole, without seconds.
     """
     least = report.seconds * WORTH_SAYING
@@ -309,12 +309,6 @@ def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Finding]:
             text += " that could not be matched across ranks, so the rank it waited for is unknown"
         found.append(Finding(text, "collectives", most.seconds))
     return found
-
-
-ALL_ENGINES = "all engines"
-"""Label of the sum of several engines' batches."""
-ALL_SAMPLES = "all samples"
-"""Label of the sum of several processes' samples."""
 
 
 def _busy(rows: Sequence[Overlap]) -> list[Finding]:

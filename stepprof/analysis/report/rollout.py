@@ -44,6 +44,15 @@ class Curve:
         """Nanoseconds of each step."""
         return np.diff(self.time).astype(np.float64)
 
+    def within(self, start: int, end: int) -> Curve | None:
+        """Return the part between two times, from its first value above zero to its last one; None: there is none."""
+        inside = (self.time[1:] > start) & (self.time[:-1] < end) & (self.value > 0)
+        where = np.flatnonzero(inside)
+        if not len(where):
+            return None
+        low, high = where[0], where[-1] + 1
+        return Curve(np.clip(self.time[low : high + 1], start, end), self.value[low:high])
+
     def reduced(self, most: int) -> Curve:
         """Return a curve of at most `most` steps; longer ones are averaged over intervals of equal
         length.
@@ -98,6 +107,8 @@ class Samples(PackedCurve, frozen=True):
     longest first.
     """
 
+    role: str | None
+    """The role in which they spent most time."""
     longest: list[SampleTime]
     times: Distribution
     """Nanoseconds of each sample."""
@@ -117,6 +128,7 @@ def collect_samples(
     name: npt.NDArray[np.int32],
     start: Times,
     duration: Times,
+    role: str | None = None,
     requests: Mapping[int, Sequence[Request]] | None = None,
 ) -> Samples:
     """Return the samples of one source from the slices on their tracks. There must be at least one.
@@ -128,6 +140,7 @@ def collect_samples(
         name: of each slice, into `names`.
         start: of each slice, nanoseconds.
         duration: of each slice.
+        role: of all of them.
         requests: of each sample, by its place in `samples`; None: nothing is known of them.
     """
     requests = requests or {}
@@ -153,6 +166,7 @@ def collect_samples(
     steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     return Samples(
         *_summed(np.concatenate((first, last)), steps).reduced(MOST_POINTS).pack(),
+        role,
         longest,
         Distribution(len(first), packed(last - first)),
         distribution_of([each.first_token for each in made]),

@@ -628,7 +628,7 @@ class Report(msgspec.Struct, frozen=True):
     job: Job | None = None
     """The job; None: the traces are of no run."""
     findings: list[Finding] = []
-    """The step, what is missing from the data, the causes (the costliest first), and their consequences."""
+    """The step, what is missing from the data, the causes (the largest gain first), and their consequences."""
     sources: list[SourceInfo] = []
     """The files that the report was made from."""
     gantt: list[GanttRow] = []

@@ -747,3 +747,23 @@ def test_what_another_finding_explains_is_no_second_time_of_a_slow_rank():
         evidence=[replace(evidence(), rank=1, pid=101, collections=(pause,))],
     )
     assert causes(made) == [("gc", "actor rank 1", "forward", 60)]
+
+
+def test_the_finding_with_the_largest_gain_comes_first():
+    """Rank 0 waits 2.5 s for its data, and rank 1 would be the last one to meet 0.3 s earlier. The checkpoint of
+    both ranks takes 2 s, and saves them.
+    """
+
+    def rank(number, data):
+        return [
+            spans(number, ("window", "actor", 0, 10_000, "actor"), ("region", "load_batch", 0, data, "actor"), ("region", "forward", data, 5000 - number * 300 - data, "actor"), ("region", "save_checkpoint", 6000, 2000, "actor")),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", 5000 - number * 300, 500 + number * 300), world=2),
+        ]  # fmt: skip
+
+    reported = manifest(*(window(number, end=10_000) for number in range(2)))
+    made = report(*rank(0, 2500), *rank(1, 0), manifests=[reported])
+    assert [(each.topic, round(each.seconds, 2), each.saves and round(each.saves, 2)) for each in made.findings if each.start is not None] == [
+        ("checkpoint", 2.0, 2.0),
+        ("overlap", 0.5, 0.5),
+        ("data", 2.5, 0.3),
+    ]  # fmt: skip
