@@ -6,6 +6,8 @@ handles it sensibly. The message says what happened, to what, and what to do abo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = ["BackendError", "Busy", "ConfigError", "EngineError", "StateError", "StepprofError"]
 
 
@@ -30,6 +32,17 @@ class ConfigError(StepprofError, ValueError):
     """The value of that key."""
     problem: str = ""
     """What is wrong with it, with a suggestion."""
+    parts: tuple[ConfigError, ...] = ()
+    """The errors of several keys; empty: it is about one mistake."""
+
+    @classmethod
+    def of_all(cls, errors: Sequence[ConfigError]) -> ConfigError:
+        """Return one error for all mistakes of a configuration: the only one, or one whose message has them all."""
+        if len(errors) == 1:
+            return errors[0]
+        error = cls("; also ".join(map(str, errors)))
+        error.parts = tuple(errors)
+        return error
 
     @classmethod
     def at(cls, key: str, value: object, problem: str) -> ConfigError:
@@ -40,6 +53,8 @@ class ConfigError(StepprofError, ValueError):
 
     def under(self, table: str) -> ConfigError:
         """Return the same error with its key inside ``table``, for code that checks a table without knowing its place."""
+        if self.parts:
+            return ConfigError.of_all([each.under(table) for each in self.parts])
         return ConfigError.at(f"{table}.{self.key}" if self.key else table, self.value, self.problem)
 
 

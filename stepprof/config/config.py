@@ -28,11 +28,13 @@ from stepprof.config.post_step_validators import command, upload_url
 from stepprof.config.selection import Ranks, Steps
 from stepprof.config.validators import (
     MemoryFloor,
+    Mistakes,
     byte_size,
     checked,
     choice,
     folder,
     keys_of,
+    made_of,
     read_table,
     role_name,
     seconds,
@@ -157,12 +159,21 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check every field, and resolve the policy of every role."""
-        settle(self, like=RolePolicy)
+        mistakes = Mistakes()
         put = object.__setattr__
+        with mistakes.collected():
+            settle(self, like=RolePolicy)
         for name, table in {**TABLES, **OWN_TABLES}.items():
             if not isinstance(given := getattr(self, name), table):
-                put(self, name, read_table(table, given, name))
-        put(self, "roles", {name: _role(name, role) for name, role in items(self.roles, "roles")})
+                with mistakes.collected():
+                    put(self, name, read_table(table, given, name))
+        roles: dict[str, RolePolicy] = {}
+        with mistakes.collected():
+            for name, role in items(self.roles, "roles"):
+                with mistakes.collected():
+                    roles[name] = _role(name, role)
+        mistakes.report()
+        put(self, "roles", roles)
         if not self.enabled:
             put(self, "spans", False)
         for name in OWN_TABLES:
@@ -238,7 +249,8 @@ class Config:
         table = loaders.plain(mapping)
         if not isinstance(table, Mapping):
             raise ConfigError.at("config", table, "expected a Config, a mapping, or the path of a TOML file")
-        return cls(**arguments(cls, table))
+        made: Config = made_of(cls, *arguments(cls, table))
+        return made
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
@@ -255,9 +267,11 @@ class Config:
                 config = cls.from_toml(path)
         else:
             config = cls()
+        mistakes = Mistakes()
         for variable, key, value in loaders.overrides(environ):
-            with loaders.from_variable(variable, value, key):
+            with mistakes.collected(), loaders.from_variable(variable, value, key):
                 config = replace(config, **{key: value})
+        mistakes.report()
         return config
 
     def _role_policies(self) -> list[tuple[str, RolePolicy]]:
@@ -295,10 +309,17 @@ def _role(name: str, role: object) -> RolePolicy:
     with under(f"roles.{name}"):
         if isinstance(role, RolePolicy):
             return role
-        for key, value in role.items() if isinstance(role, Mapping) else ():
-            if key in keys_of(Config) and key not in keys_of(RolePolicy):
-                raise ConfigError.at(key, value, "applies to the whole run; write it at the top level")
-        return RolePolicy(**arguments(RolePolicy, role))
+        given = role if isinstance(role, Mapping) else {}
+        misplaced = {key for key in given if key in keys_of(Config) and key not in keys_of(RolePolicy)}
+        wrong = [
+            ConfigError.at(key, given[key], "applies to the whole run; write it at the top level")
+            for key in given
+            if key in misplaced
+        ]
+        rest = {key: value for key, value in given.items() if key not in misplaced} if misplaced else role
+        present, unknown = arguments(RolePolicy, rest)
+        made: RolePolicy = made_of(RolePolicy, present, [*wrong, *unknown])
+        return made
 
 
 def _plain(value: object) -> object:

@@ -121,7 +121,7 @@ def named(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if error.key is None:
+        if error.key is None and not error.parts:
             raise
         raise _relabelled(error, f"{os.fspath(path)}: {error}") from error
 

@@ -21,16 +21,17 @@ from stepprof.config.selection import Ranks, Steps
 from stepprof.config.validators import (
     NO_LIMIT,
     MemoryFloor,
+    Mistakes,
     byte_size,
     checked,
     choice,
     keys_of,
-    known_keys,
     limit,
     memory_floor,
     read_table,
     seconds,
     settle,
+    split_keys,
     texts,
     under,
 )
@@ -142,12 +143,17 @@ class RolePolicy:
 
     def __post_init__(self) -> None:
         """Check every given field."""
-        settle(self)
+        mistakes = Mistakes()
+        with mistakes.collected():
+            settle(self)
         for name, table in TABLES.items():
             given = getattr(self, name)
             if given is not None and not isinstance(given, table):
-                with under(name):
-                    object.__setattr__(self, name, known_keys(table, given))
+                with mistakes.collected(), under(name):
+                    present, wrong = split_keys(table, given)
+                    Mistakes(wrong).report()
+                    object.__setattr__(self, name, present)
+        mistakes.report()
 
 
 def resolve(base: Any, role: RolePolicy) -> Policy:
@@ -199,8 +205,8 @@ def _inherit(name: str, base: Any, given: Any) -> Any:
     return given
 
 
-def arguments(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return a mapping as arguments of the dataclass. A table named like a plug-in backend goes under
+def arguments(table: type[Any], mapping: object) -> tuple[dict[str, Any], list[ConfigError]]:
+    """Return a mapping as arguments of the dataclass, and an error for each wrong key. A table named like a plug-in backend goes under
     `plugins`.
     """
     if isinstance(mapping, Mapping) and any(_may_be_plugin(table, *item) for item in mapping.items()):
@@ -211,8 +217,8 @@ def arguments(table: type[Any], mapping: object) -> dict[str, Any]:
             if _may_be_plugin(table, name, value) and name in installed
         }
         rest = {name: value for name, value in mapping.items() if name not in theirs}
-        return known_keys(table, {**rest, "plugins": {**rest.get("plugins", {}), **theirs}})
-    return known_keys(table, mapping)
+        return split_keys(table, {**rest, "plugins": {**rest.get("plugins", {}), **theirs}})
+    return split_keys(table, mapping)
 
 
 def _may_be_plugin(table: type[Any], name: object, value: object) -> bool:

@@ -293,6 +293,7 @@ def settle(table: Any, *, like: type[Any] | None = None) -> None:
         like: another dataclass. A field of `table` without a check has the check of its field of
             the same name.
     """
+    mistakes = Mistakes()
     shared = {} if like is None else {item.name: item.metadata.get("check") for item in fields(like)}
     for item in fields(table):
         check = item.metadata.get("check") or shared.get(item.name)
@@ -300,7 +301,9 @@ def settle(table: Any, *, like: type[Any] | None = None) -> None:
             check = flag
         if check is None or ((value := getattr(table, item.name)) is None and item.default is None):
             continue
-        object.__setattr__(table, item.name, check(value, item.name))
+        with mistakes.collected():
+            object.__setattr__(table, item.name, check(value, item.name))
+    mistakes.report()
 
 
 def keys_of(table: type[Any]) -> tuple[str, ...]:
@@ -311,26 +314,61 @@ def keys_of(table: type[Any]) -> tuple[str, ...]:
 def read_table(table: type[_Table], mapping: object, key: str) -> _Table:
     """Make the dataclass `table` of the mapping at `key`."""
     with under(key):
-        return table(**known_keys(table, mapping))
+        made: _Table = made_of(table, *split_keys(table, mapping))
+        return made
 
 
-def known_keys(table: type[Any], mapping: object) -> dict[str, Any]:
-    """Return the mapping without None values. Refuse a value that is not a mapping, unknown keys and missing keys."""
+def made_of(table: type[Any], present: Mapping[str, Any], wrong: Sequence[ConfigError]) -> Any:
+    """Make the dataclass of the result of `split_keys`. One error names the wrong keys and the wrong values."""
+    mistakes = Mistakes(wrong)
+    with mistakes.collected():
+        if all(item.name in present for item in fields(table) if _is_required(item)):
+            made = table(**present)
+    mistakes.report()
+    return made
+
+
+def split_keys(table: type[Any], mapping: object) -> tuple[dict[str, Any], list[ConfigError]]:
+    """Return the valid keys of a mapping, without None values, and an error for each unknown and each missing key. Refuse a value that is not a mapping."""
     valid = keys_of(table)
     if not isinstance(mapping, Mapping):
         raise ConfigError.at("", mapping, f"expected a table of: {', '.join(valid)}")
-    for name, value in mapping.items():
-        if name not in valid:
-            raise ConfigError.at(str(name), value, f"unknown key{nearest(name, valid)}")
-    present = {name: value for name, value in mapping.items() if value is not None}
-    for item in fields(table):
-        if item.name not in present and _is_required(item):
-            raise ConfigError.at(item.name, None, f'missing; write {item.name} = "…" in this table')
-    return present
+    wrong = [
+        ConfigError.at(str(name), value, f"unknown key{nearest(name, valid)}")
+        for name, value in mapping.items()
+        if name not in valid
+    ]
+    present = {name: value for name, value in mapping.items() if value is not None and name in valid}
+    wrong += [
+        ConfigError.at(item.name, None, f'missing; write {item.name} = "…" in this table')
+        for item in fields(table)
+        if item.name not in present and _is_required(item)
+    ]
+    return present, wrong
 
 
 def _is_required(item: Field[Any]) -> bool:
     return item.init and item.default is MISSING and item.default_factory is MISSING
+
+
+class Mistakes:
+    """Collects the errors of a configuration, so that one error reports them all."""
+
+    def __init__(self, found: Sequence[ConfigError] = ()) -> None:
+        self.found = [*found]
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep an error of the block for `report`."""
+        try:
+            yield
+        except ConfigError as error:
+            self.found += error.parts or (error,)
+
+    def report(self) -> None:
+        """Raise the collected errors as one; without any, return."""
+        if self.found:
+            raise ConfigError.of_all(self.found) from self.found[0].__cause__
 
 
 @contextmanager

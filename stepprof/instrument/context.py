@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from stepprof.instrument.scope import DEEPEST, newest
+from stepprof.instrument.scope import DEEPEST, UNSEEN, newest
 from stepprof.instrument.state import State
 
 if TYPE_CHECKING:
     from stepprof.instrument.ports import Session
-    from stepprof.instrument.scope import Scope
+    from stepprof.instrument.scope import Scope, Span
     from stepprof.instrument.span_recorder import Recorder
 
 
@@ -66,3 +67,12 @@ def open_windows() -> Iterator[Scope]:
         if window._start:
             yield window
         window = window._before
+
+
+def unfinished_windows(attributes: Mapping[str, object]) -> Iterator[Span]:
+    """Yield the spans of the windows that are open: until now, with these attributes."""
+    now = perf_counter_ns()
+    for window in open_windows():
+        if window._start > UNSEEN:
+            where = window._thread, window._task, window
+            yield window.role or "step", "window", window._start, now, *where, attributes, False

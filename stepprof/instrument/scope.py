@@ -15,6 +15,8 @@ LARGEST_STEP = 10**18 - 1
 """The largest step number, for recording and for reading: step folders have up to 18 digits."""
 SURE_BITS = 59
 """Numbers of so many bits are step numbers: a shift is faster than a comparison with both bounds."""
+UNSEEN = 1
+"""Marks the start time of a window that is missing: neither selected nor, with ``spans = false``, recorded at all."""
 
 SIMPLE = frozenset({str, int, float, bool, type(None)})
 """Attributes of these types are kept unchanged. Others are reduced to plain values at once: a tensor would stay on its device."""

@@ -18,6 +18,7 @@ from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import (
     SURE_BITS,
+    UNSEEN,
     WAKE_AT,
     Scope,
     current_scope,
@@ -30,9 +31,6 @@ from stepprof.instrument.state import State
 
 if TYPE_CHECKING:
     from stepprof.instrument.ports import EarlyStart, OpenWindow, Session, WindowEngines
-
-UNSEEN = 1
-"""Marks a start time that is missing: neither selected nor, with ``spans = false``, recorded at all."""
 
 NOT_SELECTED: Literal[False] = False
 """Marks a missing ticket."""

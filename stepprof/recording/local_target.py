@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError, StateError, StepprofError
 from stepprof.host.frames import frames
+from stepprof.instrument.context import unfinished_windows
 from stepprof.log import logger
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.capture_controller import Capturer, Later
-from stepprof.recording.region_capture import RegionHook, RegionWatch
+from stepprof.recording.region_capture import UNFINISHED, RegionHook, RegionWatch
 from stepprof.recording.window_handle import LeftOpen, Ticket, log_outcome
 from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
+    from stepprof.instrument.scope import Span
     from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.background_worker import Background
     from stepprof.recording.export.executor import Exporter
@@ -307,6 +309,11 @@ class LocalTarget:
             self.capturer.access.release()
         if later is not None:
             later()
+
+    def unfinished(self, reason: str) -> Iterator[Span]:
+        """Yield the spans of the windows that are open, and of the regions that began in recorded ones and have not ended: until now."""
+        yield from self._hook.unfinished(reason)
+        yield from unfinished_windows({UNFINISHED: reason})
 
     def _changed(self) -> None:
         self._hook_regions()

@@ -7,14 +7,16 @@ no hook, and a region costs no more than a span.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from threading import get_ident
-from time import thread_time_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends.base import keep_forever
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
-from stepprof.instrument.scope import Measured
+from stepprof.instrument.scope import Measured, Scope, current_scope, newest
 from stepprof.log import logger
 from stepprof.recording.capture import Ending
 from stepprof.recording.window_handle import Ticket, log_outcome
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 ACCESS_SECONDS = 1.0
 """Maximum seconds that a region waits for access before it goes on without a capture."""
+
+UNFINISHED = "unfinished"
+"""Attribute of a window or region that had not ended when its session did; its value is the reason."""
 
 
 class RegionWatch:
@@ -162,6 +167,9 @@ class RegionHook:
         self._capturer = capturer
         self._watch = watch
         self._mark_failed = False
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[str, int, int, int | None, Scope | None]] = {}
+        """(name, start, thread, task, scope) of each region that has not ended."""
 
     def enter(self, name: str, lane: bool) -> object:
         """Begin a region; return the token for `exit`. Never raise: the region is the user's code."""
@@ -189,13 +197,34 @@ class RegionHook:
                     cpu = capturer.evidence.note_thread()
         except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
             self._log_once(error)
-        return marked, lane, entry, cpu
+        number, recorder = next(self._numbers), context.cell.recorder
+        if recorder is not None:
+            where = recorder.thread.id, recorder.task_id(), current_scope()
+            self._open[number] = (name, perf_counter_ns(), *where)
+        return marked, lane, entry, cpu, number
+
+    def unfinished(self, reason: str) -> Iterator[Span]:
+        """Yield the spans of the regions that have not ended: until now, with the reason why their ends are not known."""
+        now = perf_counter_ns()
+        for name, start, thread, task, where in list(self._open.values()):
+            yield (
+                name,
+                "region",
+                start,
+                now,
+                thread,
+                task,
+                where or newest.window,
+                {UNFINISHED: reason},
+                False,
+            )
 
     def exit(self, token: Any, span: Span) -> Span:
         """End a region; return its span with its CPU time, if that was measured. ``token`` is None for
         a mark, a counter or a window, and for a region that began before the hook.
         """
-        marked, lane, entry, cpu = token or (None, True, None, None)
+        marked, lane, entry, cpu, number = token or (None, True, None, None, -1)
+        self._open.pop(number, None)
         measured = span if cpu is None else _measured(span, *cpu)
         try:
             if marked is not None:
@@ -221,6 +250,7 @@ class RegionHook:
 
     def late(self, token: Any) -> None:
         """End a region whose capture has ended: only this thread can end its range."""
+        self._open.pop(token[-1], None)
         marked = token[0]
         mark = None if marked is None else marked[0].pop(marked[1], None)
         if mark is not None:

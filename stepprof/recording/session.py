@@ -118,7 +118,12 @@ class Session:
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
         self.after = _after(config, run, origin)
         """The work after a recording; None: none is configured."""
-        self._notice = StepNotice(str(run.path), self._logs_for_job, lambda: self.by_adapter)
+        self._notice = StepNotice(
+            str(run.path),
+            self._logs_for_job,
+            lambda: self.by_adapter,
+            lambda: self.selector.identity.world_size in (None, 1),
+        )
         origin.observers.append(self._notice.take)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
@@ -472,6 +477,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if cell.session is self and self.recorder.keep:
+            self._guard(lambda: self.recorder.pending.extend(self.local.unfinished(reason)))
         limit = EXPORT_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + limit
         fleet = self.fleet

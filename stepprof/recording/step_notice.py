@@ -27,10 +27,18 @@ class StepNotice:
         run: the path of the run directory.
         logs_for_job: return whether this process writes the line for its job.
         is_loud: return whether the line must be seen: an adapter of a framework has made the session.
+        is_alone: return whether no other process of the job can record the step too.
     """
 
-    def __init__(self, run: str, logs_for_job: Callable[[], bool], is_loud: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        run: str,
+        logs_for_job: Callable[[], bool],
+        is_loud: Callable[[], bool],
+        is_alone: Callable[[], bool],
+    ) -> None:
         self._run = run
+        self._is_alone = is_alone
         self._logs_for_job = logs_for_job
         self._is_loud = is_loud
         self._lock = threading.RLock()
@@ -82,6 +90,7 @@ class StepNotice:
 
     def _log(self, step: int) -> None:
         artifacts = self._artifacts(step)
+        of = "" if self._is_alone() or self._has_ranks(step) else " of this rank"
         self._fragments.pop(step)
         self._logged.add(step)
         if artifacts and self._logs_for_job():
@@ -89,7 +98,7 @@ class StepNotice:
                 "step.recorded",
                 loud=self._is_loud(),
                 step=step,
-                files=counted(len(artifacts), "file"),
+                files=counted(len(artifacts), "file") + of,
                 size=size(sum(artifact["bytes"] for artifact in artifacts)),
                 next=f"stepprof report {shlex.quote(self._run)} --step {step}",
             )

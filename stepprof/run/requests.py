@@ -23,7 +23,7 @@ from typing import Any
 
 from stepprof.config.policy import Policy, RolePolicy, arguments, resolve
 from stepprof.config.selection import Ranks, Steps
-from stepprof.config.validators import keys_of, nearest, role_name, under, whole
+from stepprof.config.validators import keys_of, made_of, nearest, role_name, under, whole
 from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import read_own
@@ -83,7 +83,7 @@ class Request:
             ):
                 valid = [name for name in keys_of(RolePolicy) if name not in _FIXED]
                 raise ConfigError.at(str(key), self.changes[key], f"unknown key{nearest(key, valid)}")
-        object.__setattr__(self, "_laid", RolePolicy(**arguments(RolePolicy, self.changes)))
+        object.__setattr__(self, "_laid", made_of(RolePolicy, *arguments(RolePolicy, self.changes)))
 
     @classmethod
     def make(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,30 @@ def find_run(output_dir: Path, run: str | None = None) -> Path:
                 f'output_dir = "{output_dir}": no run is recorded there; name another folder with --output-dir, or record a first run with "stepprof demo"'
             )
         return runs[-1]
-    inside = output_dir / run
-    for candidate in (inside, Path(run)):
-        if candidate.is_dir():
-            below = [] if is_run(candidate) else list_runs(candidate)
-            return below[-1] if below else candidate
+    places = _places(output_dir, run)
+    found = named_run(output_dir, run) or next((place for place in places if place.is_dir()), None)
+    if found is not None:
+        return found
     known = ", ".join(path.name for path in reversed(list_runs(output_dir)[-5:]))
     raise ConfigError(
         f'run "{run}": neither a run under "{output_dir}" nor a folder; {f"the newest there: {known}" if known else "nothing is recorded there"}'
     )
+
+
+def named_run(output_dir: Path, run: str) -> Path | None:
+    """Return the run of a run id or a path; of a folder of runs, the run that was recorded into last. None: there is no run.
+
+    A folder that is no run never hides a run of the same name. A path with a separator, such as ``./demo-1``, names what is there.
+    """
+    places = [place for place in _places(output_dir, run) if place.is_dir()]
+    below = (runs[-1] for place in places if (runs := list_runs(place)))
+    return next((place for place in places if is_run(place)), None) or next(below, None)
+
+
+def _places(output_dir: Path, run: str) -> tuple[Path, ...]:
+    """Return the paths that a text may name, the likeliest first."""
+    here = Path(run)
+    return (here,) if os.sep in run and here.exists() else (output_dir / run, here)
 
 
 def list_runs(output_dir: Path) -> list[Path]:
@@ -120,7 +136,10 @@ def find_step(runs: Sequence[Path], step: int | None) -> int:
     """
     recorded = sorted({number for run in runs for number in steps(run)})
     if not recorded:
-        raise ConfigError(f'run "{runs[0]}": no step is recorded; run "stepprof check" to list its files')
+        times = (
+            f"; its times: stepprof spans {shlex.quote(str(runs[0]))}" if (runs[0] / SPANS).is_dir() else ""
+        )
+        raise ConfigError(f'run "{runs[0]}": no step is recorded{times}')
     if step is None:
         return recorded[-1]
     if step not in recorded:

@@ -197,6 +197,21 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=re.escape(message)):
             Config.from_mapping(mapping)
 
+    def test_one_error_names_all_mistakes(self, tmp_path: Path) -> None:
+        """Unknown keys and wrong values are reported together, of the base, its tables, its roles and the environment."""
+        mapping = {"stpes": 3, "backend": "tocrh", "torch": {"with_stac": True, "record_shapes": 5}, "roles": {"actor": {"ranks": "x", "output_dir": "y"}, "a/b": {}}}  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            Config.from_mapping(mapping)
+        keys = ["stpes", "backend", "torch.with_stac", "torch.record_shapes", "roles.actor.output_dir", "roles.actor.ranks", "roles"]  # fmt: skip
+        assert [part.key for part in caught.value.parts] == keys
+        assert all(str(part) in str(caught.value) for part in caught.value.parts)
+        with pytest.raises(ConfigError) as caught:
+            Config.from_env({"STEPPROF_STEPS": "two", "STEPPROF_RANKS": "x", "STEPPROF_BACKEND": "null"})
+        assert [part.key for part in caught.value.parts] == ["$STEPPROF_STEPS", "$STEPPROF_RANKS"]
+        (tmp_path / "c.toml").write_text('stpes = 3\nbackend = "tocrh"\n')
+        with pytest.raises(ConfigError, match=r"^[^\n]*c\.toml: stpes = 3: .*; also backend = .tocrh.: "):
+            Config.from_toml(tmp_path / "c.toml")
+
     def test_the_error_carries_its_parts(self) -> None:
         """The error has the attributes key, value and problem, and is also a ValueError."""
         with pytest.raises(ValueError, match="unknown backend") as caught:

@@ -302,6 +302,12 @@ class Warm:
         (window,) = self.windows(step)
         return window
 
+    def spans(self) -> list[dict]:
+        """Return the spans of the run, without headers."""
+        files = sorted((self.run_path / "spans").iterdir())
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [line for line in lines if line["kind"] != "spans"]
+
     def is_readable(self, window: dict, step: int = 2) -> bool:
         """Return whether the only artifact of a window is complete."""
         (artifact,) = window["artifacts"]

@@ -182,6 +182,27 @@ class TestSignals:
         assert (window["status"], window["error"]) == ("partial", "SIGTERM")
         assert warm.is_readable(window)
 
+    def test_open_regions_and_windows_are_in_the_spans(self, warm):
+        """The regions and windows that SIGTERM interrupts last until the signal in the spans, with the reason why they have no end."""
+        warm.run_twice("""
+            stepprof.init()
+            with profile_step(2, role="actor"):
+                with region("ended"):
+                    work()
+                with region("outer"), region("inner"):
+                    time.sleep(0.2)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(60)
+        """)
+        spans = warm.spans()
+        found = {each["name"]: each for each in spans if each["kind"] in ("region", "window")}
+        assert {name: each.get("attrs") for name, each in found.items()} == {
+            "ended": None,
+            **{name: {"unfinished": "SIGTERM"} for name in ("outer", "inner", "actor")},
+        }
+        assert all((each["step"], each["role"]) == (2, "actor") for each in found.values())
+        assert all(0.2e9 <= found[name]["dur"] < 10e9 for name in ("outer", "inner", "actor"))
+
     @pytest.mark.parametrize("name", ["__main__", "stepprof.examples", "stepprof.examples.grpo"])
     def test_inside_a_decorated_function(self, warm, name):
         """SIGTERM inside a decorated function stops the capture at once, since neither the decorator nor an

@@ -455,4 +455,7 @@ class TestLeftOpen:
             for line in path.read_text().splitlines()
         ]
         spans = [line for line in lines if line["kind"] not in {"spans", *EVIDENCE}]
-        assert [(line["name"], line["step"], line["role"]) for line in spans] == [("later", None, None)]
+        assert [(line["name"], line["step"], line["role"]) for line in spans] == [
+            ("ref", 2, "ref"),
+            ("later", None, None),
+        ]

@@ -87,6 +87,15 @@ class TestFindRun:
         for text in ("r", str(tmp_path / "runs" / "r"), "runs/r", "runs"):
             assert find_run(tmp_path / "runs", text).resolve() == tmp_path / "runs" / "r"
 
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_a_folder_of_the_same_name_does_not_hide_a_run(self, tmp_path, monkeypatch, inside):
+        """A run id names the run, whether the other folder is among the runs or in the working directory. A path with a separator names what is there."""
+        run = make_run(tmp_path / "runs" if inside else tmp_path).path
+        (tmp_path / "r" if inside else tmp_path / "runs" / "r").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        assert find_run(tmp_path / "runs", "r").resolve() == run.resolve()
+        assert find_run(tmp_path / "runs", "./r").resolve() == tmp_path / "r"
+
     def test_a_folder_that_is_not_a_run_is_left_to_the_caller(self, tmp_path):
         """`find_run` returns a folder that exists although it is no run: `check` decides about it."""
         (tmp_path / "empty").mkdir()

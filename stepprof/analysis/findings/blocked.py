@@ -15,6 +15,7 @@ from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, SHORTEST_NS, Stack, Task
 from stepprof.analysis.findings.wording import DATA_IS_THERE, LOADER, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.wording import quoted
 
 ONE = 1.5
 """Fewer threads at a time, on average, count as one."""
@@ -237,7 +238,7 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
 def _meanwhile(facts: Facts, part: Part, when: Intervals) -> str:
     """Return what other threads did meanwhile, if they did something for most of the time."""
     busy = Busy.of([each for each in facts.signs[part.process].tasks if not is_lock(each.stack)], when)
-    return f"; meanwhile {busy.threads} ran `{busy.name}` ({busy.label})" if busy.average >= 0.5 else ""
+    return f"; meanwhile {busy.threads} ran {quoted(busy.name)} ({busy.label})" if busy.average >= 0.5 else ""
 
 
 def _when(facts: Facts, kind: _Kind, part: Part) -> Intervals:

@@ -11,7 +11,7 @@ from stepprof.analysis.findings.ledger import Ledger, last_part
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import Intervals
-from stepprof.analysis.report.wording import seconds_text
+from stepprof.analysis.report.wording import quoted, seconds_text
 
 FEWEST = 4
 LEAST = 0.15
@@ -73,7 +73,7 @@ def held_coroutines(ledger: Ledger) -> None:
             part,
             part.when,
             "serial",
-            f"{process} waited {{seconds}} in {inside(part)} while a lock or semaphore in `{most.function}` let through at most one coroutine at a time",
+            f"{process} waited {{seconds}} in {inside(part)} while a lock or semaphore in {quoted(most.function)} let through at most one coroutine at a time",
             why=f"{waiting:.1f} coroutines waited for it on average, and at most one was past it",
             advice="raise the limit of the semaphore, or hold the lock for less time",
             assumption="no coroutine waits there",

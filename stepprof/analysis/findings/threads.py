@@ -13,6 +13,7 @@ from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS, Stack, Task
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.wording import quoted
 
 FUTURES = "_base.py"
 """The module of `concurrent.futures` in which a thread waits for the results of a pool."""
@@ -31,7 +32,7 @@ def other_threads(ledger: Ledger) -> None:
                 part,
                 found.locked,
                 "lock",
-                f"{begin} {waiting.threads} waited in {waiting.label}, in `{waiting.name}`",
+                f"{begin} {waiting.threads} waited in {waiting.label}, in {quoted(waiting.name)}",
                 why=f"of the sampled threads {waiting.average:.1f} waited there and {working.average:.1f} worked, on average",
                 advice="if it is a lock or a semaphore, hold it for less time, let more threads through, or give each thread its own data",
                 assumption=ASSUMPTION,
@@ -44,7 +45,7 @@ def other_threads(ledger: Ledger) -> None:
                 part,
                 found.worked,
                 "threads",
-                f"{begin} {working.threads} ran `{working.name}` ({working.label})",
+                f"{begin} {working.threads} ran {quoted(working.name)} ({working.label})",
                 why=f"{working.average:.1f} other threads were busy on average, {working.share:.0%} of their time in {working.label}",
                 advice=f"if it waited for {'it' if working.average < ONE else 'them'}: {more if working.pool and working.average < ONE else ''}"
                 "make the calls faster, or start them earlier; a region in them shows how many they are",
@@ -78,9 +79,9 @@ def other_regions(ledger: Ledger) -> None:
                 part,
                 when,
                 "threads",
-                f"{part.process} waited {{seconds}} in {inside(part)} while another thread was in `{other.name}`{role}",
+                f"{part.process} waited {{seconds}} in {inside(part)} while another thread was in {quoted(other.name)}{role}",
                 why="its stacks show that it waited for another thread",
-                advice=f"if it waited for `{other.name}`: make that shorter, or start it earlier",
+                advice=f"if it waited for {quoted(other.name)}: make that shorter, or start it earlier",
                 assumption=ASSUMPTION,
             )
 

@@ -7,6 +7,7 @@ from statistics import median
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.signs import SHORTEST_NS
+from stepprof.analysis.report.wording import quoted
 from stepprof.run.evidence import SAMPLE_NS
 
 NEARLY_ALL = 0.9
@@ -29,9 +30,9 @@ def inside(part: Part) -> str:
     >>> inside(Part("actor rank 1", "actor", ("update", "load"), EMPTY))
     '`load` (in `update`, role actor)'
     """
-    around = [*(f"`{name}`" for name in part.region[-2:-1])]
+    around = [*(quoted(name) for name in part.region[-2:-1])]
     around += [f"role {part.role}"] if part.role and part.role != part.name else []
-    place = f"`{part.name}`" if part.name else "the window"
+    place = quoted(part.name) if part.name else "the window"
     if part.name is None and part.role:
         return f"the window of {part.role}"
     return f"{place} (in {', '.join(around)})" if around else place

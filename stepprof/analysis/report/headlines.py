@@ -24,8 +24,8 @@ from stepprof.analysis.report.schema import (
     Shortfall,
     UnmatchedTime,
 )
+from stepprof.analysis.report.wording import quoted, seconds_text
 from stepprof.analysis.report.wording import seconds as three_digits
-from stepprof.analysis.report.wording import seconds_text
 from stepprof.formatting import counted
 
 MOST_STRAGGLERS = 3
@@ -117,7 +117,7 @@ def _outermost(report: Report, segments: Sequence[PathSegment], most: int) -> st
         ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * total),
         reverse=True,
     )
-    return ", ".join(f"`{name}` {seconds / total:.0%}" for seconds, name in worth[:most])
+    return ", ".join(f"{quoted(name)} {seconds / total:.0%}" for seconds, name in worth[:most])
 
 
 def _by_region(report: Report) -> list[Finding]:

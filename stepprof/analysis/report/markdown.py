@@ -17,6 +17,7 @@ from stepprof.analysis.report.wording import seconds
 from stepprof.formatting import printable
 
 _MOST_PROBLEMS = 5
+_CODE = re.compile(r"(`[^`]*[^`\s][^`]*`)")
 _SPECIAL = re.compile(r"[\\`*\[\]|#~$]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -32,7 +33,7 @@ def _report(report: Report, top: int) -> Iterator[str]:
     yield f"### {_plain(report.run_id)}{step}: {seconds(report.seconds)}"
     yield from _findings(report.findings)
     if report.neighbourhood is not None:
-        yield from ("", f"Among the steps of the run: {_plain(report.neighbourhood.text)}.")
+        yield from ("", f"Among the steps of the run: {_sentence(report.neighbourhood.text)}.")
     parts = parts_of(report)
     if parts and parts[0].region is None:
         yield from _times("role", [each for each in parts if each.region is None][:top])
@@ -67,10 +68,10 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
         yield ""
     for finding in findings:
         cost = "" if finding.seconds is None else f"**{seconds(finding.seconds)}** "
-        yield f"- {cost}{_plain(finding.text)}"
+        yield f"- {cost}{_sentence(finding.text)}"
         for text in (finding.why, finding.advice):
             if text:
-                yield f"  - {_plain(text)}"
+                yield f"  - {_sentence(text)}"
 
 
 def _tree(tree: Sequence[RegionRow], top: int) -> Iterator[str]:
@@ -114,6 +115,17 @@ def _problems(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"- {_plain(source + each.problem)}"
     if len(problems) > _MOST_PROBLEMS:
         yield f"- and {len(problems) - _MOST_PROBLEMS} more, in the JSON"
+
+
+def _sentence(text: str) -> str:
+    """Return a sentence that Markdown shows as it is, apart from the names between its backticks: they become code.
+
+    >>> print(_sentence("rank 1 was in `load_*`, and not in `"))
+    rank 1 was in `load_*`, and not in \\`
+    """
+    return "".join(
+        printable(piece) if at % 2 else _plain(piece) for at, piece in enumerate(_CODE.split(text))
+    )
 
 
 def _plain(text: str) -> str:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
-from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import RunWindow, outermost_regions, process_files, windows_of
 from stepprof.run.runs import steps as recorded_steps
 
@@ -162,7 +162,7 @@ def _reasons(parts: Sequence[Usual]) -> str:
         key=lambda each: -abs((each.seconds or 0.0) - each.median),
     )
     texts = [
-        f"{each.role or f'`{each.region}`'} {seconds(each.seconds)} instead of {seconds(each.median)}"
+        f"{each.role or quoted(each.region or '')} {seconds(each.seconds)} instead of {seconds(each.median)}"
         for each in odd[:MOST_ROLES]
     ]
     return f"; {', '.join(texts)}" if texts else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from stepprof.formatting import printable
+
 _CAUSES = {
     "profiler": "profiler",
     "collective": "collectives",
@@ -15,6 +17,20 @@ _CAUSES = {
     "not_recorded": "not recorded",
     "unknown": "unknown",
 }
+
+
+LONGEST_QUOTED = 80
+
+
+def quoted(name: str) -> str:
+    """Return the name of a region or function for a sentence: between backticks, on one line and without any inside, so that its end is clear.
+
+    >>> quoted("loss/kl"), quoted("a`b"), quoted("x" * 200)[30:50]
+    ('`loss/kl`', "`a'b`", 'xxxxxxxxxx…xxxxxxxxx')
+    """
+    text = printable(name).replace("`", "'")
+    half = LONGEST_QUOTED // 2
+    return f"`{text if len(text) <= LONGEST_QUOTED else f'{text[: half - 1]}…{text[-half:]}'}`"
 
 
 def seconds_text(seconds: float) -> str:

@@ -37,7 +37,7 @@ from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
 from stepprof.run.manifest import read_clocks, read_step
 from stepprof.run.occurrences import occurrence_note, of_fragments
-from stepprof.run.runs import find_run, find_step, is_run, run_id_of, steps
+from stepprof.run.runs import find_run, find_step, is_run, named_run, run_id_of, steps
 from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
 
@@ -140,9 +140,12 @@ def find(
     plain: list[Path] = []
     for each in paths or (None,):
         path = None if each is None else Path(each)
-        if path is not None and path.is_file():
+        run = None if each is None else named_run(output_dir, str(each))
+        if run is not None:
+            runs.append(run.absolute())
+        elif path is not None and path.is_file():
             plain.append(path)
-        elif path is not None and path.is_dir() and not _has_runs(path):
+        elif path is not None and path.is_dir():
             number = step_number(resolved(path).name)
             if number is not None and is_run(resolved(path).parent):
                 if step not in (None, number):
@@ -215,10 +218,6 @@ def _named(kind: str, entry: Mapping[str, Any]) -> object:
     """Return what distinguishes a window or an engine of a run from all others."""
     keys = ("fragment", "host", "boot_id", "pid", "rank", "role", "replica", "occurrence", "start_unix_ns")
     return (kind, *(str(entry.get(key)) for key in keys))
-
-
-def _has_runs(path: Path) -> bool:
-    return is_run(path) or any(is_run(child) for child in path.iterdir() if child.is_dir())
 
 
 def gather(run: Path, step: int) -> Gathered:

@@ -273,18 +273,17 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
     The key is the run id for a run, and the path itself for anything else.
     """
     from stepprof.run.layout import step_number
-    from stepprof.run.runs import find_run, is_run, run_id_of
+    from stepprof.run.runs import is_run, named_run, run_id_of
 
+    found = named_run(folder, path)
+    if found is not None:
+        return run_id_of(found), resolved(found)
     place = resolved(path)
     if place.is_file():
         return str(place.parent), place.parent
     if place.is_dir() and step_number(place.name) is not None and is_run(place.parent):
         return f"{run_id_of(place.parent)} {place.name}", place.parent
-    try:
-        found = resolved(find_run(folder, path))
-    except ConfigError:
-        return str(place), place  # `find` reports the error
-    return run_id_of(found) if is_run(found) else str(found), found
+    return str(place), place
 
 
 def _file(given: str | None, option: str, ending: str) -> str | None:

@@ -21,6 +21,8 @@ from types import FrameType
 from stepprof.cli.common import OUTPUT_DIR
 from stepprof.cli.output import print_lines
 from stepprof.config.config import load
+from stepprof.config.loaders import CONFIG_VARIABLE, switched_off
+from stepprof.config.validators import Mistakes
 from stepprof.errors import ConfigError
 from stepprof.integrations import bootstrap
 from stepprof.redaction import quoted
@@ -57,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not job:
         raise ConfigError("COMMAND: is missing; for example: stepprof run --steps 10 -- python train.py")
     environ = environment(args, os.environ)
+    check_options(args, environ)
     folder = Path(load(environ=environ).output_dir)
     before = recorded(folder)
     try:
@@ -86,6 +89,21 @@ def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     rest = [each for each in job.get("PYTHONPATH", "").split(os.pathsep) if each and each != folder]
     job["PYTHONPATH"] = os.pathsep.join([folder, *rest])
     return job
+
+
+def check_options(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Refuse wrong values of options by the names of the options: the user typed no variable."""
+    mistakes = Mistakes()
+    for name, (variable, _) in OPTIONS.items():
+        given = getattr(args, name)
+        if given is None or variable == CONFIG_VARIABLE or switched_off(environ):
+            continue
+        with mistakes.collected():
+            try:
+                load(environ={variable: given})
+            except ConfigError as error:
+                raise ConfigError.at(f"--{name.replace('_', '-')}", given, error.problem) from error
+    mistakes.report()
 
 
 def wait(job: list[str], environ: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ from reports import make_report
 from stepprof.analysis.report.compare import compare
 from stepprof.analysis.report.markdown import render
 from stepprof.analysis.report.schema import Finding, Gate, Problem, RegionRow, Report, TimeOf
+from stepprof.analysis.report.wording import quoted
 
 HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j"
 
@@ -34,7 +35,8 @@ def test_a_report(report):
     shown = texts(render(replace(report, findings=[first, *report.findings])))
     assert shown[0] == f"grpo-7b-math, step 12: {report.seconds:.1f} s"
     assert shown[1:4] == ["1.80 s rank 1 is slow", "7,000 tokens, 5,000 elsewhere", "balance"]
-    assert all(any(finding.text in line for line in shown) for finding in report.findings)
+    sentences = [finding.text.replace("`", "") for finding in report.findings]
+    assert all(any(sentence in line for line in shown) for sentence in sentences)
     at = shown.index("role")
     assert shown[at : at + 5] == ["role", "time", "of the step", "processes", report.roles[0].role]
     assert "region" in shown
@@ -43,8 +45,18 @@ def test_a_report(report):
     assert shown.count("could take longer") == 1
 
 
+def test_names_of_regions_are_code(report):
+    """The names between the backticks of a sentence are shown as code, whatever they contain."""
+    name = "a_b|*c* <d> @e `f` \n[g](h)"
+    findings = [Finding(f"rank 1 waited in {quoted(name)}", "sleep", why="in `load_*` alone", advice="not `")]
+    tokens = [token for token in parsed(render(replace(report, findings=findings))) if token.children]
+    code = [child.content for token in tokens for child in token.children if child.type == "code_inline"]
+    assert code == ["a_b|*c* <d> @e 'f' ?[g](h)", "load_*"]
+    assert "not `" in texts(render(replace(report, findings=findings)))
+
+
 def test_names_cannot_format_it(report):
-    """A name can add no code, link, tag or mention of a user at any place."""
+    """A name can add no link, tag or mention of a user at any place. In a sentence, what stands between backticks is code."""
     bad = replace(
         report,
         run_id=HOSTILE,
@@ -57,9 +69,11 @@ def test_names_cannot_format_it(report):
     assert "@" not in text
     shown = texts(text)
     assert f"{HOSTILE}, step 12: {report.seconds:.1f} s" in shown
-    assert shown.count(HOSTILE) == 3
+    assert shown.count(HOSTILE) == 2
+    assert HOSTILE.replace("`", "") in shown
+    assert f"1.00 s {HOSTILE.replace('`', '')}" in shown
     kinds = {child.type for token in parsed(text) if token.children for child in token.children}
-    assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
+    assert kinds <= {"text", "text_special", "strong_open", "strong_close", "code_inline"}
 
 
 def test_a_line_break_in_a_name(report):

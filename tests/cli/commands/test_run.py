@@ -107,7 +107,8 @@ class TestRun:
         [
             ([], 2, "COMMAND: is missing"),
             (["no-such-command"], 127, "command not found"),
-            (["--steps", "banana", sys.executable, "-c", "1"], 2, "banana"),
+            (["--steps", "banana", sys.executable, "-c", "1"], 2, '--steps = "banana": cannot read'),
+            (["--steps", "2", "--ranks", "x", "--backend", "tocrh", "x"], 2, '; also --backend = "tocrh"'),
             (["--setps", "2", sys.executable], 2, "--steps"),
         ],
     )
