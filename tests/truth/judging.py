@@ -43,7 +43,8 @@ def truth_of(world: World, ran: Ran) -> list[Judged]:
         without = run(programs, starts, (HELD, cause.name)).ns
         of = (cause.name, f"{cause.name}{NEEDED}")
         spent = {
-            name: sum(each.end - each.start for each in line.pieces if each.cause in of) / 1e9
+            name: sum(each.end - each.start for each in (*line.pieces, *line.forwards) if each.cause in of)
+            / 1e9
             for name, line in ran.lines.items()
         }
         found.append(Judged(cause, spent, (whole - without) / 1e9))

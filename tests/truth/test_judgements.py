@@ -14,18 +14,28 @@ import pytest
 
 from truth.judged_worlds import make
 from truth.judging import judged
+from truth.world_of_driver import driver_world
 from truth.world_of_ranks import ranks_world
+from truth.worlds import World
 
 WORLDS = int(os.environ.get("TRUTH_WORLDS", "500"))
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
-PARTS = 4
+PARTS = 5
 """Number of parts into which the worlds are divided, for several processes."""
+
+
+KINDS = (ranks_world, driver_world)
+
+
+def world_of(seed: int) -> World:
+    """Return the world of a seed."""
+    return KINDS[seed % len(KINDS)](seed)
 
 
 def wrong_in(seed: int) -> list[str]:
     """Return what is false in the report about the world of a seed."""
     with tempfile.TemporaryDirectory() as folder:
-        made = make(ranks_world(seed), Path(folder))
+        made = make(world_of(seed), Path(folder))
     return judged(made.world, made.ran, made.report)
 
 

@@ -63,7 +63,7 @@ def _shape(seed: int) -> Shape:
         drawn.randint(300, 1600) * MS,
         drawn.randint(50, 200) * MS,
         drawn.random() < 0.7,
-        drawn.choice((0.0, 0.002, 0.01)),
+        drawn.choice((0.001, 0.002, 0.01)),
         drawn.randint(2, 6),
     )
 

@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import numpy as np
+
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.meetings import Visit, meetings
 from stepprof.analysis.report.nesting import Nest
@@ -114,7 +116,7 @@ def timelines(
     for process in processes:
         if _is_driven(process, stretches[process.label], drivers):
             stretches[process.label] = _of_its_own(process, stretches[process.label])
-    met = meetings(_visits(processes, stretches))
+    met = meetings(_visits(processes, stretches, waits))
     made = []
     for process in processes:
         label = process.label
@@ -180,16 +182,25 @@ def _links(
 
 
 def _visits(
-    processes: Sequence[Process], stretches: Mapping[str, Sequence[Stretch]]
+    processes: Sequence[Process], stretches: Mapping[str, Sequence[Stretch]], waits: Mapping[str, Waiting]
 ) -> dict[tuple[object, ...], list[Visit]]:
-    """Return the innermost stretches of each region of ranks."""
+    """Return the innermost stretches of each region of ranks. Where a matched collective is inside, it shows where they met."""
     visits: dict[tuple[object, ...], dict[str, Visit]] = {}
     for process in processes:
         if process.kind != "rank" or not isinstance(process.origin.rank, int):
             continue
-        for start, end, role, region in stretches[process.label]:
-            of = visits.setdefault((role, region), {})
-            of.setdefault(process.label, Visit(process, [])).times.append((start, end))
+        own = waits.get(process.label)
+        matched = EMPTY if own is None else process.working()[1] - own.unmatched
+        inside = matched.within(
+            np.array([start for start, *_ in stretches[process.label]], np.int64),
+            np.array([end for _, end, *_ in stretches[process.label]], np.int64),
+        )
+        for (start, end, role, region), nanoseconds in zip(
+            stretches[process.label], inside.tolist(), strict=True
+        ):
+            of = visits.setdefault((role, region), {}).setdefault(process.label, Visit(process, [], []))
+            of.times.append((start, end))
+            of.matched.append(nanoseconds > 0)
     return {key: [*of.values()] for key, of in visits.items()}
 
 

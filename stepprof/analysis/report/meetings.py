@@ -31,6 +31,8 @@ class Visit(NamedTuple):
 
     process: Process
     times: list[tuple[int, int]]
+    matched: list[bool]
+    """Whether a collective inside, which shows where it met the others, was matched."""
 
 
 def meetings(
@@ -60,6 +62,7 @@ def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], erro
     released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
     meet = ((differ <= within) | (released <= within)) & (wait >= CLEAR * np.maximum(differ, error))
     meet &= (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
+    meet &= ~np.array([visit.matched for visit in of]).any(axis=0)
     for call in np.flatnonzero(meet).tolist():
         for row, visit in enumerate(of):
             begin = int(start[row, call])

@@ -100,9 +100,10 @@ def waits_in(
     ]
     by_number = list(numbers)
     settled = [settle(matched, matching) for matched in matching.matched]
+    came_last = [each.last.copy() for each in settled]
     take_out_profiler(settled, held, matching)
     parts: list[list[_Part]] = [[] for _ in labels]
-    for each in settled:
+    for each, latest in zip(settled, came_last, strict=True):
         # the last index means an unknown member
         members = np.array([*each.matched.members, UNKNOWN], np.int64)
         for row, (at, rows) in enumerate(zip(each.matched.members, each.matched.rows, strict=True)):
@@ -113,6 +114,7 @@ def waits_in(
                     each.wait[row],
                     each.profiler[row],
                     members[each.last[row]],
+                    members[latest[row]],
                 )
             )
     caused = [
@@ -130,9 +132,10 @@ def waits_in(
     return waits
 
 
-_Part = tuple[npt.NDArray[np.int64], Times, Times, Times, npt.NDArray[np.int64]]
-"""For some calls of a process: their phases, starts, waits, the part that the profiler caused, and
-the peers that it waited for.
+_Peers = npt.NDArray[np.int64]
+_Part = tuple[npt.NDArray[np.int64], Times, Times, Times, _Peers, _Peers]
+"""For some calls of a process: their phases, starts, waits, the part that the profiler caused, the
+peers that caused the wait, and those that came last. These differ if the profiler held a peer up.
 """
 
 
@@ -150,9 +153,11 @@ def _add(
     """
     if not parts:
         return []
-    phase, start, wait, profiler, other = (np.concatenate(column) for column in zip(*parts, strict=True))
+    phase, start, wait, profiler, other, latest = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     process = waits.by_process[label]
-    process.links += _links(start, wait + profiler, other, labels)
+    process.links += _links(start, wait + profiler, latest, labels)
     process.when |= Intervals.union(start, start + wait)
     process.for_profiler |= Intervals.union(start + wait, start + wait + profiler)
     for number, calls in enumerate(np.bincount(phase, minlength=len(by_number)).tolist()):

@@ -767,3 +767,22 @@ def test_the_finding_with_the_largest_gain_comes_first():
         ("overlap", 0.5, 0.5),
         ("data", 2.5, 0.3),
     ]  # fmt: skip
+
+
+def test_ranks_meet_in_their_collective_and_not_when_the_last_one_enters_its_region():
+    """Both ranks compute until they enter the all-reduce at 100 ms. Rank 1 enters the region around it 50 ms later than rank 0,
+    which does not wait for that.
+    """
+
+    def rank(number, load):
+        return [
+            spans(number, ("window", "actor", 0, 120, "actor"), ("region", "load", 0, load, "actor"), ("region", "backward", load, 115 - load, "actor")),
+            trace(number, ("thread", "user_annotation", "gloo:all_reduce", 100 - number, 15 + number), world=2),
+        ]  # fmt: skip
+
+    made = report(*rank(0, 20), *rank(1, 70), manifests=[manifest(*(window(n, end=120) for n in range(2)))])
+    assert causes(made)[0] == ("straggler", "actor rank 0", "backward", 51)
+    assert [(each.process, each.seconds) for each in made.slack] == [
+        ("actor rank 1", 0.001),
+        ("actor rank 0", 0.0),
+    ]
