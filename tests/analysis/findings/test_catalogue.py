@@ -781,7 +781,7 @@ def test_ranks_meet_in_their_collective_and_not_when_the_last_one_enters_its_reg
         ]  # fmt: skip
 
     made = report(*rank(0, 20), *rank(1, 70), manifests=[manifest(*(window(n, end=120) for n in range(2)))])
-    assert causes(made)[0] == ("straggler", "actor rank 0", "backward", 51)
+    assert ("straggler", "actor rank 0", "backward", 51) in causes(made)
     assert [(each.process, each.seconds) for each in made.slack] == [
         ("actor rank 1", 0.001),
         ("actor rank 0", 0.0),
