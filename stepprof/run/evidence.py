@@ -42,6 +42,15 @@ class Frame(NamedTuple):
         return "" if self.own else self.file
 
 
+class Call(NamedTuple):
+    """A call of a library that a frame of the job's own code makes."""
+
+    name: str | None
+    """As the source writes it; None: not known."""
+    file: str
+    """The base name of the file of the called function; "" if that is a function in C, which has called the job's own code."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Interval:
     thread: int
@@ -89,6 +98,8 @@ class StackStretch(_Interval):
     """The innermost frame of the job's own code, if that is not the innermost of all; None: it is, or is not known."""
     compiles: bool = False
     """The thread was in torch.compile, at work on a function."""
+    calls: tuple[Call, ...] = ()
+    """Calls of libraries that the job's own frames make, other than the innermost frame; the innermost first."""
 
     @property
     def label(self) -> str:
@@ -215,6 +226,7 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
             pool=attributes.get("pool") is True,
             caller=None if caller is None else _frame(caller),
             compiles=attributes.get("compiles") is True,
+            calls=tuple(map(_call, attributes.get("calls", ())[:DEEPEST])),
         )
         _add(found["stretches"], stretch)
     elif kind == "tasks":
@@ -260,6 +272,13 @@ def _text(value: object) -> str:
     if type(value) is not str:
         raise TypeError("no text")
     return value[:LONGEST_TEXT]
+
+
+def _call(value: object) -> Call:
+    if type(value) is not list or len(value) != 2:
+        raise ValueError("no call")
+    name, file = value
+    return Call(None if name is None else _text(name), _text(file))
 
 
 def _frame(value: object) -> Frame:

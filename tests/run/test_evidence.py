@@ -7,14 +7,14 @@ import json
 import pytest
 
 from stepprof.run import evidence as module
-from stepprof.run.evidence import Frame, read_evidence
+from stepprof.run.evidence import Call, Frame, read_evidence
 from stepprof.run.spans import read_spans
 
 BEGIN = 1_700_000_000_000_000_000
 SECOND = 10**9
 HEADER = {"kind": "spans", "rank": 1, "host": "h", "pid": 7}
 GC = {"generation": 2, "count": 1, "busy": SECOND, "collected": 5}
-STACK = {"frames": [["f", "a.py", 3, True], ["g", "b.py", 4]], "call": "time.sleep", "samples": 4, "cpu": SECOND // 2, "run_queue": 0}  # fmt: skip
+STACK = {"frames": [["f", "a.py", 3, True], ["g", "b.py", 4]], "call": "time.sleep", "calls": [["json.loads", "__init__.py"], [None, ""]], "samples": 4, "cpu": SECOND // 2, "run_queue": 0}  # fmt: skip
 THREAD = {"samples": 40, "dropped": 1, "cpu": SECOND, "run_queue": SECOND}
 PROCESS = {"read_bytes": 5, "write_bytes": 6, "collections_dropped": 0}
 
@@ -64,6 +64,7 @@ class TestReading:
         )
         assert (pause.seconds, pause.generation, pause.count, pause.collected) == (1.0, 2, 1, 5)
         assert stretch.frames == (Frame("f", "a.py", 3, own=True), Frame("g", "b.py", 4))
+        assert stretch.calls == (Call("json.loads", "__init__.py"), Call(None, ""))
         assert (stretch.label, stretch.cpu_seconds, stretch.run_queue_seconds) == ("time.sleep", 0.5, 0.0)
         assert (region.name, region.cpu_seconds, region.thread) == ("forward", 0.25, 9)
         assert (thread.cpu_seconds, thread.run_queue_seconds, thread.dropped) == (1.0, 1.0, 1)
@@ -107,6 +108,9 @@ class TestDamage:
             line("gc", attrs={**GC, "count": True}),
             line("gc", attrs=without(GC, "generation")),
             line("gc", attrs=GC, thread=None),
+            line("stack", attrs={**STACK, "calls": [["json.loads"]]}),
+            line("stack", attrs={**STACK, "calls": [["json.loads", None]]}),
+            line("stack", attrs={**STACK, "calls": 7}),
             line("stack", attrs={**STACK, "frames": []}),
             line("stack", attrs={**STACK, "frames": {}}),
             line("stack", attrs={**STACK, "frames": 7}),

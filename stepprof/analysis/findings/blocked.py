@@ -12,11 +12,17 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, SHORTEST_NS, Stack, Task
-from stepprof.analysis.findings.wording import DATA_IS_THERE, LOADER, inside, load_advice
+from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, LOADER, SHORTEST_NS, WORKER, Stack, Task
+from stepprof.analysis.findings.wording import DATA_IS_THERE, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import quoted
 
+NOTHING = re.compile(r"(?!)")
+SERIALISES = re.compile(
+    r"(?i)(^|[._])(dumps|loads)$|\b\w*(pickle|pickler|yaml|json|marshal|msgpack|joblib|dill)(\(\))?\.\w*(dump|load|pack)\w*$"
+    r"|\b(torch|np|numpy)\.(save\w*|load)$|\b(un)?packb$|\b(save|load)_file$|\bserialize\w*$"
+)
+"""Calls that make bytes of objects, or objects of bytes."""
 ONE = 1.5
 """Fewer threads at a time, on average, count as one."""
 
@@ -40,7 +46,7 @@ class Busy:
         """Return the summary of some tasks in some time."""
         times = Counter[tuple[str, str]]()
         for each in tasks:
-            times[each.name, each.stack.label] += when.clip(each.stack.start, each.stack.end).total
+            times[each.name, each.stack.call] += when.clip(each.stack.start, each.stack.end).total
         if not times.total():
             return cls(0.0, False, "", "", 0.0)
         ((name, label), longest), *_ = times.most_common(1)
@@ -63,6 +69,8 @@ class _Kind:
     advice: str
     around: frozenset[str] = frozenset()
     """Modules that may be anywhere in the stack."""
+    calls: re.Pattern[str] = NOTHING
+    """Matches a call of a library by the job's own code, whatever is innermost."""
     waits: bool = False
     """Whether the thread waits for others: see `Stack.waits`."""
     assumption: str = "the thread does not wait there"
@@ -72,13 +80,22 @@ class _Kind:
     def fits(self, stack: Stack) -> bool:
         if COLLECTIVES in stack.modules:
             return False
-        if self.around.intersection(stack.modules):
+        if self.around.intersection((*stack.modules, *(call.file for call in stack.calls))):
             return True
         if stack.waits or self.waits:
             return stack.waits and self.waits
         if stack.wants_cpu not in self.wants_cpu:
             return False
+        if any(self.calls.search(call.name or "") for call in stack.calls):
+            return True
         return stack.shows(self.label) or bool(stack.modules and stack.modules[0] in self.files)
+
+    def shown(self, stack: Stack) -> str:
+        """Return what a stack of this kind shows: the library's call, also if that has called the job's own code."""
+        names = [call.name for call in stack.calls if call.name and self.calls.search(call.name)]
+        if names and stack.call != names[0] and not self.calls.search(stack.call):
+            return f"{names[0]}, which called {stack.line}"
+        return stack.activity
 
 
 WAITS = (False, None)
@@ -102,7 +119,15 @@ COMPILING = _Kind(
 KINDS = (
     _Kind(
         "data",
-        re.compile(r"(?!)"),
+        re.compile(WORKER),
+        frozenset(),
+        "{process} waited {seconds} for a worker process of its data loader in {place}",
+        "",  # `load_advice`
+        assumption=DATA_IS_THERE,
+    ),
+    _Kind(
+        "data",
+        NOTHING,
         frozenset(),
         "{process} spent {seconds} in the data loader in {place}",
         "",  # `load_advice`
@@ -116,14 +141,16 @@ KINDS = (
         "{process} copied objects for {seconds} in {place}",
         "copy into memory that exists already (Tensor.copy_), or keep one copy and pass it by reference",
         around=frozenset({"copy.py"}),
+        calls=re.compile(r"\bdeepcopy$"),
         assumption="nothing is copied",
     ),
     _Kind(
         "pickle",
-        re.compile(r"(?i)pickle|\b(dumps|loads)\b|\bserialize"),
+        SERIALISES,
         frozenset({"pickle.py", "cloudpickle.py", "serialization.py", "reduction.py"}),
         "{process} serialised objects, or read serialised ones, for {seconds} in {place}",
         "to another process: pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less; to a file: write it concurrently with the next phase",
+        calls=SERIALISES,
         assumption="nothing is serialised",
     ),
     _Kind(
@@ -144,7 +171,7 @@ KINDS = (
     ),
     _Kind(
         "io",
-        re.compile(r"(?!)"),
+        NOTHING,
         frozenset(),
         "{process} waited {seconds} for another program in {place}",
         "run the program concurrently with the next phase, or call a library in its place",
@@ -161,7 +188,7 @@ KINDS = (
     ),
     _Kind(
         "io",
-        re.compile(r"(?!)"),
+        NOTHING,
         frozenset({"socket.py", "ssl.py", "client.py", "connectionpool.py", "connection.py"}),
         *_IO,
         wants_cpu=WAITS,
@@ -189,7 +216,7 @@ KINDS = (
     ),
     _Kind(
         "sleep",
-        re.compile(r"(?!)"),
+        NOTHING,
         frozenset(),
         "{process} waited {seconds} for another thread or process, a coroutine or a timeout, in {place}",
         "add a region to what it waits for, if that is in this process: then its time and its stacks are recorded",
@@ -219,16 +246,16 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
         when = _when(ledger.facts, kind, part)
         if when.total < SHORTEST_NS:
             continue
-        shown = Counter[tuple[str, str]]()
+        shown = Counter[tuple[bool, str]]()
         for stack, start, end in _pieces(ledger.facts, kind, part):
-            shown[stack.label, stack.place] += when.clip(start, end).total
-        label, place = max(shown, key=lambda each: (bool(each[1]), shown[each]))
+            shown[bool(stack.line), kind.shown(stack)] += when.clip(start, end).total
+        _, activity = max(shown, key=lambda each: (each[0], shown[each]))
         ledger.claim(
             part,
             when,
             kind.topic,
             kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
-            why=f"its stacks show {label}{f' in {place}' if place else ''}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE and not kind.waits else ''}",
+            why=f"its stacks show {activity}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE and not kind.waits else ''}",
             advice=kind.advice or load_advice(ledger.facts, part),
             assumption=kind.assumption,
             without=partial(_when, ledger.facts, kind) if part.region else None,

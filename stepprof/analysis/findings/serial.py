@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from stepprof.analysis.findings.blocked import ONE, Busy, is_lock
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part
-from stepprof.analysis.findings.signs import SHORTEST_NS
+from stepprof.analysis.findings.signs import LOADER, QUEUES
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import seconds_text
@@ -27,6 +28,8 @@ def serial(ledger: Ledger) -> None:
         place = place_of(ledger.facts, part.process, part.role, part.region)
         if place is None or place.calls - place.failed < FEWEST or place.overlap:
             continue  # a call after a failed one repeats it
+        if _waits_for_others(ledger.facts, part):
+            continue
         names = (part.role or "", *part.region)
         waits = _waits(ledger.facts, part)
         if not any(JUDGES.search(name.lower()) for name in names) and not waits:
@@ -50,13 +53,32 @@ def _all_but_longest(facts: Facts, part: Part) -> Intervals:
     return EMPTY if place is None else last_part(part.when, part.when.total - int(place.longest * 1e9))
 
 
+def _waits_for_others(facts: Facts, part: Part) -> bool:
+    """Return whether the thread waited for most of a part for a lock, for a queue, or for several threads: more calls at
+    the same time would wait for the same.
+    """
+    signs = facts.signs[part.process]
+    shown = [*signs.shown(part.when)]
+    threads = Intervals.of((start, end) for stack, start, end in shown if stack.waits)
+    several = len(threads) > 0 and Busy.of(signs.tasks, threads).average >= ONE
+    waits = sum(
+        end - start
+        for stack, start, end in shown
+        if is_lock(stack)
+        or QUEUES.intersection(stack.modules)
+        or LOADER in stack.modules
+        or (several and stack.waits)
+    )
+    return 2 * waits >= part.when.total
+
+
 def _waits(facts: Facts, part: Part) -> bool:
     """Return whether the thread waited in the regions of a part: by its stacks, else by its CPU time.
 
     A thread that computes on a busy machine uses little CPU time too.
     """
     signs = facts.signs[part.process]
-    if signs.stacks and part.when.total >= SHORTEST_NS:
+    if signs.stacks:
         return signs.are_idle(part.when)
     regions = [
         each for each in signs.regions if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])

@@ -11,10 +11,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
-from stepprof.run.evidence import SAMPLE_NS, Collection, Evidence, Frame, HeldTasks, StackStretch
+from stepprof.run.evidence import SAMPLE_NS, Call, Collection, Evidence, Frame, HeldTasks, StackStretch
 
 COMPILE = "torch.compile"
 """The label of a thread in torch's compiler."""
+
+LOADER = "dataloader.py"
+"""The module of torch's data loader."""
+QUEUES = frozenset({"queues.py", "queue.py"})
+WORKER = "the wait for a worker process of its data loader"
+"""The label of a thread that takes a batch from the queue of its data loader's workers, and does not compute."""
 
 COLLECTIVES = "distributed_c10d.py"
 """The module of torch.distributed's calls: a wait in them is a wait for other ranks."""
@@ -29,9 +35,11 @@ class Stack(NamedTuple):
     start: int
     end: int
     label: str
-    """The call, or the function: ``time.sleep``."""
-    place: str
-    """The innermost frame, and the job's own that called it: ``function (file:line)``. Of `COMPILE` the latter, if it is known."""
+    """The innermost call, or the function: ``time.sleep``."""
+    call: str
+    """The call that the job's own code makes, whatever is innermost: ``json.loads``."""
+    line: str
+    """The innermost frame of the job's own code, or of all if it has none: ``function (file:line)``. Of `COMPILE` "" if it has none."""
     modules: tuple[str, ...]
     """The files of its frames, the innermost first; "" for the job's own code."""
     last: int
@@ -44,38 +52,61 @@ class Stack(NamedTuple):
     """Share of the time in which its thread was ready and had no CPU; 0 also if that is not known."""
     names_own: bool = False
     """The label is a function of the job's own that runs, and calls nothing: its name may mean anything."""
+    calls: tuple[Call, ...] = ()
+    """Calls of libraries that the job's own frames make, other than the innermost frame; the innermost first."""
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
         """Return a stretch on the common clock. The clock of the process is `offset_ns` ahead of it."""
         start, end = each.start_unix_ns - offset_ns, each.end_unix_ns - offset_ns
+        label = _label(each)
         return cls(
             start,
             end,
-            COMPILE if each.compiles else "Semaphore.acquire" if _is_semaphore(each.frames) else each.label,
-            _place(each),
+            label,
+            _own_call(each, label),
+            _line(each),
             tuple(frame.module for frame in each.frames),
             end - (end - start) // max(each.samples, 1),
             _wants_cpu(each),
-            _waits(each.frames),
+            _waits(each.frames) and label != WORKER,
             min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
             each.call is None and each.frames[0].own,
+            each.calls,
         )
+
+    @property
+    def activity(self) -> str:
+        """What the thread did, and where in the job's own code: ``json.loads in parse (train.py:12)``."""
+        if not self.line:
+            return self.call
+        return self.line if self.line.startswith(f"{self.call} (") else f"{self.call} in {self.line}"
 
     def shows(self, calls: re.Pattern[str]) -> bool:
         """Return whether its label is that of a call of some names."""
         return not self.names_own and bool(calls.search(self.label))
 
 
-def _place(stretch: StackStretch) -> str:
-    inner, *callers = (
-        f"{frame.function} ({frame.file}:{frame.line})"
-        for frame in (stretch.frames[0], stretch.caller)
-        if frame is not None
-    )
+def _own_call(stretch: StackStretch, label: str) -> str:
+    """Return what the job's own code calls; if that is not known, the label."""
+    if label in (COMPILE, WORKER) or stretch.frames[0].own or not stretch.calls:
+        return label
+    return stretch.calls[0].name or label
+
+
+def _label(stretch: StackStretch) -> str:
     if stretch.compiles:
-        return callers[0] if callers else ""
-    return ", called from ".join((inner, *callers))
+        return COMPILE
+    modules = [frame.module for frame in stretch.frames]
+    taken_by_loader = LOADER in modules and QUEUES.intersection(modules[: modules.index(LOADER)])
+    if taken_by_loader and not _wants_cpu(stretch):
+        return WORKER
+    return "Semaphore.acquire" if _is_semaphore(stretch.frames) else stretch.label
+
+
+def _line(stretch: StackStretch) -> str:
+    frame = stretch.caller or (None if stretch.compiles else stretch.frames[0])
+    return "" if frame is None else f"{frame.function} ({frame.file}:{frame.line})"
 
 
 def _waits(frames: Sequence[Frame]) -> bool:
@@ -166,7 +197,8 @@ class Signs:
         """Yield the stacks of some intervals, each with its part: (stack, start, end).
 
         A stretch lasts until the next sample. If all samples of a stretch were before the interval, the next stretch counts
-        from the beginning of the interval.
+        from the beginning of the interval. Of a stretch of equal samples, what ran between two of them is not known: a part
+        that is shorter than that counts only if the intervals have two thirds of the stretch.
         """
         for low, high in when.pairs():
             since = None
@@ -181,8 +213,12 @@ class Signs:
                 if since is not None and start < low + LONGEST_SPILL_NS:
                     start = low
                 since = None
-                if stack.end > low:
-                    yield stack, start, min(stack.end, high)
+                end = min(stack.end, high)
+                if stack.end > low and (
+                    end - start >= SAMPLE_NS
+                    or 3 * when.clip(stack.start, stack.end).total >= 2 * (stack.end - stack.start)
+                ):
+                    yield stack, start, end
 
     def queued(self, when: Intervals) -> float:
         """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from statistics import median
 
 from stepprof.analysis.findings.facts import Facts, Part
-from stepprof.analysis.findings.signs import SHORTEST_NS
+from stepprof.analysis.findings.signs import LOADER, QUEUES, SHORTEST_NS
 from stepprof.analysis.report.wording import quoted
-from stepprof.run.evidence import SAMPLE_NS
 
-NEARLY_ALL = 0.9
 LEAST_QUEUED = 0.2
 """The time without a CPU is stated if it is at least this share."""
 SHARE_CPUS = (
@@ -19,8 +17,6 @@ SHARE_CPUS = (
 )
 
 DATA_IS_THERE = "the data is there when it is needed"
-LOADER = "dataloader.py"
-"""The module of torch's data loader."""
 
 
 def inside(part: Part) -> str:
@@ -43,19 +39,19 @@ def doing(facts: Facts, part: Part) -> str | None:
     if part.when.total < SHORTEST_NS:
         return None
     signs = facts.signs[part.process]
-    times = Counter[str]()
+    queued = signs.queued(part.when) / part.when.total
+    times: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for stack, start, end in signs.shown(part.whole):
-        # a stretch of equal samples may hide what ran between two of them: a short part of it says nothing about the region
-        inside_it = part.whole.clip(stack.start, stack.end).total
-        if end - start >= SAMPLE_NS or inside_it >= NEARLY_ALL * (stack.end - stack.start):
-            times[stack.label] += part.when.clip(start, end).total
+        ran = 1 - stack.queued if queued >= LEAST_QUEUED else 1.0  # one moment is in one of the two
+        function = stack.line.partition(" (")[0]
+        times[stack.call, function][stack.activity] += round(ran * part.when.clip(start, end).total)
+    longest = sorted(times.values(), key=lambda each: -each.total())[:3]
     shown = [
-        f"{nanoseconds / part.when.total:.0%} in {label}"
-        for label, nanoseconds in times.most_common(3)
-        if nanoseconds >= 0.1 * part.when.total
+        f"{each.total() / part.when.total:.0%} in {each.most_common(1)[0][0]}"
+        for each in longest
+        if each.total() >= 0.1 * part.when.total
     ]
     found = [f"its stacks: {', '.join(shown)}"] if shown else []
-    queued = signs.queued(part.when) / part.when.total
     if queued >= LEAST_QUEUED:
         found.append(f"{queued:.0%} of the time the thread was ready to run and had no CPU")
     return "; ".join(found) or None
@@ -81,4 +77,4 @@ def load_advice(facts: Facts, part: Part) -> str:
     """Return what to try about a wait for data: a loader that waits for a queue has workers already."""
     stacks = [stack.modules for stack, _, _ in facts.signs[part.process].shown(part.when)]
     called = [modules[modules.index(LOADER) - 1] for modules in stacks if LOADER in modules[1:]]
-    return _WORKERS_LATE if {"queues.py", "queue.py"}.intersection(called) else _LOAD_AHEAD
+    return _WORKERS_LATE if QUEUES.intersection(called) else _LOAD_AHEAD

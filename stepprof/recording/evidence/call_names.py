@@ -23,19 +23,18 @@ def call_name(code: CodeType, instruction: int) -> str | None:
 
     Args:
         code: the code of the frame.
-        instruction: the frame's `f_lasti`.
+        instruction: the frame's `f_lasti`; while a function in Python runs, that of the call or of its cache.
 
     >>> def wait(queue): return queue.get()
     >>> calls = [each.offset for each in dis.get_instructions(wait) if "CALL" in each.opname]
     >>> call_name(wait.__code__, calls[-1])
     'queue.get'
     """
-    before: list[Any] = []
-    for each in dis.get_instructions(code):
-        if each.offset == instruction:
-            return (_called if sys.version_info >= (3, 11) else _called_before_columns)(before, each)
-        before.append(each)
-    return None
+    before = [each for each in dis.get_instructions(code) if each.offset <= instruction]
+    if not before:
+        return None
+    current = before.pop()
+    return (_called if sys.version_info >= (3, 11) else _called_before_columns)(before, current)
 
 
 def _called(before: list[Any], instruction: Any) -> str | None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path, PurePath
 from time import thread_time_ns
 from types import CodeType
@@ -19,7 +20,7 @@ from stepprof.host.kernel_times import storage_bytes
 from stepprof.instrument.scope import Scope, newest
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
-from stepprof.recording.evidence.code_origin import caller_of, is_compiling, is_own
+from stepprof.recording.evidence.code_origin import is_compiling, is_stepprof, library_calls, own_frames
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
 from stepprof.recording.evidence.stacks import StackSampler, Stretch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 200
 """Maximum characters of the name of a function or a file."""
 
+MOST_CALLS = 4
+"""Maximum number of calls of libraries by the job's own frames that are written for a stack, the innermost ones."""
+
 MOST_FRAMES = 16
 """Maximum number of frames of a stack that are written, the innermost ones."""
 
@@ -40,8 +44,6 @@ FINISH_SECONDS = 1.0
 """How long the background thread waits for the end of the sampler."""
 
 Place = tuple["int | None", "str | None"]
-_PACKAGE = str(Path(__file__).parents[2])
-_EXAMPLES = str(Path(_PACKAGE, "examples"))
 _LIBRARY = str(Path(threading.__file__).parent)
 
 
@@ -183,7 +185,7 @@ class _Running:
         name = lru_cache(maxsize=None)(call_name)  # slow: once for each instruction
         for stretch in [] if self._sampler is None else self._sampler.stretches:
             if _begin_at(stretch, self.start_ns):
-                found.append(_stack_span(stretch, name(stretch.stack[0][0], stretch.instruction)))
+                found.append(_stack_span(stretch, name))
         for each in [] if self._sampler is None else self._sampler.tasks.stretches:
             times = max(each.start_ns, self.start_ns), min(each.end_ns, self._end_ns)
             if times[0] < times[1]:
@@ -222,18 +224,22 @@ def _begin_at(stretch: Stretch, start_ns: int) -> bool:
     return stretch.end_ns > start_ns
 
 
-def _stack_span(stretch: Stretch, call: str | None) -> Span:
-    frames = [*map(_frame, stretch.stack[:MOST_FRAMES])]
-    call = None if call is None else _short(call)
+def _stack_span(stretch: Stretch, name_of: Callable[[CodeType, int], str | None]) -> Span:
+    stack, own = stretch.stack, own_frames(stretch.stack)
+    frames = [*map(_frame, stack[:MOST_FRAMES], own)]
+    code, _, instruction = stack[0]
+    call = _known(name_of(code, instruction))
     attributes: dict[str, object] = {"frames": frames, "call": call, "samples": stretch.samples}
     if _is_recorder(stretch):
         attributes["recorder"] = True
     if is_compiling(stretch.stack):
         attributes["compiles"] = True
-    caller = caller_of(stretch.stack)
-    if caller is not None and caller != stretch.stack[0]:
-        attributes["caller"] = _frame(caller)
-    task = task_of([code for code, _ in stretch.stack])
+    if True in own[1:] and not own[0]:
+        attributes["caller"] = _frame(stack[own.index(True)], own=True)
+    calls = [*islice(library_calls(stack, own, name_of), MOST_CALLS)]
+    if calls:
+        attributes["calls"] = [(_known(name), _short(file)) for name, file in calls]
+    task = task_of([code for code, *_ in stack])
     if task is not None:
         attributes |= {"task": _short(task.name), "pool": task.pool}
     if stretch.counted:
@@ -243,11 +249,14 @@ def _stack_span(stretch: Stretch, call: str | None) -> Span:
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
 
 
-def _frame(frame: tuple[CodeType, int]) -> tuple[str, str, int, bool]:
-    code, line = frame
-    file = code.co_filename
+def _frame(frame: tuple[CodeType, int, int], own: bool) -> tuple[str, str, int, bool]:
+    code, line, _ = frame
     name = getattr(code, "co_qualname", code.co_name)
-    return _short(name), _short(PurePath(file).name), line, is_own(file)
+    return _short(name), _short(PurePath(code.co_filename).name), line, own
+
+
+def _known(name: str | None) -> str | None:
+    return None if name is None else _short(name)
 
 
 def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:
@@ -260,10 +269,10 @@ def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:
 
 def _is_recorder(stretch: Stretch) -> bool:
     """Return whether the thread was in stepprof's own code, or in standard-library code that it called."""
-    for code, _ in stretch.stack:
+    for code, *_ in stretch.stack:
         file = code.co_filename
-        if file.startswith(_PACKAGE):
-            return not file.startswith(_EXAMPLES)
+        if is_stepprof(file):
+            return True
         if not file.startswith(_LIBRARY) or "site-packages" in file:
             return False
     return False

@@ -44,8 +44,8 @@ MOST_TOTALS = 256
 OWN_CODE = {GarbageWatch.collected.__code__}
 """Code of stepprof that the interpreter calls in the middle of the job's code; left out of stacks."""
 
-Stack = tuple[tuple[CodeType, int], ...]
-"""Code and line of each frame, the innermost first."""
+Stack = tuple[tuple[CodeType, int, int], ...]
+"""Code, line and instruction (`f_lasti`) of each frame, the innermost first."""
 Place = tuple["int | None", "str | None"]
 
 
@@ -57,8 +57,6 @@ class Stretch:
     step: int | None
     role: str | None
     stack: Stack
-    instruction: int
-    """The instruction of the innermost frame (`f_lasti`)."""
     start_ns: int
     end_ns: int
     cpu_ns: float
@@ -88,11 +86,10 @@ class ThreadTotal:
 _frame = attrgetter("f_code", "f_lineno", "f_lasti")
 
 
-def stack_of(ident: int) -> tuple[Stack, int] | None:
-    """Return the stack of a thread and the instruction of its innermost frame; None: the thread has
-    ended.
+def stack_of(ident: int) -> Stack:
+    """Return the stack of a thread; (): the thread has ended.
 
-    >>> [code.co_name for code, line in stack_of(threading.get_ident())[0]][0]
+    >>> stack_of(threading.get_ident())[0][0].co_name
     'stack_of'
     """
     found: deque[tuple[CodeType, int, int]] = deque()
@@ -112,12 +109,12 @@ def stack_of(ident: int) -> tuple[Stack, int] | None:
         )
     while found and found[0][0] in OWN_CODE:
         found.popleft()
-    return (tuple((code, line) for code, line, _ in found), found[0][2]) if found else None
+    return tuple(found)
 
 
 def _is_event_loop(stack: Stack) -> bool:
     """Return whether a thread is in an event loop of asyncio whose coroutines all wait."""
-    return [code.co_name for code, _ in stack[:2]] == ["select", "_run_once"]
+    return [code.co_name for code, *_ in stack[:2]] == ["select", "_run_once"]
 
 
 class StackSampler:
@@ -233,23 +230,19 @@ class StackSampler:
             now = perf_counter_ns()
             found = stack_of(ident)
             stretch = total.current
-            if (
-                stretch is not None
-                and found == (stretch.stack, stretch.instruction)
-                and place == (stretch.step, stretch.role)
-            ):
+            if stretch is not None and found == stretch.stack and place == (stretch.step, stretch.role):
                 self._count(total, now, now)
                 stretch.samples += 1
             else:
                 begin = min(now, max(self._due, total.end_ns))
                 rest = self._count(total, begin, now)
                 self._keep(total, begin)
-                if found is not None and rest is not None:
+                if found and rest is not None:
                     total.current = Stretch(
-                        thread, *place, *found, begin, begin, *rest, counted=total.last is not None
+                        thread, *place, found, begin, begin, *rest, counted=total.last is not None
                     )
             total.samples += 1
-            if found is not None and _is_event_loop(found[0]):
+            if _is_event_loop(found):
                 self.tasks.sample(thread, place)
 
     def _leave(self, total: ThreadTotal) -> None:

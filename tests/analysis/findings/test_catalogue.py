@@ -84,7 +84,7 @@ def test_no_two_findings_share_a_moment():
         ("gc", "rank 0", "save_checkpoint", 5),
     ]
     (data,) = [each for each in made.findings if each.topic == "data"]
-    assert data.why == "its name says so; its stacks: 50% in time.sleep"
+    assert data.why == "its name says so; its stacks: 50% in time.sleep in main (train.py:5)"
     placed = sorted((each.start, each.end) for each in made.findings if each.start is not None)
     assert all(one[1] <= other[0] for one, other in pairwise(placed))
 
@@ -699,7 +699,7 @@ def test_stacks_between_short_pauses_of_the_collector_count():
         evidence=[replace(evidence((0, 400, "parse")), collections=tuple(pauses))],
     )
     (found,) = [each for each in made.findings if each.topic == "data"]
-    assert found.why == "its name says so; its stacks: 100% in parse"
+    assert found.why == "its name says so; its stacks: 100% in parse in main (train.py:5)"
 
 
 def test_memory_pressure():

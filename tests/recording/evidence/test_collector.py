@@ -130,6 +130,30 @@ with profile_step(2):
         assert {each.thread for each in found.threads} == {main, others[0].thread}
         assert seconds(others) == pytest.approx(0.5, abs=0.25)
 
+    def test_a_library_that_calls_back(self, evidence) -> None:
+        """A pickler in C calls `copyreg` and the job for each object: the call of the job's own frame is in every stretch."""
+        found = evidence("""
+import pickle
+class Row:
+    def __init__(self, number):
+        self.number = number
+    def __getstate__(self):
+        return [self.number] * 3
+rows = [Row(number) for number in range(1000)]
+def send():
+    end = time.perf_counter() + 0.5
+    while time.perf_counter() < end:
+        pickle.dumps(rows)
+with profile_step(2):
+    send()
+""")
+        named = [
+            each for each in found.stretches
+            if "pickle.dumps" in (each.call, *(call.name for call in each.calls))
+        ]  # fmt: skip
+        assert seconds(named) == pytest.approx(0.5, abs=0.25)
+        assert any(each.calls for each in named)
+
     def test_a_read_of_a_pipe(self, evidence) -> None:
         """The stretch of a thread that waits for a read names `os.read`."""
         found = evidence("""

@@ -17,8 +17,8 @@ from stepprof.recording.evidence.thread_tasks import Task, task_of
 
 def current() -> Task | None:
     """Return the task of this thread."""
-    stack, _ = stack_of(threading.get_ident())
-    return task_of([code for code, _ in stack])
+    stack = stack_of(threading.get_ident())
+    return task_of([code for code, *_ in stack])
 
 
 def task(*_) -> Task | None:
@@ -66,8 +66,8 @@ class TestTaskOf:
                 if call:
                     pool.submit(call, 0.5)
                 time.sleep(0.2)
-                stack, _ = stack_of(ident)
-                assert task_of([code for code, _ in stack]) is None
+                stack = stack_of(ident)
+                assert task_of([code for code, *_ in stack]) is None
 
     def test_the_threads_that_manage_a_pool(self) -> None:
         """The threads that manage a pool pass on tasks and results, and have no task of their own."""
@@ -76,9 +76,9 @@ class TestTaskOf:
             pool.apply_async(time.sleep, (0.5,))
             time.sleep(0.2)
             idents = {each.ident for each in threading.enumerate()} - before
-            stacks = [stack_of(ident)[0] for ident in idents]
-        assert any(code.co_name == "_handle_results" for stack in stacks for code, _ in stack)
-        assert [task_of([code for code, _ in stack]) for stack in stacks] == [None] * len(stacks)
+            stacks = [stack_of(ident) for ident in idents]
+        assert any(code.co_name == "_handle_results" for stack in stacks for code, *_ in stack)
+        assert [task_of([code for code, *_ in stack]) for stack in stacks] == [None] * len(stacks)
 
     def test_the_main_thread(self) -> None:
         """The main thread has no task, and neither has a thread whose stack is too deep."""
