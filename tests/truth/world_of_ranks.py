@@ -24,7 +24,9 @@ from truth.worlds import COMPUTING, PYTHON, WAITING, Action, Cause, Host, Meet, 
 __all__ = ["ranks_world"]
 
 STEPS = 9
-ADDED_FIRST = ("update_weights", "sync_weights", "get_batch", "fetch", "snapshot", "pack", "score", "judge")
+INNOCENT = ("evaluate_actions", "checkpoint_forward", "data_parallel_forward", "update_weights", "")
+"""Regions whose names seem to show what they do."""
+ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge")
 ADDED_LAST = ("save_checkpoint", "checkpoint", "evaluate", "validation", "benchmark", "dump_tables")
 
 
@@ -44,6 +46,7 @@ class Shape:
     """Whether the ranks meet in `backward`, or in `optimizer_step` only."""
     noise: float
     recorded: int
+    innocent: str
 
     @property
     def ns(self) -> int:
@@ -65,6 +68,7 @@ def _shape(seed: int) -> Shape:
         drawn.random() < 0.7,
         drawn.choice((0.001, 0.002, 0.01)),
         drawn.randint(2, 6),
+        drawn.choice(INNOCENT),
     )
 
 
@@ -81,6 +85,8 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
         build.added(rank, *ADDED_FIRST)
         build.region(rank, "load_batch", build.work(rank, shape.data, PYTHON))
         build.region(rank, "prepare", build.work(rank, 10 * MS, PYTHON))
+        if shape.innocent:
+            build.region(rank, shape.innocent, build.work(rank, shape.forward))
         for number in range(shape.micro):
             last = meeting(f"backward {number}") if shape.meets else []
             build.region(rank, "forward", build.work(rank, shape.forward))
@@ -173,7 +179,6 @@ KINDS: dict[str, Plant] = {
     "gc": _longer("gc", ("forward", "backward", "prepare"), COLLECTING, exact=True),
     "checkpoint": _added("checkpoint", ("save_checkpoint", "checkpoint"), (*PICKLING, WAITING)),
     "evaluation": _added("evaluation", ("evaluate", "validation"), (COMPUTING, PYTHON)),
-    "weight_sync": _added("weight_sync", ("update_weights", "sync_weights"), (PYTHON, WAITING)),
     "rare": _added("rare", ("benchmark", "dump_tables"), (COMPUTING, PYTHON), once=True),
     "serial": _serial,
     "half_batch": _half_batch,
