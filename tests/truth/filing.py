@@ -72,7 +72,7 @@ def _process(world: World, name: Name, line: Line, machine: Machine, pid: int) -
         window.captured, window.cpu = each.end, cpu_ns(line, each.start, each.end)
         process.windows.append(window)
     for piece in line.pieces:
-        if piece.doing.operator is not None and piece.awaited is None:
+        if piece.doing.operator is not None and not piece.awaited:
             process.work.append(Work(piece.doing.operator, piece.start, piece.end))
             if piece.doing.kernel and process.devices:
                 process.work.append(Work("ampere_bf16_gemm", piece.start, piece.end, "kernel"))

@@ -36,11 +36,10 @@ class Judged:
 def truth_of(world: World, ran: Ran) -> list[Judged]:
     """Return what is true of each planted cause of the recorded step."""
     programs = world.steps[world.recorded]
-    starts = {name: min(line.clock for line in ran.lines.values()) for name in programs}
-    whole = run(programs, starts, (HELD,)).ns
+    whole = run(programs, ran.begun, (HELD,)).ns
     found = []
     for cause in world.causes:
-        without = run(programs, starts, (HELD, cause.name)).ns
+        without = run(programs, ran.begun, (HELD, cause.name)).ns
         of = (cause.name, f"{cause.name}{NEEDED}")
         spent = {
             name: sum(each.end - each.start for each in (*line.pieces, *line.forwards) if each.cause in of)

@@ -29,6 +29,8 @@ from truth.worlds import (
     Spend,
 )
 
+NEARLY = 1_000_000
+
 
 class Piece(NamedTuple):
     """What a thread did without a break."""
@@ -38,8 +40,8 @@ class Piece(NamedTuple):
     doing: Doing
     role: str | None
     region: tuple[str, ...]
-    awaited: Name | None = None
-    """The process that it waited for; None: it worked."""
+    awaited: frozenset[Name] = frozenset()
+    """The process that it waited for, and others that were there less than `NEARLY` earlier; empty: it worked."""
     cause: str | None = None
 
 
@@ -85,16 +87,28 @@ class Line:
     regions: list[Ranged] = field(default_factory=list)
     met: list[Met] = field(default_factory=list)
     forwards: list[Step] = field(default_factory=list)
+    waited: list[tuple[int, int, str | None]] = field(default_factory=list)
+    """The actions before which it waited, as (index, nanoseconds, role)."""
     _window: Ranged | None = None
     _regions: list[Ranged] = field(default_factory=list)
 
-    def spend(self, ns: int, doing: Doing, awaited: Name | None = None, cause: str | None = None) -> None:
+    def spend(
+        self, ns: int, doing: Doing, awaited: frozenset[Name] = frozenset(), cause: str | None = None
+    ) -> None:
         """Add time of the process."""
         if ns > 0:
             role = None if self._window is None else self._window.role
             region = tuple(str(each.name) for each in self._regions)
             self.pieces.append(Piece(self.clock, self.clock + ns, doing, role, region, awaited, cause))
             self.clock += ns
+
+    def wait(self, at: int, until: Mapping[Name, int], doing: Doing) -> None:
+        """Wait at an action for the last of some processes."""
+        last = max(until.values())
+        role = None if self._window is None else self._window.role
+        self.waited.append((at, max(last - self.clock, 0), role))
+        near = frozenset(name for name, time in until.items() if time > last - NEARLY)
+        self.spend(last - self.clock, doing, near)
 
     def mark(self, action: Open | Close | Enter | Leave, *, held: bool) -> None:
         """Begin or end a window or a region; `held`: the recording takes its time."""
@@ -125,6 +139,8 @@ class Ran:
     """A step that has run."""
 
     lines: dict[Name, Line]
+    begun: int
+    """When its processes began."""
 
     @property
     def start(self) -> int:
@@ -142,15 +158,15 @@ class Ran:
         return self.end - self.start
 
 
-def run(programs: Programs, starts: Mapping[Name, int], without: Collection[str] = ()) -> Ran:
+def run(programs: Programs, start: int, without: Collection[str] = ()) -> Ran:
     """Run a step.
 
     Args:
         programs: of all processes.
-        starts: when each process begins.
+        start: when the processes begin.
         without: the causes that the world lacks; `HELD`: it is not recorded.
     """
-    lines = {name: Line(starts[name]) for name in programs}
+    lines = {name: Line(start) for name in programs}
     at = dict.fromkeys(programs, 0)
     signals: dict[str, tuple[int, Name]] = {}
     waiting: dict[str, dict[Name, Meet]] = defaultdict(dict)
@@ -165,20 +181,25 @@ def run(programs: Programs, starts: Mapping[Name, int], without: Collection[str]
                     if len(waiting[action.key]) < len(action.members):
                         break
                     _meet(lines, at, waiting.pop(action.key), without)
-                elif not _do(lines[name], name, action, signals, without):
+                elif not _do(lines[name], name, (at[name], action), signals, without):
                     break
                 else:
                     at[name] += 1
                 moved = True
     stuck = [name for name, program in programs.items() if at[name] < len(program)]
     assert not stuck, f"these wait forever: {stuck}"
-    return Ran(lines)
+    return Ran(lines, start)
 
 
 def _do(
-    line: Line, name: Name, action: Action, signals: dict[str, tuple[int, Name]], without: Collection[str]
+    line: Line,
+    name: Name,
+    numbered: tuple[int, Action],
+    signals: dict[str, tuple[int, Name]],
+    without: Collection[str],
 ) -> bool:
     """Do what a process does alone; return whether it could."""
+    at, action = numbered
     if isinstance(action, Spend):
         if action.cause not in without:
             line.spend(action.ns, action.doing, cause=action.cause)
@@ -191,8 +212,7 @@ def _do(
     elif isinstance(action, Await):
         if any(key not in signals for key in action.keys):
             return False
-        last, awaited = max((signals[key] for key in action.keys), key=lambda each: each[0])
-        line.spend(last - line.clock, action.doing, awaited)
+        line.wait(at, {other: time for time, other in (signals[key] for key in action.keys)}, action.doing)
     else:
         assert not isinstance(action, Meet)
         line.mark(action, held=HELD not in without)
@@ -203,10 +223,9 @@ def _meet(
     lines: Mapping[Name, Line], at: dict[Name, int], members: Mapping[Name, Meet], without: Collection[str]
 ) -> None:
     arrived = {name: lines[name].clock for name in members}
-    last = max(arrived, key=lambda name: arrived[name])
     for name, action in members.items():
         line = lines[name]
-        line.spend(arrived[last] - line.clock, MEETING, last)
+        line.wait(at[name], arrived, MEETING)
         if action.cause is None or action.cause not in without:
             line.spend(action.transfer, MEETING, cause=action.cause)
         line.met.append(Met(action.key, action.members, arrived[name], line.clock))
@@ -217,7 +236,7 @@ def run_all(steps: Sequence[Programs], recorded: int, gap: int, start: int) -> l
     """Run the steps of a world one after another; only one of them is recorded."""
     found: list[Ran] = []
     for number, programs in enumerate(steps):
-        ran = run(programs, dict.fromkeys(programs, start), () if number == recorded else (HELD,))
+        ran = run(programs, start, () if number == recorded else (HELD,))
         found.append(ran)
         start = max(line.clock for line in ran.lines.values()) + gap
     return found

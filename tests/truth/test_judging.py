@@ -7,14 +7,16 @@ from msgspec.structs import replace
 
 from stepprof.analysis.report.schema import Finding, Report
 from truth.judged_worlds import Made, make
-from truth.judging import judged
+from truth.judging import judged, name_of
+from truth.judging_path import false_path, false_slack
 from truth.world_of_ranks import ranks_world
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Return the first world with a cause, and its report, in which nothing is false."""
-    world = next(world for seed in range(100) if (world := ranks_world(seed)).causes)
+    """Return a world with one slow rank, and its report, in which nothing is false."""
+    worlds = map(ranks_world, range(100))
+    world = next(world for world in worlds if [each.name for each in world.causes] == ["slower"])
     found = make(world, tmp_path_factory.mktemp("world"))
     assert judged(world, found.ran, found.report) == []
     return found
@@ -57,3 +59,30 @@ class TestJudged:
         invented = Finding("", "data", 1.0, process="rank 0", region="load_batch", start=0.0, end=1.0)
         findings = [*made.report.findings, invented]
         assert judged(made.world, made.ran, replace(made.report, findings=findings)) != []
+
+
+class TestPath:
+    def test_another_process_on_the_path_is_detected(self, made: Made) -> None:
+        """A path through a process that did not hold the step up is false."""
+        ran = made.ran[made.world.recorded]
+        assert false_path(ran, made.report) == []
+        longest = max(made.report.path, key=lambda each: each.seconds)
+        other = next(label for label in ("rank 0", "rank 1") if name_of(label) != name_of(longest.process))
+        path = [replace(each, process=other) if each is longest else each for each in made.report.path]
+        assert false_path(ran, replace(made.report, path=path)) != []
+
+    def test_a_gap_is_detected(self, made: Made) -> None:
+        """A path that lacks a part of the step is false."""
+        report = replace(made.report, path=made.report.path[1:])
+        assert false_path(made.ran[made.world.recorded], report) != []
+
+
+class TestSlack:
+    @pytest.mark.parametrize("more", [-0.1, 0.1])
+    def test_a_false_slack_is_detected(self, made: Made, more: float) -> None:
+        """A process that could have worked for longer, or not as long, is false."""
+        ran = made.ran[made.world.recorded]
+        assert false_slack(made.world, ran, made.report) == []
+        first = max(made.report.slack, key=lambda each: each.seconds)
+        report = replace(made.report, slack=[replace(first, seconds=first.seconds + more)])
+        assert false_slack(made.world, ran, report) != []
