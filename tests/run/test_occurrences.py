@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
+from statistics import median
 
 import pytest
 from runs import ended_writer, make_run, record, record_engine, region, tell_engines
 
 from stepprof.analysis.report.schema import Report
-from stepprof.analysis.report.step_noise import spreads
+from stepprof.analysis.report.step_times import run_steps
 from stepprof.analysis.report.store import read
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
@@ -439,23 +440,23 @@ class TestClocksThatWereNeverCompared:
         assert self.names(run, capsys, 1) == ({"at 7200"}, [])
 
 
-class TestSpreads:
+class TestStepTimes:
     def test_a_step_of_each_epoch(self, epochs):
         """If each epoch uses the same step numbers, each visit counts as a step,
         and none is as long as the run.
         """
         run, _ = epochs(steps="none", count=3)
-        (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]
-        assert whole.steps == 11  # all of the twelve but the first
+        found = run_steps([run])
+        assert len(found.usual) == 11  # all of the twelve but the first
         spans = list(read_spans(run))
         total = max(each["start"] + each["dur"] for each in spans) - min(each["start"] for each in spans)
-        assert 6 * whole.median < total / SECOND
+        assert 6 * median(found.lengths.values()) < total / SECOND
 
     def test_a_restarted_job(self, epochs):
+        """The first step of each process is left out."""
         for _ in range(2):
             run, _ = epochs(steps="none", count=2, ranks=2)
-        (whole,) = [row for row in spreads([run]) if (row.role, row.region) == (None, None)]
-        assert whole.steps == 15
+        assert len(run_steps([run]).usual) == 14
 
 
 def test_an_occurrence_of_a_step_that_was_recorded_once(tmp_path):

@@ -21,7 +21,7 @@ from stepprof.analysis.report.engines import engines_of, recomputing_of, without
 from stepprof.analysis.report.gantt import gantt
 from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.idle import idle_times
-from stepprof.analysis.report.incomplete_captures import shortfalls_of
+from stepprof.analysis.report.incomplete_captures import NOT_A_CAPTURE, shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
@@ -31,6 +31,7 @@ from stepprof.analysis.report.schema import (
     Island,
     PathSegment,
     Problem,
+    RecordedProcess,
     Report,
     Shortfall,
     SourceInfo,
@@ -50,6 +51,7 @@ from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.run.evidence import Evidence
+from stepprof.run.layout import WHOLE_STEP
 from stepprof.run.summary import SESSIONS, engine_label, without_references
 from stepprof.version import VERSION
 
@@ -127,6 +129,7 @@ def combine(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
         ),
         sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
+        processes=[_recorded(process, shortfalls) for process in everyone],
         tree=region_rows(everyone, islands[0].seconds if islands else 0.0),
         skew=[
             *end_skew(everyone, by_process),
@@ -203,6 +206,27 @@ def _part(
         ),
         "findings": findings_of(facts),
     }
+
+
+def _recorded(process: Process, shortfalls: Sequence[Shortfall]) -> RecordedProcess:
+    """Return what of a process was recorded."""
+    origin = process.origin
+    traces = [digest for digest in process.digests if digest.origin.kind != "spans"]
+    is_engine = process.kind == "engine"
+    if process.manifest_windows:
+        captures = [
+            "/".join(filter(None, (window["role"] or WHOLE_STEP, window.get("region"))))
+            for window in process.manifest_windows
+            if window["backend"] != NOT_A_CAPTURE
+        ]
+        whole: bool | None = process.is_whole
+    else:
+        captures = [origin.role or "trace"] * len(traces)
+        whole = not _unfinished([process], {each.label for each in shortfalls}) if is_engine else None
+    return RecordedProcess(
+        process.label, process.kind, origin.rank, origin.role if is_engine else None, origin.replica,
+        spans=len(traces) < len(process.digests), captures=sorted(captures), whole=whole,
+    )  # fmt: skip
 
 
 LONGEST_ERROR = 160

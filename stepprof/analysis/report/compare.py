@@ -1,39 +1,34 @@
 """Compare two steps or two runs: find what became slower or faster by more than noise.
 
-The noise of a figure is twice a standard deviation: between processes that did equal work, or
-between the steps of a run, in A or in B. The largest that is known counts. A change within the
-noise means nothing.
+Like is compared with like: the slowest process with the slowest one, among the processes that both steps
+have. Operators, kernels and rollouts are compared only if the captures of both steps cover the same windows
+from begin to end.
 
-The spread between steps is known for spans, which a run has for every step. Operators and kernels
-exist in recorded steps only. They are compared by self time per process, since two runs may have
-recorded different numbers of ranks.
-
-The gate (``--fail-on-regression``) compares two runs by the medians over their steps that were not
-recorded. The noise of a median is its 95 % interval by order statistics, which assumes nothing about how
-the steps are distributed. Two steps of one run are compared with each other; their noise is that of the
-comparison.
+The noise of roles and regions is that between the other steps of the runs, whose spans are known. Operators,
+kernels and rollouts are known for recorded steps only: their noise is between processes that did equal work.
+A change within the noise means nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import hypot
-from statistics import stdev
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from stepprof.analysis.report.generations import SUMS
+from stepprof.analysis.report.like_processes import Likes
 from stepprof.analysis.report.schema import (
     Change,
     Comparison,
     Finding,
-    Gate,
     Op,
     Problem,
+    ProcessTime,
     Report,
-    Spread,
-    TimeOf,
+    Rollout,
 )
-from stepprof.analysis.report.step_noise import FEWEST, FEWEST_JUDGED
-from stepprof.analysis.report.wording import seconds, seconds_text
+from stepprof.analysis.report.step_noise import FEWEST, noise_of_difference, noise_of_processes
+from stepprof.analysis.report.step_times import STEP, Part, RunSteps
+from stepprof.analysis.report.wording import seconds_text
 
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
@@ -41,40 +36,47 @@ WORTH_SAYING = 0.01
 """Share of the step. A smaller change is not a finding. A smaller part that only one step has is
 not a problem.
 """
+ONE_PROCESS = "the step in the process in which it took longest"
+UNTIL_NEXT = "from its begin to the begin of the next step, it"
+
+_Times = Mapping[Part, Sequence[ProcessTime]]
+"""The time of each role and region in each process, by its own clock."""
 
 
-_Key = tuple["str | None", "str | None"]
-_Steps = Mapping[_Key, tuple[float, int]]
-"""By role and region: twice the standard deviation between steps, and the number of steps."""
+@dataclass(frozen=True)
+class _Row:
+    change: Change
+    note: str = ""
+    """How the amounts of work differ, for its sentence."""
 
 
-def compare(a: Report, b: Report, spreads: Sequence[Sequence[Spread]] = ()) -> Comparison:
+def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps | None = None) -> Comparison:
     """Compare B with A, and list what became slower or faster.
 
     Args:
         a: the report of the step to compare with.
         b: the report of another step, of the same run or of another.
-        spreads: how much the steps of each run differ, by `stepprof.analysis.report.step_noise.spreads`.
+        a_run: the steps of A's run, which show how much its steps differ; None: not known.
+        b_run: those of B's run.
     """
-    steps: dict[_Key, tuple[float, int]] = {}
-    for each in (each for of_run in spreads for each in of_run):
-        known = steps.get((each.role, each.region), (0.0, 0))
-        steps[each.role, each.region] = max(known, (2 * each.deviation, each.steps))
-    changes = [
-        _change("step", "step", (a.seconds, b.seconds), None, steps.get((None, None))),
-        *_times(a.roles, b.roles, "role", steps),
-        *_times(a.regions, b.regions, "region", steps),
-        *_ops(a.ops, b.ops, "op"),
-        *_ops(a.kernels, b.kernels, "kernel"),
+    runs = (a_run or RunSteps(), b_run or RunSteps())
+    likes = Likes(a, b)
+    rows = [
+        *_steps(a, b, runs),
+        *_times(a, b, likes, runs),
+        *_ops(a.ops, b.ops, "op", likes),
+        *_ops(a.kernels, b.kernels, "kernel", likes),
         *_rollouts(a, b),
     ]
-    changes.sort(key=lambda change: -abs(change.b - change.a))
+    headline = [row for row in rows if row.change.topic == "step"][:1]
+    rows.sort(key=lambda row: -abs(row.change.b - row.change.a))
+    findings = [*map(_headline, headline), *_findings(a, [row for row in rows if row not in headline])]
     return Comparison(
         a=_name(a),
         b=_name(b),
-        findings=list(_findings(a, b, changes)),
-        changes=changes[:MOST_CHANGES],
-        problems=list(_problems(a, b)),
+        findings=findings,
+        changes=[row.change for row in rows][:MOST_CHANGES],
+        problems=list(_problems(a, b, likes)),
     )
 
 
@@ -85,105 +87,184 @@ def _name(report: Report) -> str:
     return f"{report.run_id} step {report.step}{of}"
 
 
-def _change(
-    what: str,
-    topic: str,
-    times: tuple[float, float],
-    processes: float | None,
-    steps: tuple[float, int] | None = None,
+def _noise(part: Part, runs: Sequence[RunSteps]) -> tuple[float | None, int]:
+    """Return the noise between the steps of the runs, and the number of steps that show it."""
+    known = [of for run in runs if len(of := run.values(part)) >= FEWEST]
+    if not known:
+        return None, 0
+    count = len(known[0]) if runs[0] is runs[1] else sum(map(len, known))
+    return noise_of_difference(known[0], known[-1]), count
+
+
+def _of_steps(
+    what: str, topic: str, times: tuple[float, float], noise: tuple[float | None, int], more: float = 0.0
 ) -> Change:
-    between, count = (None, 0) if steps is None else steps
-    noise = max((each for each in (processes, between) if each is not None), default=None)
-    significant = noise is not None and abs(times[1] - times[0]) > noise
-    return Change(what, topic, times[0], times[1], noise, significant, processes, between, count)
+    """Return a change whose noise is between steps.
+
+    Args:
+        what: the part.
+        topic: its kind.
+        times: in A and in B.
+        noise: by `_noise`.
+        more: seconds by which the measurement itself may be wrong.
+    """
+    size = None if noise[0] is None else noise[0] + more
+    return Change(what, topic, *times, size, _exceeds(times, size), None, size, noise[1])
 
 
-def _noise(*sides: Sequence[float]) -> float | None:
-    """Return twice the standard deviation over processes; None if neither side has two."""
-    known = [2 * stdev(side) for side in sides if len(side) > 1]
-    return max(known, default=None)
+def _of_processes(
+    what: str, topic: str, times: tuple[float, float], sides: Sequence[Sequence[float]]
+) -> Change:
+    """Return a change whose noise is between processes, with their seconds in A and in B."""
+    noise = noise_of_processes(*sides)
+    return Change(what, topic, *times, noise, _exceeds(times, noise), noise)
 
 
-def _what(time: TimeOf) -> str:
-    clock = "" if time.clock is None else f" on {time.clock}"
-    return f"{_name_of(time)}{clock}"
+def _exceeds(times: tuple[float, float], noise: float | None) -> bool:
+    return noise is not None and abs(times[1] - times[0]) > noise
 
 
-def _name_of(time: TimeOf) -> str:
-    if time.region is None:
-        return time.role or "the whole step"
-    return time.region if time.role is None else f"{time.role}: {time.region}"
+def _steps(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
+    """Yield the step from its first window to its last one, and from its begin to that of the next one."""
+    noise = _noise(STEP, runs)
+    if max(len(a.islands), len(b.islands)) <= 1:
+        error = ((a.clock_error_ns or 0) + (b.clock_error_ns or 0)) / 1e9
+        yield _Row(_of_steps("step", "step", (a.seconds, b.seconds), noise, error))
+    else:  # clocks that were never compared do not show when the last process ended
+        own = [
+            None if visit is None else run.windows[visit]
+            for run, report in zip(runs, (a, b), strict=True)
+            for visit in [run.visit(report.step, report.occurrence, report.occurrences)]
+        ]
+        if own[0] is not None and own[1] is not None:
+            yield _Row(_of_steps(ONE_PROCESS, "step", (own[0], own[1]), noise))
+    if a.recording is not None and b.recording is not None:
+        lengths = [[*run.lengths.values()] for run in runs]
+        count = len(lengths[0]) if runs[0] is runs[1] else sum(map(len, lengths))
+        times = (a.recording.seconds, b.recording.seconds)
+        held = a.recording.held + b.recording.held
+        change = _of_steps(UNTIL_NEXT, "step", times, (noise_of_difference(*lengths), count), held)
+        yield _Row(change)
 
 
-def _times(a: Iterable[TimeOf], b: Iterable[TimeOf], topic: str, steps: _Steps) -> Iterable[Change]:
-    before = {_what(time): time for time in a}
-    for after in b:
-        known = before.get(_what(after))
-        if known is not None:
-            noise = _noise(
-                [time.seconds for time in known.per_process], [time.seconds for time in after.per_process]
-            )
-            of_steps = steps.get((after.role, after.region))
-            yield _change(_what(after), topic, (known.seconds, after.seconds), noise, of_steps)
+def _times(a: Report, b: Report, likes: Likes, runs: Sequence[RunSteps]) -> Iterator[_Row]:
+    """Compare the times of roles and regions, each by the clock of its process."""
+    before, after = _by_part(a), _by_part(b)
+    for part in after:
+        own, now = likes.followed(before.get(part, ()), after[part])
+        if own and now:
+            topic = "role" if part[1] is None else "region"
+            change = _of_steps(_what(part), topic, (_most(own), _most(now)), _noise(part, runs))
+            yield _Row(change, _calls(own, now))
 
 
-def _ops(a: Iterable[Op], b: Iterable[Op], topic: str) -> Iterable[Change]:
+def _by_part(report: Report) -> _Times:
+    """Return the time of each role and region in each process, over all clocks."""
+    found: dict[Part, list[ProcessTime]] = {}
+    for time in (*report.roles, *report.regions):
+        found.setdefault((time.role, time.region), []).extend(time.per_process)
+    return found
+
+
+def _what(part: Part) -> str:
+    role, region = part
+    if region is None:
+        return role or "the whole step"
+    return region if role is None else f"{role}: {region}"
+
+
+def _most(times: Iterable[ProcessTime]) -> float:
+    return max(time.seconds for time in times)
+
+
+def _calls(a: Sequence[ProcessTime], b: Sequence[ProcessTime]) -> str:
+    """Return how often the slowest processes called it, if that differs."""
+    before, after = (max(of, key=lambda time: time.seconds).calls for of in (a, b))
+    return "" if before == after else f"; {before} calls before, {after} now"
+
+
+def _ops(a: Iterable[Op], b: Iterable[Op], topic: str, likes: Likes) -> Iterator[_Row]:
     before = {op.name: op for op in a}
     for after in b:
         known = before.get(after.name)
-        if known is not None and known.per_process and after.per_process:
-            sides = [[time.seconds for time in op.per_process] for op in (known, after)]
-            means = (sum(sides[0]) / len(sides[0]), sum(sides[1]) / len(sides[1]))
-            yield _change(after.name, topic, means, _noise(*sides))
+        if known is not None:
+            own, now = likes.captured(known.per_process, after.per_process)
+            if own and now:
+                sides = [[time.seconds for time in of] for of in (own, now)]
+                change = _of_processes(after.name, topic, (max(sides[0]), max(sides[1])), sides)
+                yield _Row(change, _calls(own, now))
 
 
-def _rollouts(a: Report, b: Report) -> Iterable[Change]:
+def _rollouts(a: Report, b: Report) -> Iterator[_Row]:
     """Compare engines with engines, and samples of processes with samples of processes."""
-    before = {row.label: row for row in a.rollout}
-    for after in b.rollout:
+    tokens = [{work.label: work.generated_tokens for work in report.engines} for report in (a, b)]
+    before = {row.label: row for row in a.rollout if _can_compare(row, a, b)}
+    for after in (row for row in b.rollout if _can_compare(row, b, a)):
         known = before.get(after.label)
         if known is None:
             continue
-        alike = [
-            [
-                row
-                for row in report.rollout
-                if bool(row.iterations) == bool(after.iterations) and not row.label.startswith(SUMS)
-            ]
-            for report in (a, b)
-        ]
-        noise = _noise(*([row.seconds for row in side] for side in alike))
-        yield _change(after.label, "rollout", (known.seconds, after.seconds), noise)
-        noise = _noise(*([row.tail for row in side] for side in alike))
-        yield _change(f"{after.label}: tail", "rollout", (known.tail, after.tail), noise)
+        alike = [[row for row in _parts(report, after) if row.whole] for report in (a, b)]
+        amounts = [of.get(after.label) for of in tokens]
+        note = "" if amounts[0] == amounts[1] else f"; {amounts[0]} generated tokens before, {amounts[1]} now"
+        note = "" if None in amounts else note
+        for what, which in ((after.label, _length), (f"{after.label}: tail", _tail)):
+            sides = [[which(row) for row in of] for of in alike]
+            yield _Row(_of_processes(what, "rollout", (which(known), which(after)), sides), note)
 
 
-def _findings(a: Report, b: Report, changes: Sequence[Change]) -> Iterable[Finding]:
-    step = next(change for change in changes if change.topic == "step")
-    difference = b.seconds - a.seconds
-    if abs(difference) < WORTH_SAYING * a.seconds:
-        text = f"the step took {seconds_text(b.seconds)}, as long as before"
-    else:
-        text = f"the step took {_than(a.seconds, b.seconds)}; {noise_text(step)}"
-    yield Finding(text, "step", abs(difference))
+def _length(row: Rollout) -> float:
+    return row.seconds
+
+
+def _tail(row: Rollout) -> float:
+    return row.tail
+
+
+def _parts(report: Report, of: Rollout) -> list[Rollout]:
+    """Return the rows of single engines, or those of the samples of single processes."""
+    return [
+        row
+        for row in report.rollout
+        if bool(row.iterations) == bool(of.iterations) and not row.label.startswith(SUMS)
+    ]
+
+
+def _can_compare(row: Rollout, report: Report, other: Report) -> bool:
+    """Return whether a rollout has a counterpart: it is whole, and the work is divided among equally many."""
+    is_sum = row.label.startswith(SUMS)
+    return row.whole and (is_sum or len(_parts(report, row)) == len(_parts(other, row)))
+
+
+def _headline(row: _Row) -> Finding:
+    change = row.change
+    difference = abs(change.b - change.a)
+    subject = "the step" if change.what == "step" else change.what
+    if difference < WORTH_SAYING * change.a:
+        return Finding(f"{subject} took {seconds_text(change.b)}, as long as before", "step", difference)
+    text = f"{subject} took {_than(change.a, change.b)}; {noise_text(change)}"
+    return Finding(text, "step", difference)
+
+
+def _findings(a: Report, rows: Iterable[_Row]) -> Iterator[Finding]:
     reported = 0
-    for change in changes:
+    for row in rows:
+        change = row.change
         difference = abs(change.b - change.a)
-        if change.topic == "step" or difference < WORTH_SAYING * a.seconds or reported == MOST_HEADLINES:
+        if difference < WORTH_SAYING * a.seconds or reported == MOST_HEADLINES:
             continue
         if not change.significant and change.noise is not None:
             continue
         reported += 1
-        text = f"{change.what} took {_than(change.a, change.b)}; {noise_text(change)}"
+        text = f"{change.what} took {_than(change.a, change.b)}{row.note}; {noise_text(change)}"
         yield Finding(text, change.topic, difference)
 
 
 def noise_text(change: Change) -> str:
     """Return the noise of a change in words, with its origin."""
     if change.noise is None:
-        if change.topic == "step":
-            return "the noise is unknown: fewer than three other steps have spans"
-        return "the noise is unknown: there is one process, and too few other steps have spans"
+        if change.topic in ("step", "role", "region"):
+            return f"the noise is unknown: fewer than {FEWEST} other steps with it have spans"
+        return "the noise is unknown: there are no two processes that did equal work"
     text = f"the noise is {seconds_text(change.noise)}"
     if change.noise == change.noise_steps:
         text += f", from step to step ({change.steps} steps)"
@@ -197,91 +278,30 @@ def _than(before: float, after: float) -> str:
     return f"{more}{'longer' if after > before else 'shorter'}: {seconds_text(before)} before, {seconds_text(after)} now"
 
 
-def _problems(a: Report, b: Report) -> Iterable[Problem]:
-    """Yield problems about what cannot be compared: parts that only one step has, and different numbers of
-    processes.
-    """
-    names: list[Mapping[str, TimeOf]] = [
-        {_what(time): time for time in (*report.roles, *report.regions)} for report in (a, b)
-    ]
-    for here, there, report, other in ((names[0], names[1], a, b), (names[1], names[0], b, a)):
-        for what, time in here.items():
-            if what not in there and time.share >= WORTH_SAYING:
+def _problems(a: Report, b: Report, likes: Likes) -> Iterator[Problem]:
+    """Yield problems about what cannot be compared."""
+    yield from likes.problems
+    if max(len(a.islands), len(b.islands)) > 1:
+        yield Problem(
+            None,
+            "clocks of hosts were never compared: the step is compared by the process in which it took longest",
+        )
+    parts = [_by_part(report) for report in (a, b)]
+    for here, there, report, other in ((parts[0], parts[1], a, b), (parts[1], parts[0], b, a)):
+        for part, times in here.items():
+            if part not in there and _most(times) >= WORTH_SAYING * report.seconds:
+                took = seconds_text(_most(times))
                 yield Problem(
-                    _name(report),
-                    f"{what} took {seconds_text(time.seconds)} and does not occur in {_name(other)}",
+                    _name(report), f"{_what(part)} took {took} and does not occur in {_name(other)}"
                 )
-    for what, time in names[0].items():
-        counts = len(time.per_process), len(names[1][what].per_process) if what in names[1] else 0
-        if time.region is None and counts[1] and counts[0] != counts[1]:
-            yield Problem(None, f"{what}: {counts[0]} processes in A, {counts[1]} in B")
-    for report in (a, b):
+    for part, times in parts[0].items():
+        counts = len(times), len(parts[1].get(part, ()))
+        if part[1] is None and counts[1] and counts[0] != counts[1]:
+            yield Problem(None, f"{_what(part)}: {counts[0]} processes in A, {counts[1]} in B")
+    for report, other in ((a, b), (b, a)):
+        left_out = [row.label for row in report.rollout if not _can_compare(row, report, other)]
+        if left_out:
+            why = "its capture is not whole, or the work is divided among another number"
+            yield Problem(_name(report), f"rollout of {', '.join(left_out[:4])} is not compared: {why}")
         if report.problems:
             yield Problem(_name(report), f"its report has {len(report.problems)} notes: it may be incomplete")
-
-
-def gate(times: tuple[float, float], apart: Sequence[Sequence[Spread]], limit: float) -> Gate:
-    """Judge B against A.
-
-    Args:
-        times: seconds of the two steps that are compared.
-        apart: how much the steps of each run differ, by `stepprof.analysis.report.step_noise.spreads`;
-            one entry if both steps are of one run.
-        limit: the largest tolerated increase, as a share of A.
-    """
-    whole = [next((row for row in rows if (row.role, row.region) == (None, None)), None) for rows in apart]
-    if len(whole) == 2:
-        return _of_runs(whole[0], whole[1], limit)
-    if not whole or whole[0] is None:
-        return _unknown("fewer than three steps that were not recorded have spans", limit)
-    noise = 2 * whole[0].deviation
-    basis = f"two steps of one run, noise from {whole[0].steps} other steps"
-    return _judged(times, (noise, noise), limit, basis)
-
-
-def _of_runs(a: Spread | None, b: Spread | None, limit: float) -> Gate:
-    if a is None or a.interval is None:
-        return _too_few("A", a, limit)
-    if b is None or b.interval is None:
-        return _too_few("B", b, limit)
-    # the interval of a difference from those of both medians (Zou and Donner)
-    (a_low, a_high), (b_low, b_high) = a.interval, b.interval
-    down, up = hypot(b.median - b_low, a_high - a.median), hypot(b_high - b.median, a.median - a_low)
-    basis = f"medians over {a.steps} and {b.steps} steps that were not recorded"
-    return _judged((a.median, b.median), (down, up), limit, basis)
-
-
-def _too_few(name: str, row: Spread | None, limit: float) -> Gate:
-    count = f"fewer than {FEWEST}" if row is None else str(row.steps)
-    why = f"run {name} has the spans of {count} steps that can be compared and needs {FEWEST_JUDGED}"
-    return _unknown(f"{why}: recorded steps and the first one do not count", limit)
-
-
-def _unknown(why: str, limit: float) -> Gate:
-    return Gate("unknown", limit, f"cannot be judged: {why}")
-
-
-def _judged(times: tuple[float, float], noise: tuple[float, float], limit: float, basis: str) -> Gate:
-    """Judge two times.
-
-    Args:
-        times: of A and of B.
-        noise: how far the true difference may lie below and above the measured one.
-        limit: as `gate` takes it.
-        basis: what was compared.
-    """
-    a, b = times
-    if a <= 0:
-        return _unknown("the step of A has no duration", limit)
-    difference, allowed = b - a, limit * a
-    percent = f"{100 * limit:.4g}%"
-    figures = (
-        f"{seconds(a)} before, {seconds(b)} now ({difference / a:+.1%}, noise {max(noise) / a:.1%}; {basis})"
-    )
-    if difference > max(allowed, noise[0]):
-        verdict, text = "regression", f"regression above {percent}"
-    elif difference + noise[1] <= allowed or max(noise) <= allowed:
-        verdict, text = "none", f"no regression above {percent}"
-    else:
-        verdict, text = "unknown", f"cannot be judged: the noise hides a change of {percent}"
-    return Gate(verdict, limit, f"{text}: {figures}", a, b, max(noise))

@@ -46,6 +46,27 @@ class SourceInfo(msgspec.Struct, frozen=True):
     """The clock that its times are on, as `Island.clock`."""
 
 
+class RecordedProcess(msgspec.Struct, frozen=True):
+    """A process, and what of it was recorded."""
+
+    label: str
+    """The process. Other tables name it the same."""
+    kind: str
+    """``rank``, ``engine`` or ``trace``, as in `SourceInfo`."""
+    rank: int | str | None
+    """As in `SourceInfo`."""
+    role: str | None = None
+    """The role of an engine."""
+    replica: int | None = None
+    """The number of an engine among those of its role."""
+    spans: bool = False
+    """Whether its spans are in the report: they show its windows and regions from begin to end."""
+    captures: list[str] = []
+    """The windows that its captures cover, by their roles (``step`` without one), with the region if only that was captured; for an engine or a trace its files."""
+    whole: bool | None = None
+    """Whether the captures cover these windows from begin to end; None: not known, or there are none."""
+
+
 class Job(msgspec.Struct, frozen=True):
     """The job that was recorded, as its first process described it when it began (`run.json`)."""
 
@@ -631,6 +652,8 @@ class Report(msgspec.Struct, frozen=True):
     """The step, what is missing from the data, the causes (the largest gain first), and their consequences."""
     sources: list[SourceInfo] = []
     """The files that the report was made from."""
+    processes: list[RecordedProcess] = []
+    """The processes, and what of them was recorded."""
     gantt: list[GanttRow] = []
     """The timeline, one row per process."""
     roles: list[TimeOf] = []
@@ -683,23 +706,6 @@ class Report(msgspec.Struct, frozen=True):
     """Several if the step was recorded on hosts whose clocks were never compared. Then each figure
     covers the processes of one island.
     """
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """How much the steps of a run that were not recorded differ in one part."""
-
-    role: str | None
-    """None, without a region: the whole step."""
-    region: str | None
-    """None: the role as a whole."""
-    steps: int
-    """The number of steps."""
-    median: float
-    """The median of their seconds."""
-    deviation: float
-    """One standard deviation, in seconds."""
-    interval: tuple[float, float] | None = None
-    """The 95 % interval of the median; None: too few steps."""
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -765,13 +771,13 @@ class Change(msgspec.Struct, frozen=True):
     b: float
     """Seconds in B."""
     noise: float | None
-    """The noise in seconds: the larger one of the two below; None: neither is known."""
+    """The noise in seconds, by which two equal steps may differ: one of the two below; None: not known."""
     significant: bool
     """Whether the difference exceeds the noise, if that is known."""
     noise_processes: float | None = None
-    """Between processes of A or of B that did equal work; None: there is one process."""
+    """Of operators, kernels and rollouts, between processes of A or of B that did equal work; None: there are no two, or the noise is between steps."""
     noise_steps: float | None = None
-    """Between steps, by the spans of other steps of A's or of B's run; None: too few steps have
+    """Of the step, roles and regions, between steps, by the spans of other steps of A's or of B's run; None: too few steps have
     spans.
     """
     steps: int = 0
@@ -782,13 +788,13 @@ class Gate(msgspec.Struct, frozen=True):
     """Whether B is a regression of A, by ``--fail-on-regression``."""
 
     verdict: str
-    """``none``, ``regression``, or ``unknown``: the noise is not known, or too large."""
+    """``none``, ``regression``, or ``unknown``: the noise is not known or too large, or the runs cannot be compared."""
     limit: float
     """The largest tolerated increase of the step, as a share of A."""
     text: str
     """The verdict as a sentence, with its figures."""
     a: float | None = None
-    """Seconds of a step of A: the median over its steps that were not recorded, or the step itself if A
+    """Seconds of a step of A, by the clock of one process: the median over its steps that were not recorded, each from its begin to the begin of the next one; or the windows of the step itself if A
     and B are of one run.
     """
     b: float | None = None

@@ -41,7 +41,7 @@ _TASKS = "tasks of thread "
 """The start of the name of a thread's row of coroutines. That of the thread that opened the windows is `OWN_TASKS`."""
 OWN_TASKS = "tasks"
 LARGEST_NS = 2**62
-_HEADER_BYTES = 1 << 16
+HEADER_BYTES = 1 << 16
 
 
 class _Header(msgspec.Struct):
@@ -111,7 +111,7 @@ def span_files(folder: Path) -> list[SpanFiles]:
         reported = _Header()
         try:
             with open_plain(file) as lines:
-                reported = _header.decode(lines.read(_HEADER_BYTES).partition(b"\n")[0])
+                reported = _header.decode(lines.read(HEADER_BYTES).partition(b"\n")[0])
         except (OSError, *DECODE_ERRORS):
             pass
         rank = reported.rank if is_rank(reported.rank) and reported.rank is not None else rank

@@ -111,11 +111,14 @@ def _compared(
     """Return the comparison, with the gate if there is a limit."""
     from msgspec.structs import replace
 
-    from stepprof.analysis.report.compare import compare, gate
-    from stepprof.analysis.report.step_noise import spreads
+    from stepprof.analysis.report.compare import compare
+    from stepprof.analysis.report.gate import gate_runs, gate_steps
+    from stepprof.analysis.report.step_times import run_steps
 
-    apart = [spreads(runs) for runs in dict.fromkeys(tuple(found.runs) for found in founds)]
-    compared = compare(reports[0], reports[1], apart)
+    folders = [{resolved(run) for run in found.runs} for found in founds]
+    is_one_run = bool(folders[0] & folders[1])
+    steps = [run_steps(sorted(each)) for each in ([folders[0] | folders[1]] if is_one_run else folders)]
+    compared = compare(reports[0], reports[1], steps[0], steps[-1])
     if compared.a == compared.b:  # two runs with one id
         a, b = (
             f"{', '.join(paths)} step {found.step}" for (paths, _), found in zip(sides, founds, strict=True)
@@ -123,8 +126,10 @@ def _compared(
         compared = replace(compared, a=a, b=b)
     if limit is None:
         return compared
-    before, after = reports
-    return replace(compared, gate=gate((before.seconds, after.seconds), apart, limit))
+    if not is_one_run:
+        return replace(compared, gate=gate_runs(steps[0], steps[-1], limit))
+    a_visit, b_visit = (steps[0].visit(found.step, found.occurrence, found.occurrences) for found in founds)
+    return replace(compared, gate=gate_steps(steps[0], a_visit, b_visit, limit))
 
 
 def _limit(text: str | None) -> float | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import make_run, record, region, write_spans
+from runs import make_run, record, region, tell_engines, write_spans
 
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.store import read
@@ -254,30 +254,47 @@ class TestGate:
     """`--fail-on-regression` on two runs. Steps 1 to 12 of each have spans, and step 2 is recorded."""
 
     @staticmethod
-    def job(folder, run_id, seconds, *, recorded=1.5, noise=0.01, steps=12):
+    def job(
+        folder, run_id, seconds, *, recorded=1.5, noise=0.01, steps=12, pause=0.2, ahead=(0, 0), ranks=(0, 1), lacks=()
+    ):  # fmt: skip
+        """Write a run of two ranks on two hosts.
+
+        Args:
+            folder: of the runs.
+            run_id: its name.
+            seconds: the length of a step.
+            recorded: that of the recorded one.
+            noise: the share by which steps differ.
+            steps: how many there are.
+            pause: seconds between steps.
+            ahead: seconds by which the clock of each host is ahead, as the manifest states it.
+            ranks: whose spans are there.
+            lacks: steps of which the spans of rank 1 are missing.
+        """
         run = make_run(folder, run_id)
-        record(run, step=2, data=TRACE)
-        spans = []
+        begins, at = {}, BASE - int((seconds + pause) * 10**9)
         for step in range(1, steps + 1):
             own = recorded if step == 2 else seconds * (1 + noise * ((step * 7) % 5 - 2))
-            start = BASE if step == 2 else BASE + step * 60 * 10**9
-            spans.append(
-                {
-                    "name": "actor",
-                    "kind": "window",
-                    "start": start,
-                    "dur": int(own * 1e9),
-                    "step": step,
-                    "role": "actor",
-                }
-            )
-        write_spans(run, 0, *spans)
+            begins[step] = at, int(own * 1e9)
+            at += int((own + pause) * 1e9)
+        record(run, step=2, data=TRACE)
+        clock = {"host": "other", "offset_ns": int(ahead[1] * 1e9), "error_ns": 1000, "method": "ping-pong"}
+        tell_engines(run, clocks=[clock])
+        for rank in ranks:
+            shift = int(ahead[rank] * 1e9)
+            spans = [
+                {"name": "actor", "kind": "window", "start": start + shift, "dur": dur, "step": step, "role": "actor"}
+                for step, (start, dur) in begins.items()
+                if rank == 0 or step not in lacks
+            ]  # fmt: skip
+            write_spans(run, rank, *spans, host=("h", "other")[rank], pid=7 + rank)
+        return run
 
     @pytest.mark.parametrize(
         ("seconds", "noise", "status", "text"),
         [
             (1.0, 0.01, 0, "no regression above 5%: "),
-            (1.2, 0.01, 3, "regression above 5%: 1.00 s before, 1.20 s now (+20.0%, "),
+            (1.2, 0.01, 3, "regression above 5%: 1.20 s before, 1.40 s now (+16.7%, "),
             (0.5, 0.01, 0, "no regression above 5%: "),
             (1.0, 0.2, 4, "cannot be judged: the noise hides a change of 5%: "),
         ],
@@ -296,7 +313,7 @@ class TestGate:
         self.job(runs, "b", 2.0, steps=4)
         assert report("a", "b", "--fail-on-regression", "5%") == 4
         assert (
-            "cannot be judged: run B has the spans of 3 steps that can be compared and needs 6"
+            "cannot be judged: run B has the spans of 1 steps that can be compared and needs 6"
             in capsys.readouterr().out
         )
 
@@ -309,18 +326,65 @@ class TestGate:
         assert report("a", "b", "--json") == 0
         assert json.loads(capsys.readouterr().out)["gate"] is None
 
+    def test_a_clock_that_is_ahead_is_no_regression(self, runs, capsys):
+        """In B the clock of the second host is 2 s ahead, and the manifest says so."""
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 1.0, ahead=(0, 2))
+        assert report("a", "b", "--fail-on-regression", "5%") == 0
+        assert "no regression above 5%: 1.20 s before, 1.20 s now" in capsys.readouterr().out
+
+    def test_time_between_windows_is_a_regression(self, runs, capsys):
+        """In B data are loaded for a second between the steps."""
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 1.0, pause=1.2)
+        assert report("a", "b", "--fail-on-regression", "5%") == 3
+        assert "from begin to begin" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("missing", "text"),
+        [
+            ({"ranks": (0,)}, "run B has no spans of rank 1 in step 3, which run A has"),
+            ({"ranks": (1,)}, "run B has no spans of rank 0 in step 3, which run A has"),
+            ({"lacks": range(8, 13)}, "run B has no spans of rank 1 in step 8, which run A has"),
+            ({"lacks": (5,)}, "run B has no spans of rank 1 in step 5, which run A has"),
+            ({"ranks": ()}, "run B has the spans of 0 steps that can be compared and needs 6"),
+        ],
+    )
+    def test_missing_spans_cannot_be_judged(self, runs, capsys, missing, text):
+        """Spans of a rank are missing in B, of all steps or of some."""
+        self.job(runs, "a", 1.0)
+        self.job(runs, "b", 1.0, **missing)
+        assert report("a", "b", "--fail-on-regression", "5%") == 4
+        assert f"cannot be judged: {text}" in capsys.readouterr().out
+
+    def test_a_rank_that_both_runs_lack_cannot_be_judged(self, runs, capsys):
+        """The run says that it has two ranks."""
+        for name in ("a", "b"):
+            self.job(runs, name, 1.0, ranks=(0,))
+        assert report("a", "b", "--fail-on-regression", "5%") == 4
+        assert "run A has the spans of 1 of its 2 ranks" in capsys.readouterr().out
+
     def test_noise_of_two_steps_is_that_of_the_other_steps(self, runs, capsys):
         """For two steps of one run, the noise is the variation between its other steps."""
-        path = make(runs, steps=(2, 5))
-        base = {"name": "actor", "kind": "window", "role": "actor"}
-        others = [
-            {**base, "start": BASE + step * 10**11, "dur": 10**9, "step": step} for step in range(6, 12)
-        ]
-        file = next((path / "spans").iterdir())
-        with file.open("a") as lines:
-            lines.writelines(json.dumps(each) + "\n" for each in others)
-        assert report("r:2", "r:5", "--fail-on-regression", "5%") == 0
-        assert "two steps of one run, noise from 6 other steps" in capsys.readouterr().out
+        run = self.job(runs, "r", 1.5)
+        record(run, step=5, data=TRACE)
+        assert report("r:2", "r:5", "--fail-on-regression", "10%") == 0
+        out = capsys.readouterr().out
+        assert "two steps of one run, noise from 9 other steps" in out
+        assert "the time until the next step does not count" in out
+
+    def test_a_comparison_states_the_noise_between_steps(self, runs, capsys):
+        """The terminal, the JSON and the page state the noise between steps."""
+        run = self.job(runs, "r", 1.5, noise=0.1)
+        record(run, step=5, data=TRACE)
+        assert report("r:2", "r:5", "--html", "c.html", "--json", "c.json") == 0
+        shown = capsys.readouterr().out
+        assert "9 steps" in shown
+        assert "within noise" in shown
+        comparison = read(runs.parent / "c.json", Comparison)
+        (change,) = [each for each in comparison.changes if each.topic == "role"]
+        assert (change.steps, change.significant, change.noise) == (9, False, change.noise_steps)
+        assert "noise_steps" in (runs.parent / "c.html").read_text(encoding="utf-8")
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
