@@ -24,6 +24,7 @@ from types import FrameType
 from typing import IO
 
 from stepprof.cli.output import print_lines
+from stepprof.host.own_python import own_python
 from stepprof.redaction import quoted
 
 NOISE = re.compile(r"^(USDT:.*)?$")
@@ -35,6 +36,7 @@ lines of two ranks can leave an empty one.
 LONGEST_LINE = 1 << 16
 """Number of characters to read at once; a longer line is split."""
 STOP_SECONDS = 40.0
+_TORCHRUN = "import runpy; runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)"
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,12 +51,14 @@ def launch(script: Sequence[str], environ: Mapping[str, str], ranks: int) -> int
     Returns:
         the exit status of torchrun: 0 when all ranks ended well.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks)]
+    path, *arguments = script
+    script = [str(Path(path).absolute()), *arguments]
+    torchrun = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
     with TemporaryDirectory(
         prefix="stepprof-demo-"
     ) as logs:  # torchrun never removes the folder that it makes itself
-        return _run([*command, "--log-dir", logs, *script], _environment(environ))
+        command = own_python(_TORCHRUN, *torchrun, "--log-dir", logs, *script)
+        return _run(command, _environment(environ))
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import gc
 import importlib
 import os
@@ -48,6 +49,7 @@ The default walks the data of thousands of ranks again and again. Per rank, `sho
 1.15 times as long with 4,096 ranks as with 1,024. With this threshold they take 1.07 and 1.03 times
 as long (Python 3.11).
 """
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 EXIT_STATUS = "exit status: 0 success, 1 a problem was found, 2 the command could not run"
 
 
@@ -81,6 +83,14 @@ def _carry_out(args: argparse.Namespace) -> int:
         # `stepprof ls | head`: the reader has closed the pipe; the interpreter must not use it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _DISK or error.filename is not None:
+            raise
+        print_lines(
+            f"stepprof {args.command}: the output cannot be written: {error.strerror}", file=sys.stderr
+        )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except KeyboardInterrupt:
         return 130
     finally:

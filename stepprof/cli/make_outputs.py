@@ -1,20 +1,23 @@
-"""Write the timeline and the report of a recorded step to their default places."""
+"""Write the timeline and the report of a recorded step to their default places, or say why not."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import progress_bar, require_extra
+from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Report
 
 
-def make_timeline(run: Path, step: int) -> Path:
-    """Merge a step into `timeline.pftrace` in its folder and return the file.
+def make_timeline(run: Path, step: int, folder: Path | None = None) -> Path:
+    """Merge a step into `timeline.pftrace` in its folder, or in another one, and return the file.
 
-    Raise ConfigError if the extra `report` is not installed, there is nothing to merge, or the file
+    Sources that are not in it are printed. Raise ConfigError if the extra `report` is not installed, there is nothing to merge, or the file
     cannot be written.
     """
     require_extra()
@@ -25,33 +28,47 @@ def make_timeline(run: Path, step: int) -> Path:
 
     found = placed(find([run], output_dir=run.parent, step=step))
     with progress_bar("merging") as progress:
-        return merge(
+        merged = merge(
             found.inputs,
-            default_output(found.folder or run, "perfetto"),
+            default_output(folder or found.folder or run, "perfetto"),
             title=f"step {step} of {found.run_id}",
             progress=progress,
             roles=role_starts(found),
             left_out=found.findings,
-        ).path
+        )
+    for part in merged.parts:
+        if not part.events:
+            print_lines(*(f"{part.path}: {finding}" for finding in part.findings), file=sys.stderr)
+    return merged.path
 
 
 def make_report(run: Path, step: int) -> tuple[Report, list[Path]]:
     """Write `report.html` and `report.json` of a step into its folder; return the report and the
-    files.
+    written files.
 
-    Raise ConfigError if the extra `report` is not installed or a file cannot be written.
+    Raise ConfigError if the extra `report` is not installed.
     """
     require_extra()
     from stepprof.analysis.report.analyse import analyse
     from stepprof.analysis.report.page import render
-    from stepprof.analysis.report.store import dump, write
+    from stepprof.analysis.report.store import dump
     from stepprof.analysis.timeline.find import find
 
     found = find([run], output_dir=run.parent, step=step)
     with progress_bar("reading traces") as progress:
         report = analyse(found, progress=progress)
     folder = found.folder or run
-    page, data = folder / "report.html", folder / "report.json"
-    write(page, render(report).encode())
-    write(data, dump(report))
-    return report, [page, data]
+    files = {folder / "report.html": render(report).encode(), folder / "report.json": dump(report)}
+    return report, [path for path, data in files.items() if is_written(path, data)]
+
+
+def is_written(path: Path, data: bytes) -> bool:
+    """Write a file of a report. Return False, and print why, if that fails."""
+    from stepprof.analysis.report.store import write
+
+    try:
+        write(path, data)
+    except ConfigError as error:
+        print_lines(error, file=sys.stderr)
+        return False
+    return True

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stepprof.cli.common import add_occurrence, add_output_dir, add_step
-from stepprof.cli.output import console
+from stepprof.cli.output import console, print_lines
 from stepprof.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,6 +96,16 @@ def require_extra() -> None:
         raise ConfigError(
             f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: pip install 'stepprof[report]'"
         )
+
+
+def warn_unread(sources: Sequence[str], what: str) -> int:
+    """Print which sources were not read because the process that read them died. Return the exit status."""
+    for source in sources:
+        print_lines(
+            f"{source}: is not in {what}, because the process that read it died; with --workers 1, or more memory, it may be read",
+            file=sys.stderr,
+        )
+    return 1 if sources else 0
 
 
 def report_console() -> Console:

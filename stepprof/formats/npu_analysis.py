@@ -11,14 +11,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from stepprof.formats.npu_folder import OUTPUT, is_analysed
+from stepprof.host.own_python import own_python
 
 _PROGRAM = """
-import sys
 from torch_npu.profiler.profiler import analyse
 analyse(sys.argv[1], max_process_number=int(sys.argv[2]))
 """
@@ -33,15 +32,15 @@ def analyse(folder: Path, *, timeout_seconds: float, workers: int = 1) -> str | 
     """
     folder = folder.absolute()
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as empty:
         try:
             process = subprocess.Popen(  # noqa: S603 - this Python, with a program of ours
-                [sys.executable, "-c", _PROGRAM, str(folder), str(workers)],
+                own_python(_PROGRAM, str(folder), str(workers)),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 env=environ,
-                cwd=folder,  # a file of the job must not be imported as a module
+                cwd=empty,  # processes that the analysis spawns search it for modules
                 start_new_session=True,
             )
         except OSError as error:

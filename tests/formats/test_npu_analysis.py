@@ -43,7 +43,7 @@ def stand_in(tmp_path, monkeypatch):
         (package / "__init__.py").touch()
         text = "import os, time\ndef analyse(path, max_process_number):\n" + textwrap.indent(body, "    ")
         (package / "profiler.py").write_text(text)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
+        monkeypatch.syspath_prepend(tmp_path / "installed")
 
     return install
 

@@ -282,6 +282,23 @@ class TestLaunch:
         assert "says why" in done.stderr
         assert "USDT" not in done.stderr
 
+    def test_no_file_of_the_current_folder_is_imported(self, tmp_path) -> None:
+        """Neither torchrun nor a rank imports a file of the folder in which the demo is started."""
+        (tmp_path / "loops").mkdir()
+        (tmp_path / "loops" / "loop.py").write_text("import os; os.write(1, b'ran ')")
+        for name in (*sys.stdlib_module_names, "torch", "numpy", "stepprof"):
+            (tmp_path / f"{name}.py").write_text(f"open('imported', 'a').write('{name} ')")
+        launching = "import sys; sys.path.remove('')\n" + LAUNCHING
+        done = subprocess.run(
+            [sys.executable, "-c", launching, "loops/loop.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout) == (0, "ran ran ")
+        assert not (tmp_path / "imported").exists()
+
     def test_stderr_of_the_ranks_is_made_printable(self, run_script, tmp_path) -> None:
         """Control characters of a rank are printed as escapes and a password as "…". A line that is
         too long is cut.

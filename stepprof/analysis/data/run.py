@@ -37,10 +37,14 @@ class Run:
 
     problems: list[str]
     """Damage that was found while tables were read: the valid rows are there all the same."""
+    unread: list[str]
+    """Sources that are not in a report because the process that read them died: memory ran out, or it was
+    killed. They may be intact.
+    """
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
-        self.problems = []
+        self.problems, self.unread = [], []
 
     @classmethod
     def of(cls, *paths: str | Path, output_dir: str | Path | None = None) -> Run:
@@ -143,15 +147,17 @@ class RecordedStep:
     def report(self) -> dict[str, Any]:
         """The report, as ``stepprof report --json`` prints it. Its traces are read once.
 
-        A script that reads it must have ``if __name__ == "__main__":``, because large traces are
-        read by worker processes.
+        Large traces are read by processes of their own, which do not import the script. If one of
+        them dies, `Run.unread` has its source.
         """
         import json
 
         from stepprof.analysis.report.analyse import analyse
         from stepprof.analysis.report.store import dump
 
-        content: dict[str, Any] = json.loads(dump(analyse(self._found)))
+        report = analyse(self._found)
+        self.run.unread += [each.source or "" for each in report.problems if each.unread]
+        content: dict[str, Any] = json.loads(dump(report))
         return content
 
     @property

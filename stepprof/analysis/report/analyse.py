@@ -32,6 +32,7 @@ from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import windows_edges
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
+from stepprof.errors import StepprofError
 from stepprof.run.evidence import read_evidence
 from stepprof.run.fields import LONGEST_NAME
 from stepprof.run.runs import read_run
@@ -85,7 +86,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     failed becomes a finding.
     """
     digests = [
-        result if isinstance(result, Digest) else _without(wanted, result.reason)
+        result if isinstance(result, Digest) else _without(wanted, result)
         for wanted, result in zip(found.inputs, results, strict=True)
     ]
     digests, placed, problems = place(digests, found.manifests, found.placed)
@@ -137,6 +138,9 @@ def placed(
         progress: called with (sources done, all sources) after each that has to be read.
         assume: offsets of sources [ns], as `load` takes them.
         cluster: runs the work instead of processes of this machine.
+
+    Raises:
+        StepprofError: a process that read a source for this died.
     """
     islands: dict[object, set[str]] = defaultdict(set)
     for each in found.considered:
@@ -152,6 +156,9 @@ def placed(
     sizes = [task[0].bytes for task in wanted]
     results = each_of(digest_input, wanted, sizes=sizes, workers=workers, progress=progress)
     made = estimated([result for result in results if isinstance(result, Digest)], found.manifests)
+    for task, result in zip(wanted, results, strict=True):
+        if isinstance(result, Failed) and result.unread:  # without it, other sources would be misplaced
+            raise StepprofError(f"{task[0].origin.path}: {result.reason}; the clocks cannot be compared")
     return dataclasses.replace(
         found,
         inputs=[
@@ -197,15 +204,16 @@ def _cost(found: Found) -> RecordingCost | None:
     return recording_cost(found.runs[0], found.step, *entries)
 
 
-def _without(wanted: Input, reason: str) -> Digest:
+def _without(wanted: Input, failed: Failed) -> Digest:
     return Digest(
         wanted.origin,
         wanted.alignment,
         events=0,
-        findings=[f"not in the report: {reason}"],
+        findings=[f"not in the report: {failed.reason}"],
         bytes=wanted.bytes,
         status=wanted.status,
         whole=False,
+        unread=failed.unread,
     )
 
 

@@ -145,7 +145,11 @@ def combine(
         shortfalls=shortfalls,
         problems=[
             *problems,
-            *(Problem(digest.origin.path, problem) for digest in digests for problem in digest.findings),
+            *(
+                Problem(digest.origin.path, problem, digest.unread)
+                for digest in digests
+                for problem in digest.findings
+            ),
             *_left_out(digests),
         ],
         islands=islands,

@@ -130,6 +130,8 @@ class Digest(msgspec.Struct, frozen=True):
     """Its outcome in the manifest."""
     whole: bool = True
     """Whether all of the file was read. In a damaged file, the absence of an event shows nothing."""
+    unread: bool = False
+    """The process that read it died, or memory ran out: nothing is known of the file."""
 
 
 def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:

@@ -210,6 +210,7 @@ _SHORTFALLS = {
     "skipped": "was skipped",
     "partial": "is partial",
     "damaged": "is damaged: only part of its file could be read",
+    "unread": "was not read: the process that read it died",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.processes import COVERS, WHOLE, Process, is_of
 from stepprof.analysis.report.schema import Shortfall
 from stepprof.analysis.report.stop_cost import recorded_steps
@@ -50,13 +51,13 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
 
 def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
     status, capped = window["status"], window["capped_by"]
-    damaged = any(
-        not digest.whole and is_of(window, digest.origin.path)
+    short = [
+        digest
         for digest in process.digests
-        if digest.origin.kind != "spans"
-    )
+        if digest.origin.kind != "spans" and not digest.whole and is_of(window, digest.origin.path)
+    ]
     if (status == "joined" or window["backend"] == NOT_A_CAPTURE) or (
-        status in WHOLE and capped is None and not damaged
+        status in WHOLE and capped is None and not short
     ):
         return None
     start = window["start_unix_ns"]
@@ -66,15 +67,19 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         spans = [each for each in process.windows if each.ends and each.role == window["role"]]
         nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)
         own = None if nearest is None or nearest.end <= begin else nearest.end - nearest.start
-    recorded = _seconds(start, window["end_unix_ns"]) if status in COVERS and not damaged else None
+    recorded = _seconds(start, window["end_unix_ns"]) if status in COVERS and not short else None
     return Shortfall(
         label=process.label,
-        status="damaged" if damaged and status in WHOLE else status,
+        status=_of_file(short) if short and status in WHOLE else status,
         capped_by=capped,
         reason=window["error"],
         recorded=recorded,
         window=None if own is None else own / 1e9,
     )
+
+
+def _of_file(short: Sequence[Digest]) -> str:
+    return "unread" if any(digest.unread for digest in short) else "damaged"
 
 
 def _seconds(start: float | None, end: float | None) -> float | None:

@@ -548,7 +548,7 @@ class Shortfall(msgspec.Struct, frozen=True):
     label: str
     """The process, or the engine."""
     status: str
-    """The outcome in the manifest; ``damaged`` if the file is damaged."""
+    """The outcome in the manifest; ``damaged`` if the file is damaged; ``unread`` if its reader died."""
     capped_by: str | None
     """The limit that ended it before its window: ``max_seconds``, …"""
     reason: str | None
@@ -617,6 +617,8 @@ class Problem(msgspec.Struct, frozen=True):
     """The file or process that it concerns; None: the step as a whole."""
     problem: str
     """The sentence."""
+    unread: bool = False
+    """The source was not read, because the process that read it died. It may be intact: read it again."""
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,9 +55,13 @@ class Cluster:
         if self._ours:
             try:
                 _require_listener(address)
-                ray.init(
-                    address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="stepprof"
-                )
+                with _in_library():
+                    ray.init(
+                        address=address,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        namespace="stepprof",
+                    )
             except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f'--ray = "{address}": no cluster responds: {_first_line(error)}; pass "HOST:6379", or omit --ray'
@@ -129,7 +134,9 @@ class Cluster:
             try:
                 result = self._ray.get(ready[0])
             except self._ray.exceptions.RayError as error:
-                result = Failed(f"its task on a node of the cluster failed: {_first_line(error)}")
+                result = Failed(
+                    f"its task on a node of the cluster failed: {_first_line(error)}", unread=True
+                )
             note(number, result)
         return [results[number] for number in range(len(tasks))]
 
@@ -227,6 +234,21 @@ def seen(paths: Sequence[Sequence[str]]) -> list[int | None]:
         except OSError:
             sizes.append(None)
     return sizes
+
+
+@contextlib.contextmanager
+def _in_library() -> Iterator[None]:
+    """Within the context, the current folder is that of the standard library.
+
+    `ray.init` has all tasks search the current folder first for modules: it may be the folder of a
+    stranger's run.
+    """
+    before = Path.cwd()
+    os.chdir(Path(os.__file__).parent)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _require_listener(address: str) -> None:

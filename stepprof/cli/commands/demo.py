@@ -208,7 +208,11 @@ def _analyse(path: Path, step: int) -> None:
 
     from stepprof.analysis.report.terminal import print_report
 
-    timeline = make_timeline(path, step)
+    files = []
+    try:
+        files.append(("timeline", make_timeline(path, step)))
+    except ConfigError as error:
+        print_lines(f"stepprof demo: {error}", file=sys.stderr)
     report, written = make_report(path, step)
     short = replace(
         report,
@@ -225,7 +229,7 @@ def _analyse(path: Path, step: int) -> None:
     )
     print_report(short, report_console())
     print_lines()
-    for what, file in (("timeline", timeline), ("report", written[0]), ("", written[1])):
+    for what, file in (*files, *zip(("report", ""), written, strict=False)):
         print_lines(f"{what:8}  {_shown(file)}")
     print_lines()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepprof.cli.common import add_json, add_run, chosen_run, print_json
 from stepprof.cli.output import print_lines
-from stepprof.cli.trace_options import require_extra
+from stepprof.cli.trace_options import require_extra, warn_unread
 from stepprof.formatting import counted, size
 
 
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export. Return 0; damage that was found is printed."""
+    """Export; damage that was found is printed. Return 1 if the findings lack a source, else 0."""
     require_extra()
     from stepprof.analysis.data.export import export
     from stepprof.analysis.data.run import Run
@@ -45,4 +45,4 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
         if opened.problems:
             print_lines("notes:", *(f"  {problem}" for problem in opened.problems))
-    return 0
+    return warn_unread(opened.unread, "the findings")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import html
 import os
+import sys
 import tempfile
 import threading
 import webbrowser
@@ -44,8 +45,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C, and return 0. Without a viewer, print how to use the public one."""
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port = {args.port}: must be 0 to 65535")
-    timeline = _timeline(args)
+    with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
+        return _serve(args, Path(private))
+
+
+def _serve(args: argparse.Namespace, private: Path) -> int:
     viewer = viewer_folder()
+    timeline = _timeline(args, None if viewer is None else private)
     if viewer is None:
         print_lines(
             timeline,
@@ -58,13 +64,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
             print_lines(timeline, server.url, "Ctrl-C stops the server")
-            with tempfile.TemporaryDirectory(prefix="stepprof-open-") as private:
-                if (
-                    not args.no_browser
-                ):  # in a thread: a terminal browser only returns when the user leaves it
-                    page = _redirect(Path(private), server.url)
-                    threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
-                server.serve_forever()
+            if not args.no_browser:  # in a thread: a terminal browser only returns when the user leaves it
+                page = _redirect(private, server.url)
+                threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+            server.serve_forever()
     except KeyboardInterrupt:
         print_lines()
     return 0
@@ -94,8 +97,8 @@ def _redirect(folder: Path, url: str) -> str:
     return page.as_uri()
 
 
-def _timeline(args: argparse.Namespace) -> Path:
-    """Return the requested file; merge it if it is missing."""
+def _timeline(args: argparse.Namespace, private: Path | None) -> Path:
+    """Return the requested file; merge it if it is missing, into `private` if its folder cannot be written."""
     if args.run is not None and Path(args.run).is_file():
         if args.step is not None:
             raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; omit --step')
@@ -107,4 +110,10 @@ def _timeline(args: argparse.Namespace) -> Path:
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
     print_lines(f"{folder} has no timeline yet: merging")
-    return make_timeline(path, step)
+    try:
+        return make_timeline(path, step)
+    except ConfigError as error:
+        if private is None or not isinstance(error.__cause__, OSError):
+            raise
+        print_lines(f"{folder}: {error.__cause__.strerror}; the timeline is temporary", file=sys.stderr)
+        return make_timeline(path, step, private)

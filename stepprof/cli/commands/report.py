@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepprof.cli.common import output_dir
+from stepprof.cli.make_outputs import is_written
 from stepprof.cli.output import print_json, print_lines, print_text
 from stepprof.cli.trace_options import (
     add_sources,
@@ -21,6 +22,7 @@ from stepprof.cli.trace_options import (
     chosen_cluster,
     progress_bar,
     report_console,
+    warn_unread,
 )
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
@@ -72,8 +74,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report or compare. Return 0, or with --fail-on-regression 3 for a regression and 4 if it cannot be
-    judged.
+    """Report or compare. Return 1 if a source was not read, or a requested file not written; with
+    --fail-on-regression 3 for a regression and 4 if it cannot be judged; else 0.
     """
     assume = begin_reading(args)
     outputs = Outputs(
@@ -97,12 +99,17 @@ def run(args: argparse.Namespace) -> int:
             problems = [f"{finding.source}: {finding.problem}" for finding in report.problems]
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
+    unread = [problem.source or "" for report in reports for problem in report.problems if problem.unread]
     if len(reports) == 1:
-        _give(reports[0], folder, founds[0].named("report"), outputs)
-        return 0
+        failed = _give(reports[0], folder, founds[0].named("report"), outputs)
+        return warn_unread(unread, "the report") or failed
     compared = _compared(reports, founds, sides, limit)
-    _give(compared, folder, _COMPARISON, outputs)
-    return 0 if compared.gate is None else _STATUS[compared.gate.verdict]
+    failed = _give(compared, folder, _COMPARISON, outputs)
+    if compared.gate is not None and unread:
+        warn_unread(unread, "the comparison")
+        return _STATUS["unknown"]
+    verdict = 0 if compared.gate is None else _STATUS[compared.gate.verdict]
+    return verdict or warn_unread(unread, "the comparison") or failed
 
 
 def _compared(
@@ -158,36 +165,35 @@ class Outputs(NamedTuple):
     markdown: str | None
 
 
-def _give(content: Report | Comparison, folder: Path, stem: str, outputs: Outputs) -> None:
-    """Print and write the requested outputs; by default text, plus both files of a report."""
+def _give(content: Report | Comparison, folder: Path, stem: str, outputs: Outputs) -> int:
+    """Print and write the requested outputs; by default text, plus both files of a report.
+
+    A file that cannot be written prevents no other output. Return 1 if it was requested, else 0.
+    """
     from stepprof.analysis.report import markdown as text
     from stepprof.analysis.report.page import render
-    from stepprof.analysis.report.store import dump, write
+    from stepprof.analysis.report.store import dump
 
     html, json, markdown = outputs
     unasked = outputs == (None, None, None) and stem != _COMPARISON
-    written = []
+    files: dict[Path, bytes] = {}
     if html is not None or unasked:
         path = folder / f"{stem}.html" if html in (None, _THERE) else Path(str(html))
-        write(path, render(content).encode())
-        written.append(path)
+        files[path] = render(content).encode()
     if json not in (None, _THERE) or unasked:
-        path = folder / f"{stem}.json" if json is None else Path(str(json))
-        write(path, dump(content))
-        written.append(path)
+        files[folder / f"{stem}.json" if json is None else Path(str(json))] = dump(content)
     if markdown not in (None, _THERE):
-        path = Path(str(markdown))
-        write(path, text.render(content).encode())
-        written.append(path)
+        files[Path(str(markdown))] = text.render(content).encode()
+    written = [path for path, data in files.items() if is_written(path, data)]
     if json == _THERE:
         print_json(dump(content).decode())
-        return
-    if markdown == _THERE:
+    elif markdown == _THERE:
         print_text(text.render(content).rstrip("\n"))
-        return
-    _show(content)
-    for path in written:
-        print_lines(path)
+    else:
+        _show(content)
+        for path in written:
+            print_lines(path)
+    return 1 if len(written) < len(files) and not unasked else 0
 
 
 def _show(content: Report | Comparison) -> None:

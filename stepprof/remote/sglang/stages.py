@@ -5,8 +5,8 @@ into freed memory, and the scheduler dies within a few windows (seen with 0.5.23
 with two data-parallel replicas, the eighth with one). The trace has the names of the forward steps,
 so it can be cut afterwards.
 
-``python -m stepprof.remote.sglang.stages TRACE BYTES`` reads a trace of the run, and writes a file
-for each stage next to it, in this many bytes of memory.
+`child` reads a trace of the run, and writes a file for each stage next to it, within a limit on its
+memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.host.own_python import own_python
 from stepprof.host.plain_files import open_plain
 from stepprof.remote.base import EngineFailure
 
@@ -53,7 +54,7 @@ def cut(trace: Path) -> dict[str, Path]:
     _remove(parts.values())
     try:
         subprocess.run(  # noqa: S603 - this Python, with a module of ours
-            [sys.executable, "-m", __name__, str(trace), str(MOST_MEMORY)],
+            own_python(f"from {__name__} import child; child()", str(trace), str(MOST_MEMORY)),
             capture_output=True,
             text=True,
             check=True,
@@ -141,7 +142,8 @@ def main(trace: Path) -> None:
                 json.dump({**content, "traceEvents": apart[stage]}, out, indent=1)
 
 
-if __name__ == "__main__":
+def child() -> None:
+    """Cut the trace of the command line apart, in the bytes of memory that it states."""
     allowed = resource.getrlimit(resource.RLIMIT_AS)[1]
     if allowed == resource.RLIM_INFINITY or allowed > int(sys.argv[2]):
         resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), allowed))

@@ -193,7 +193,6 @@ class TestRefusals:
             (("nowhere",), ['run "nowhere"']),
             (("r", "--assume-offset", "hast=1"), ["--assume-offset", 'did you mean "']),
             (("r", "--assume-offset", "h=soon"), ["--assume-offset", "h=soon"]),
-            (("r", "--html", "runs/r/run.json/x.html"), ["cannot be written", "--html"]),
         ],
     )
     def test_errors_name_the_nearest_valid_value(self, runs, capsys, arguments, said):

@@ -80,6 +80,22 @@ def test_the_report_is_the_same(ray_here, run) -> None:
     assert len(json.loads((run / "here.json").read_bytes())["sources"]) == 12
 
 
+def test_tasks_import_no_file_of_the_current_folder(ray_here, run) -> None:
+    """The command is started in a run that has files of the names of modules. The tasks import none."""
+    for name in ("stepprof", "numpy", "msgspec", "isal", "gzip", "bisect"):
+        (run / f"{name}.py").write_text(f"open({str(run / 'imported')!r}, 'a').write({name!r} + ' ')")
+    address = ray_here.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [Path(sys.executable).with_name("stepprof"), "report", ".", "--ray", address],
+        cwd=run,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, "12 sources" in done.stdout) == (0, True), done.stderr
+    assert not (run / "imported").exists()
+
+
 def test_the_work_is_spread_over_the_nodes_that_see_the_files(ray_here, run) -> None:
     """Tasks run on both nodes and not in this process, and progress is reported."""
     found = find([run], output_dir=run.parent)

@@ -353,6 +353,16 @@ class TestStages:
         with pytest.raises(EngineFailure, match=r"cannot be cut into its stages \(MemoryError\)"):
             cut(tmp_path / "a.gz")
 
+    def test_cutting_imports_no_file_of_the_current_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A job may run in a folder that has files of the names of modules."""
+        for name in ("json", "resource", "stepprof", "runpy"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+        write(tmp_path / "a.gz")
+        monkeypatch.chdir(tmp_path)
+        assert cut(Path("a.gz"))
+
     def test_cutting_ends_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Cutting is ended after its timeout, because the engine's stop waits for the parts."""
         monkeypatch.setattr(stages, "CUT_SECONDS", 0.01)
