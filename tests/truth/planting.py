@@ -36,7 +36,7 @@ class Planted:
 class Builder:
     """Makes the programs of a step."""
 
-    seed: int
+    seed: str
     step: int
     noise: float
     """How much the same work differs, as a share of it."""

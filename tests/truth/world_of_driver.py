@@ -91,7 +91,7 @@ def _generation(build: Builder, shape: Shape, engine: str) -> list[Action]:
 
 
 def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
-    build = Builder(shape.seed, step, shape.noise, planted)
+    build = Builder(f"{shape.seed}", step, shape.noise, planted)
     ranks = tuple(range(shape.ranks))
     engines = [f"engine-{number}" for number in range(shape.engines)]
 

@@ -72,8 +72,8 @@ def _shape(seed: int) -> Shape:
     )
 
 
-def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
-    build = Builder(shape.seed, step, shape.noise, planted)
+def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Programs:
+    build = Builder(f"{shape.seed} {again}", step, shape.noise, planted)
     ranks = tuple(range(shape.ranks))
 
     def meeting(key: str) -> list[Action]:
@@ -185,20 +185,31 @@ KINDS: dict[str, Plant] = {
 }
 
 
-def ranks_world(seed: int) -> World:
-    """Return the world of a seed."""
+def ranks_world(
+    seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False
+) -> World:
+    """Return the world of a seed.
+
+    Args:
+        seed: of its shape, its causes and its noise.
+        again: another world of this shape, with other noise and other clocks.
+        kinds: the kinds of its causes; None: they are drawn.
+        always: whether all steps have the causes.
+    """
     shape = _shape(seed)
     drawn = random.Random(f"causes {seed}")
-    hosts = [Host("node-0"), Host("node-1", drawn.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
+    clocks = random.Random(f"clocks {seed} {again}")
+    hosts = [Host("node-0"), Host("node-1", clocks.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
     on: dict[Name, int] = {rank: rank * len(hosts) // shape.ranks for rank in range(shape.ranks)}
     causes: list[Cause] = []
     planted: list[Planted] = []
-    for kind in drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3))):
+    found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
+    for kind in found if kinds is None else kinds:
         if kind == "slower" and shape.ranks == 1:
             continue
         cause, more = KINDS[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind))
-            planted.append(replace(more, cause=kind))
-    steps = [_step(shape, step, planted) for step in range(STEPS)]
+            planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
+    steps = [_step(shape, step, planted, again) for step in range(STEPS)]
     return World("ranks", hosts, on, steps, shape.recorded, causes)

@@ -1,0 +1,66 @@
+"""Random pairs of runs: what the comparison and its gate say is true of the two worlds.
+
+`TRUTH_WORLDS` and `TRUTH_SEED` in the environment select the number of worlds, one in ten of which is a pair, and the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from truth.judging_pairs import compared, false_comparison, false_status
+from truth.world_of_ranks import ranks_world
+from truth.worlds import Name, World
+
+PAIRS = -(-int(os.environ.get("TRUTH_WORLDS", "500")) // 10)
+SEED = int(os.environ.get("TRUTH_SEED", "0"))
+PARTS = 2
+"""Number of parts into which the pairs are divided, for several processes."""
+CAUSES = ("slower", "data", "gc", "checkpoint", "half_batch", "compile", "sleep")
+
+
+class Pair(NamedTuple):
+    """Two worlds of one shape."""
+
+    kind: str
+    a: World
+    b: World
+    lost: Sequence[Name] = ()
+    """The ranks of B without spans."""
+
+
+def pair_of(seed: int) -> Pair:
+    """Return the pair of a seed: equal worlds with other noise and clocks, a cause that was added or removed, or lost ranks."""
+    drawn = random.Random(f"pair {seed}")
+    kind = ("equal", "slower", "faster", "lost")[seed % 4]
+    cause = [drawn.choice(CAUSES)]
+    before, after = {"slower": ([], cause), "faster": (cause, [])}.get(kind, ([], []))
+    a = ranks_world(seed, kinds=before, always=True)
+    b = ranks_world(seed, again=1, kinds=after, always=True)
+    lost = [drawn.randrange(len(b.on))] if kind == "lost" and len(b.on) > 1 else []
+    return Pair(kind, a, b, lost)
+
+
+def wrong_in(seed: int) -> list[str]:
+    """Return what is false in the comparison of the pair of a seed."""
+    pair = pair_of(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        made = compared(pair.a, pair.b, Path(folder), pair.lost)
+    wrong = false_status(made, complete=not pair.lost)
+    return wrong if pair.lost else [*wrong, *false_comparison(made)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # the number of pairs is configurable
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_comparison_is_false(part: int) -> None:
+    """The exit status and the changes of a random pair of runs are those of its worlds."""
+    for seed in range(SEED + part, SEED + PAIRS, PARTS):
+        wrong = wrong_in(seed)
+        assert not wrong, "\n".join([f"the pair of seed {seed}:", *wrong])
