@@ -9,14 +9,11 @@ from stepprof.analysis.report.analyse import analyse
 from stepprof.analysis.report.schema import Report
 from stepprof.analysis.timeline.find import find
 from truth.filing import file_run
-from truth.model import MS, T0
+from truth.model import T0
 from truth.scheduling import Ran, run_all
 from truth.worlds import World
 
 __all__ = ["Made", "make"]
-
-GAP = 3 * MS
-"""Time between two steps."""
 
 
 class Made(NamedTuple):
@@ -30,7 +27,7 @@ class Made(NamedTuple):
 
 def make(world: World, folder: Path) -> Made:
     """Run a world and report on it; the run is written into a folder."""
-    ran = run_all(world.steps, world.recorded, GAP, T0)
+    ran = run_all(world, T0)
     run = file_run(world, ran, folder)
     report = analyse(find([run], output_dir=folder, step=world.recorded), workers=1)
     return Made(world, ran, run, report)

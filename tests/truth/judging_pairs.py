@@ -6,13 +6,13 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from stepprof.cli.main import main
 from truth.filing import file_run
-from truth.judged_worlds import GAP
 from truth.model import SECOND, T0
 from truth.scheduling import Ran, run_all
 from truth.worlds import Name, World
@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
 def compared(a: World, b: World, folder: Path, lost: Sequence[Name] = ()) -> Compared:
     """Run two worlds and compare their runs. `lost`: the processes of B without spans."""
-    ran = run_all(a.steps, a.recorded, GAP, T0), run_all(b.steps, b.recorded, GAP, T0 + DAY)
+    ran = run_all(a, T0), run_all(b, T0 + DAY)
     runs = file_run(a, ran[0], folder / "a"), file_run(b, ran[1], folder / "b")
     for name in lost:
         (runs[1] / "spans" / f"rank-{name}.000001.jsonl").unlink()
@@ -57,8 +57,7 @@ def compared(a: World, b: World, folder: Path, lost: Sequence[Name] = ()) -> Com
 def false_status(made: Compared, *, complete: bool) -> list[str]:
     """Return what is false in the exit status. `complete`: the spans of all processes are there."""
     before, after = (
-        median(each.ns for number, each in enumerate(ran[1:], 1) if number != world.recorded)
-        for world, ran in zip(made.worlds, made.ran, strict=True)
+        median(following.start - each.start for each, following in pairwise(ran[1:])) for ran in made.ran
     )
     longer = after / before - 1
     true = {

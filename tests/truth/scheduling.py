@@ -7,7 +7,7 @@ signals and for members of a collective.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from truth.worlds import (
     Programs,
     Signal,
     Spend,
+    World,
 )
 
 NEARLY = 1_000_000
@@ -232,11 +233,11 @@ def _meet(
         at[name] += 1
 
 
-def run_all(steps: Sequence[Programs], recorded: int, gap: int, start: int) -> list[Ran]:
+def run_all(world: World, start: int) -> list[Ran]:
     """Run the steps of a world one after another; only one of them is recorded."""
     found: list[Ran] = []
-    for number, programs in enumerate(steps):
-        ran = run(programs, start, () if number == recorded else (HELD,))
+    for number, programs in enumerate(world.steps):
+        ran = run(programs, start, () if number == world.recorded else (HELD,))
         found.append(ran)
-        start = max(line.clock for line in ran.lines.values()) + gap
+        start = max(line.clock for line in ran.lines.values()) + world.gap
     return found

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from truth.judging_pairs import compared, false_comparison, false_status
+from truth.model import SECOND
 from truth.world_of_ranks import ranks_world
 from truth.worlds import Name, World
 
@@ -36,13 +37,16 @@ class Pair(NamedTuple):
 
 
 def pair_of(seed: int) -> Pair:
-    """Return the pair of a seed: equal worlds with other noise and clocks, a cause that was added or removed, or lost ranks."""
+    """Return the pair of a seed: equal worlds with other noise and clocks, a cause that was added or removed, lost ranks, or
+    more time between the steps.
+    """
     drawn = random.Random(f"pair {seed}")
-    kind = ("equal", "slower", "faster", "lost")[seed % 4]
+    kind = ("equal", "slower", "faster", "lost", "between")[seed % 5]
     cause = [drawn.choice(CAUSES)]
     before, after = {"slower": ([], cause), "faster": (cause, [])}.get(kind, ([], []))
     a = ranks_world(seed, kinds=before, always=True)
-    b = ranks_world(seed, again=1, kinds=after, always=True)
+    gap = {"gap": a.gap + SECOND} if kind == "between" else {}
+    b = ranks_world(seed, again=1, kinds=after, always=True, **gap)
     lost = [drawn.randrange(len(b.on))] if kind == "lost" and len(b.on) > 1 else []
     return Pair(kind, a, b, lost)
 

@@ -23,7 +23,7 @@ from truth.worlds import COMPUTING, PYTHON, WAITING, Action, Cause, Host, Meet, 
 
 __all__ = ["ranks_world"]
 
-STEPS = 9
+STEPS = 11
 INNOCENT = ("evaluate_actions", "checkpoint_forward", "data_parallel_forward", "update_weights", "")
 """Regions whose names seem to show what they do."""
 ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge")
@@ -186,7 +186,7 @@ KINDS: dict[str, Plant] = {
 
 
 def ranks_world(
-    seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False
+    seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False, gap: int = 3 * MS
 ) -> World:
     """Return the world of a seed.
 
@@ -195,6 +195,7 @@ def ranks_world(
         again: another world of this shape, with other noise and other clocks.
         kinds: the kinds of its causes; None: they are drawn.
         always: whether all steps have the causes.
+        gap: time between two steps.
     """
     shape = _shape(seed)
     drawn = random.Random(f"causes {seed}")
@@ -212,4 +213,4 @@ def ranks_world(
             causes.append(replace(cause, name=kind))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
-    return World("ranks", hosts, on, steps, shape.recorded, causes)
+    return World("ranks", hosts, on, steps, shape.recorded, causes, gap=gap)

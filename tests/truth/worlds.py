@@ -170,3 +170,5 @@ class World:
     causes: list[Cause] = field(default_factory=list)
     device: str = "cpu"
     spans: bool = True
+    gap: int = 3_000_000
+    """Time between two steps."""
