@@ -27,3 +27,22 @@ def only(session, name=None, kind=None) -> dict:
     found = spans_of(session, name, kind)
     assert len(found) == 1, found
     return found[0]
+
+
+def write_steps(run, steps, rank=0) -> None:
+    """Write the spans of steps of a rank, as `digested.spans` reads that rank.
+
+    Args:
+        run: the folder of the run.
+        steps: of each step its spans (kind, name, start, duration, role), optionally (…, thread, task), in milliseconds.
+        rank: of the process.
+    """
+    (run / "spans").mkdir(parents=True, exist_ok=True)
+    lines = [{"kind": "spans", "rank": rank, "host": "h", "pid": 100 + rank}]
+    for step, spans in steps.items():
+        for kind, name, start, duration, role, *lane in spans:
+            thread, task = (*lane, *(1, None)[len(lane) :])
+            at = {"start": (step * 1_000_000 + start) * 1_000_000, "dur": duration * 1_000_000}
+            lines.append({"name": name, "kind": kind, "thread": thread, "task": task, "step": step, "role": role, **at})  # fmt: skip
+    path = run / "spans" / f"rank-{rank}.000001.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -9,7 +9,7 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import DATA_IS_THERE, doing, inside, load_advice
+from stepprof.analysis.findings.wording import DATA_IS_THERE, doing, having_of, inside, load_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ KINDS = (
         "evaluation",
         _names("eval", "evaluate", "evaluation", "validate", "validation", "val", "testing", "(eval|evaluate|evaluation|validate|validation|val)_(model|set|epoch|batch)"),
         "an evaluation took {seconds} of the step: {process} in {place}",
-        "evaluate less often, or concurrently with the next rollout",
+        "evaluate less often, or concurrently with other work",
         "the evaluation runs outside of the step",
         computes=True,
     ),
@@ -102,12 +102,24 @@ def named_work(ledger: Ledger) -> None:
             if not kind.computes and _computes(ledger.facts, part):
                 continue
             place = _narrowed(ledger.facts, part) if kind.topic == "data" else part
+            name = part.region[-1] if part.region else part.role
+            having = having_of(ledger.facts, part, name) if name else None
             ledger.claim(
                 place,
                 part.when,
                 kind.topic,
-                kind.text.replace("{process}", part.process).replace("{place}", inside(place)),
-                why=f"its name says so; {doing(ledger.facts, part) or 'the step waited for it'}",
+                kind.text.replace("{process}", part.process).replace("{place}", inside(place))
+                + (having.phrase() if having else ""),
+                why="; ".join(
+                    filter(
+                        None,
+                        [
+                            "its name says so",
+                            having.evidence() if having else None,
+                            doing(ledger.facts, part) or "the step waited for it",
+                        ],
+                    )
+                ),
                 advice=kind.advice or load_advice(ledger.facts, part),
                 assumption=kind.assumption,
                 without=lambda each: each.when,

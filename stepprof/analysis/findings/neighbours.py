@@ -4,29 +4,54 @@ rollout that the recorded one lacks. Then it trained on earlier samples.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
+from stepprof.analysis.findings.step_times import StepTimes, adds_work, kind_of, step_times
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.span_sources import SpanFiles, span_files
+from stepprof.formatting import ranges
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
 AROUND = 4
 """Number of steps to read before and after the recorded one."""
+FEWEST = 2
+"""Fewer steps are not counted in a sentence."""
 MOST_BYTES = 256 << 20
 """Spans of one process with more bytes than this are not read."""
 
-Times = dict[tuple["str | None", str], float]
 ROLE = "rollout"
 MOST_PROCESSES = 3
 """The number of processes of a run in which other steps are searched: the driver first, then ranks in order."""
 
 Window = tuple[int, str | None]
 """The step and the role of a window."""
+
+
+class Having(NamedTuple):
+    """Which of the steps around have work of one name."""
+
+    have: list[int]
+    lack: list[int]
+
+    def phrase(self) -> str:
+        """Return the end of a sentence about the work; empty if all of these steps have it."""
+        if not self.lack or len(self.have) + len(self.lack) < FEWEST:
+            return ""
+        do = "does" if len(self.lack) == 1 else "do"
+        return (
+            f", which {len(self.lack)} of the {len(self.have) + len(self.lack)} steps around it {do} not have"
+        )
+
+    def evidence(self) -> str | None:
+        """Return which of the steps have it; None if that is clear from the sentence."""
+        if not self.have or not self.lack:
+            return None
+        return f"{'step' if len(self.have) == 1 else 'steps'} {ranges(self.have)} {'has' if len(self.have) == 1 else 'have'} it too"
 
 
 class Neighbours:
@@ -39,28 +64,47 @@ class Neighbours:
 
     def __init__(self, runs: Sequence[Path], step: int) -> None:
         self._files = [files for run in runs for files in files_of(run)]
-        self._steps = {number for number in range(step - AROUND, step + AROUND + 1) if number != step}
+        self._step = step
         self._of = lru_cache(maxsize=64)(self._read)
+        self._having = lru_cache(maxsize=4096)(self._compared)
 
     def seconds(self, origin: Origin, role: str | None, region: str) -> dict[int, float]:
         """Return how long a process was in a region in each of these steps that it had."""
-        times = self._of(origin.rank, origin.host, origin.pid)
-        return {step: of.get((role, region), 0.0) for step, of in times.items()}
+        others = self._of(origin.rank, origin.host, origin.pid)
+        return {step: of.total[role, region] / 1e9 for step, of in others.items() if step != self._step}
 
-    def _read(self, rank: int | str | None, host: str | None, pid: int | None) -> dict[int, Times]:
-        found: dict[int, Times] = defaultdict(lambda: defaultdict(float))
-        for files in self._files:
-            if (files.rank, files.host, files.pid) != (rank, host, pid):
-                continue
-            if sum(file.stat().st_size for file in files.files) > MOST_BYTES:
-                continue
-            for file in files.files:
-                for line in span_lines(file, self._steps):
-                    span = parse_span(line)
-                    if span and span.get("step") in self._steps and span.get("kind") in ("region", "window"):
-                        name = (span.get("role"), str(span.get("name")))
-                        found[span["step"]][name] += span.get("dur", 0) / 1e9
-        return {step: dict(times) for step, times in found.items()}
+    def having(self, origin: Origin, name: str) -> Having | None:
+        """Return which of these steps of a process have regions or windows of a name, whatever number is in it.
+
+        Returns:
+            None: not known, since steps without the name have the work under another one, or under none.
+        """
+        return self._having((origin.rank, origin.host, origin.pid), kind_of(name))
+
+    def _compared(self, process: tuple[int | str | None, str | None, int | None], kind: str) -> Having | None:
+        steps = self._of(*process)
+        this = steps.get(self._step)
+        found = Having([], [])
+        for step in sorted(steps.keys() - {self._step}):
+            (found.have if kind in steps[step].kinds else found.lack).append(step)
+        if (
+            this is None
+            or kind not in this.kinds
+            or (found.lack and not adds_work(this, [steps[step] for step in found.lack], kind))
+        ):
+            return None
+        return found
+
+    def _read(self, rank: int | str | None, host: str | None, pid: int | None) -> dict[int, StepTimes]:
+        """Return the steps of a process, also the recorded one; {} if its number was used for several steps."""
+        wanted = range(max(self._step - AROUND, 0), self._step + AROUND + 1)
+        own = [each.files for each in self._files if (each.rank, each.host, each.pid) == (rank, host, pid)]
+        try:
+            few = [files for files in own if sum(file.stat().st_size for file in files) <= MOST_BYTES]
+            found = step_times((file for files in few for file in files), wanted)
+        except OSError:
+            return {}
+        return found if self._step in found else {}
 
 
 def files_of(run: Path) -> list[SpanFiles]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import doing, inside
+from stepprof.analysis.findings.wording import doing, having_of, inside
 
 FEWEST_STEPS = 3
 MOST = 1 / 3
@@ -16,14 +16,16 @@ MOST = 1 / 3
 def rare_work(ledger: Ledger) -> None:
     """Claim regions that few of the steps around have."""
     for part in ledger.merged(partial(_rare, ledger.facts), "work", "communication"):
-        steps = _steps(ledger.facts, part.process, part.role, part.region[-1])
-        have = sum(seconds > 0 for seconds in steps.values())
+        having = having_of(ledger.facts, part, part.region[-1])
+        if having is None:
+            continue
         ledger.claim(
             part,
             part.when,
             "rare",
-            f"{part.process} spent {{seconds}} in {inside(part)}, which {len(steps) - have} of the {len(steps)} steps around it do not have",
-            why=doing(ledger.facts, part) or "the regions of these steps show it",
+            f"{part.process} spent {{seconds}} in {inside(part)}{having.phrase()}",
+            why="; ".join(filter(None, [having.evidence(), doing(ledger.facts, part)]))
+            or "the regions of these steps show it",
             advice="record a step without it to see a usual step; do it less often, or concurrently with the steps",
             assumption="the step does not have it either",
             without=lambda each: each.when,
@@ -33,14 +35,10 @@ def rare_work(ledger: Ledger) -> None:
 def _rare(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
     """Return the process and the outermost region of a part that is rare."""
     for depth, name in enumerate(part.region, 1):
-        steps = _steps(facts, part.process, part.role, name)
-        if len(steps) >= FEWEST_STEPS and sum(map(bool, steps.values())) <= MOST * len(steps):
+        having = having_of(facts, part, name)
+        if having is None:
+            continue
+        have, of = len(having.have), len(having.have) + len(having.lack)
+        if of >= FEWEST_STEPS and have <= MOST * of:
             return part.process, part.region[:depth]
     return None
-
-
-def _steps(facts: Facts, process: str, role: str | None, name: str) -> dict[int, float]:
-    """Return the seconds of a region in each of the steps around."""
-    if facts.neighbours is None:
-        return {}
-    return facts.neighbours.seconds(facts.timelines[process].process.origin, role, name)

@@ -152,7 +152,7 @@ def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: flo
     origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
     mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
     steps = [step for step in mine if all(step in of for of in theirs)]
-    if len(steps) < FEWEST_STEPS:
+    if len(steps) < FEWEST_STEPS or not any(mine[step] for step in steps):  # they have no such region
         return None
     late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
     if not late:

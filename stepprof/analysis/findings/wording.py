@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from statistics import median
 
 from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.neighbours import Having
 from stepprof.analysis.findings.signs import LOADER, QUEUES, SHORTEST_NS
 from stepprof.analysis.report.wording import quoted
 
@@ -32,6 +33,13 @@ def inside(part: Part) -> str:
     if part.name is None and part.role:
         return f"the window of {part.role}"
     return f"{place} (in {', '.join(around)})" if around else place
+
+
+def having_of(facts: Facts, part: Part, name: str) -> Having | None:
+    """Return which of the steps around have work of a name in the process of a part; None: not known."""
+    if facts.neighbours is None:
+        return None
+    return facts.neighbours.having(facts.timelines[part.process].process.origin, name)
 
 
 def doing(facts: Facts, part: Part) -> str | None:

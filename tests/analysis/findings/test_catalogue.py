@@ -303,15 +303,10 @@ def test_a_rank_that_leaves_a_barrier_late_did_not_cause_the_wait_in_it():
 
 def test_the_advice_for_a_rank_that_was_late_once_does_not_blame_its_machine():
     """In the neighbouring steps rank 1 takes as long as rank 0, so its machine is not blamed."""
-
-    class Around:
-        def seconds(self, origin, role, region):
-            return dict.fromkeys((1, 3, 4), 0.04)
-
     made = report(
         spans(0, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 40, "actor"), ("region", "meet", 40, 60, "actor")),
         spans(1, ("window", "actor", 0, 100, "actor"), ("region", "load", 0, 90, "actor"), ("region", "meet", 90, 10, "actor")),
-        neighbours=Around(),
+        neighbours=Same(0.04),
     )  # fmt: skip
     (late,) = [each for each in made.findings if each.topic == "straggler"]
     assert "in this step alone" in (late.why or "")
@@ -326,6 +321,9 @@ class Same:
 
     def seconds(self, origin, role, region):
         return dict.fromkeys((1, 3, 4), self.mine if origin.rank == 1 else self.others)
+
+    def having(self, origin, name):
+        return None
 
 
 def late(load, other=40, *, call="torch.mm", attributes=None):

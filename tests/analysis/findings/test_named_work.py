@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from digested import engine_entry, manifest, spans, trace, window
+from spanning import write_steps
 
 from stepprof.analysis.findings.named_work import named_work
+from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 
@@ -91,3 +93,44 @@ def test_the_region_that_has_nearly_all_of_the_wait(length, region):
     made = combine([digest(spans(0, ("window", "actor", 0, 100, "actor"), *regions))], step=2, run_id="r")
     (found,) = [each for each in made.findings if each.topic == "data"]
     assert (found.region, found.seconds) == (region, 0.09)
+
+
+class TestOtherSteps:
+    """The sentence says how many of the steps around lack such work."""
+
+    @pytest.mark.parametrize("window", [True, False], ids=["role", "region"])
+    def test_an_evaluation_in_every_third_step(self, tmp_path, window):
+        train = ("region", "train", 0, 60, None)
+        eval_ = ("window", "eval", 60, 40, "eval") if window else ("region", "evaluate", 60, 40, None)
+        steps = {
+            at: [("window", "step", 0, 60 if at % 3 else 100, None), train, *([] if at % 3 else [eval_])]
+            for at in range(2, 11)
+        }
+        found = self.found(tmp_path, steps)
+        place = "the window of eval" if window else "`evaluate`"
+        assert found.text == (
+            f"an evaluation took 40 ms of the step: rank 0 in {place}, which 6 of the 8 steps around it do not have"
+        )
+        assert "steps 3, 9 have it too" in found.why
+
+    def test_an_evaluation_in_every_step(self, tmp_path):
+        steps = {
+            at: [("window", "step", 0, 100, None), ("region", "evaluate", 0, 40, None)] for at in range(2, 11)
+        }
+        assert (
+            self.found(tmp_path, steps).text == "an evaluation took 40 ms of the step: rank 0 in `evaluate`"
+        )
+
+    def test_a_name_that_only_the_recorded_step_has(self, tmp_path):
+        """The steps around take as long: they may evaluate too, without a region."""
+        steps = {at: [("window", "step", 0, 100, None)] for at in range(2, 11)}
+        steps[6].append(("region", "evaluate", 0, 40, None))
+        assert (
+            self.found(tmp_path, steps).text == "an evaluation took 40 ms of the step: rank 0 in `evaluate`"
+        )
+
+    def found(self, run, steps):
+        """Return the finding about the evaluation of step 6."""
+        write_steps(run, steps)
+        made = combine([digest(spans(0, *steps[6]))], step=6, run_id="r", neighbours=Neighbours([run], 6))
+        return next(each for each in made.findings if each.topic == "evaluation")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from digested import manifest, spans, trace, window
+from spanning import write_steps
 
+from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.straggler import LOOK, OWN
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
@@ -68,3 +70,38 @@ class TestWorkOfOneRank:
         )
         assert found.text.endswith("in the window of actor")
         assert found.advice == LOOK
+
+
+class TestOtherSteps:
+    """What the steps around show about a rank that is late."""
+
+    def late(self, run, names=lambda at: "prepare"):
+        """Return the finding about rank 1, which is 50 ms late in a role within a region in each step.
+
+        Args:
+            run: a folder.
+            names: returns the name of the region in a step.
+        """
+        made = []
+        for number, length in enumerate((40, 90)):
+            steps = {
+                at: [
+                    ("window", "step", 0, 100, None),
+                    ("region", names(at), 0, length, None),
+                    ("window", "rollout", 0, length, "rollout"),
+                ]
+                for at in range(1, 6)
+            }
+            write_steps(run, steps, number)
+            made.append(spans(number, *steps[3], ("region", "meet", length, 100 - length, None)))
+        return straggler(*made, neighbours=Neighbours([run], 3))
+
+    def test_a_region_around_the_window_of_a_role(self, tmp_path):
+        """The time is of the role, and in a region that has none: it is the same in the steps around."""
+        found = self.late(tmp_path)
+        assert (found.role, found.region) == ("rollout", "prepare")
+        assert "also in each of 4 steps around it" in found.why
+
+    def test_names_that_count(self, tmp_path):
+        """No other step has the region of this name, so these do not show that the rank was late in this step alone."""
+        assert "in this step alone" not in self.late(tmp_path, "prepare_{}".format).why
