@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from stepprof.analysis.report.wording import seconds
-from stepprof.analysis.run_windows import process_files, windows_of
+from stepprof.analysis.run_windows import RunWindow, process_files, repeated_steps, windows_of
 from stepprof.formatting import ranges
 from stepprof.run.runs import steps
 
@@ -69,11 +69,16 @@ def recording_cost(
     """
     recorded = set(steps(path))
     for _, files in process_files(path)[:MOST_PROCESSES]:
-        begins = _begins(files)
+        windows_of_rank = windows_of(files)
+        begins = _begins(windows_of_rank)
         times = Counter(number for _, number in begins)
+        times.update(repeated_steps(windows_of_rank))
+        lives = _lives(windows_of_rank)
         lasted = [
             (number, (following - start) / 1e9)
             for (start, number), (following, _) in itertools.pairwise(begins)
+            # the time until a restart is no time of the step
+            if any(first <= start and following <= last for first, last in lives)
         ]
         at = next((at for at, (number, _) in enumerate(lasted) if number == step), None)
         if at is None or times[step] > 1:
@@ -129,10 +134,19 @@ def cost_sentences(cost: RecordingCost | None) -> list[str]:
     ]
 
 
-def _begins(files: Iterable[Path]) -> list[tuple[int, int]]:
+def _lives(windows: Iterable[RunWindow]) -> list[tuple[int, int]]:
+    """Return when the first and the last window of each process began."""
+    lives: dict[str, tuple[int, int]] = {}
+    for window in windows:
+        first, last = lives.get(window.process, (window.start, window.start))
+        lives[window.process] = min(first, window.start), max(last, window.start)
+    return [*lives.values()]
+
+
+def _begins(windows: Iterable[RunWindow]) -> list[tuple[int, int]]:
     """Return when each step of a process began, in order, with its number."""
     begins: list[tuple[int, int]] = []
-    for start, step in sorted((window.start, window.step) for window in windows_of(files)):
+    for start, step in sorted((window.start, window.step) for window in windows):
         if not begins or begins[-1][1] != step:
             begins.append((start, step))
     return begins

@@ -26,6 +26,8 @@ class RunWindow(NamedTuple):
     end: int
     step: int
     role: str | None
+    process: str = ""
+    """The host and the id of its process: a rank that was started again has several."""
 
 
 def process_files(path: Path) -> list[tuple[str, list[Path]]]:
@@ -69,20 +71,23 @@ def _windows(files: tuple[tuple[Path, object], ...]) -> tuple[RunWindow, ...]:
 
 def _read(files: Iterable[Path]) -> Iterator[RunWindow]:
     for file in files:
+        process = ""
         try:
             for line in span_lines(file, windows=True):
                 try:
                     window = parse_json(line)
                 except ValueError:
                     continue
-                found = _window(window)
+                if isinstance(window, dict) and window.get("kind") == "spans":
+                    process = f"{window.get('host')} {window.get('pid')}"
+                found = _window(window, process)
                 if found is not None:
                     yield found
         except OSError:
             continue
 
 
-def _window(line: object) -> RunWindow | None:
+def _window(line: object, process: str) -> RunWindow | None:
     """Return the window of a line; None: it is something else, or damaged."""
     if not isinstance(line, dict) or line.get("kind") != "window":
         return None
@@ -90,7 +95,22 @@ def _window(line: object) -> RunWindow | None:
     if type(start) is not int or type(step) is not int or not 0 <= start < LARGEST_NS:
         return None
     lasted = length if type(length) is int and 0 <= length < LARGEST_NS else 0
-    return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None)
+    return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None, process)
+
+
+def repeated_steps(windows: Iterable[RunWindow]) -> set[int]:
+    """Return the steps in which a process of a rank entered a role after another process of it had left that role: the rank was
+    started again.
+    """
+    found = set()
+    ends: dict[tuple[int, str | None], RunWindow] = {}
+    for window in sorted(windows, key=lambda window: window[:2]):
+        last = ends.setdefault((window.step, window.role), window)
+        if last.process != window.process and last.end <= window.start:
+            found.add(window.step)
+        if window.end >= last.end:
+            ends[window.step, window.role] = window
+    return found
 
 
 def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int, dict[str, int]]:

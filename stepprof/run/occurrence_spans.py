@@ -35,6 +35,8 @@ class Portion:
     spans: tuple[Span | None, ...]
     """The times of each occurrence; None: this process took no part."""
     index: int
+    is_own: bool = False
+    """Whether the process itself recorded a window in the selected one."""
     comparable: bool = True
     """Whether the times are on the clock of the process. If not, visits are matched by their order."""
 
@@ -153,7 +155,7 @@ class Portions:
         if not self._own:
             return None
         if (own := self._own.get((host, pid, rank))) is not None:
-            return Portion(tuple(own), self._index)
+            return Portion(tuple(own), self._index, is_own=own[self._index] is not None)
         common = self._by_clock.get(clock)
         if common is not None and None not in common:
             moved = [(begin + offset_ns, end + offset_ns) for begin, end in filter(None, common)]
@@ -262,7 +264,7 @@ def superseded(
     processes: Sequence[tuple[Sequence[SpanWindow], Callable[[], Iterable[SpanWindow]], Portion]],
 ) -> set[int]:
     """Return the processes of one rank that visited the step at another time, such as those of a job
-    before its restart.
+    before its restart. A process that recorded a window in the selected occurrence did not.
 
     Of several processes with a window of the same role, one after another, the one nearest in time
     to the recorded times is selected.
@@ -282,7 +284,8 @@ def superseded(
             found.append((portion.distance(visit), number, roles, since))
     left_out = set()
     for _, number, roles, visit in sorted(found, key=lambda each: each[:2]):
-        if any(roles & others and gap(visit, other) > 0 for others, other in meant):
+        is_own = processes[number][2].is_own
+        if not is_own and any(roles & others and gap(visit, other) > 0 for others, other in meant):
             left_out.add(number)
         else:
             meant.append((roles, visit))

@@ -7,7 +7,8 @@ occurrence of each fragment, in the order of time, and narrows a manifest to one
 The records of one target (a rank in a role, the engines of one driver) have a known order: by
 visit, process and clock. The first of each target belongs to the first occurrence, the second to
 the second. A target with fewer records is placed by time, on the clock of a machine that has all of
-them.
+them. A rank that died and came back while another process of its machine stayed in the step has two records of
+one visit.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class _Unit:
     begin: int
     end: int
     fragments: set[str] = field(default_factory=set)
+    processes: set[str] = field(default_factory=set)
     visit: object = None
     """The process and the visit of the last window."""
 
@@ -84,7 +86,10 @@ def _number_jobs(
             untimed.append(entry)
         else:
             targets[_target(entry)].append(entry)
-    units = sorted((list(_units(of, offset_of)) for of in targets.values()), key=len, reverse=True)
+    visits = _visits([entry for of in targets.values() for entry in of], offset_of)
+    units = sorted(
+        (_rejoined(_units(of, offset_of), visits) for of in targets.values()), key=len, reverse=True
+    )
     most = len(units[0]) if units else 1
     spans: dict[tuple[int, str | None], Span] = {}
     numbers: dict[str, int] = {}
@@ -174,12 +179,69 @@ def _units(
         if unit is None or (visit != unit.visit and begin > unit.end):
             if unit is not None:
                 yield unit
-            unit = _Unit(entry["process"].partition(" ")[0], begin, end)
+            unit = _Unit(_clock(entry["process"]), begin, end)
         unit.visit = visit
         unit.end = max(unit.end, end)
         unit.fragments.add(entry["fragment"])
+        unit.processes.add(entry["process"])
     if unit is not None:
         yield unit
+
+
+def _visits(
+    entries: Iterable[Mapping[str, Any]], offset_of: Callable[[Mapping[str, Any]], int]
+) -> dict[tuple[str, int], Span]:
+    """Return from when to when each process was in the step, by the process and its visit."""
+    found: dict[tuple[str, int], Span] = {}
+    for entry in entries:
+        if entry["visit"] is not None:
+            begin, end = _times(entry, offset_of(entry))
+            known = found.get((entry["process"], entry["visit"]), (begin, end))
+            found[entry["process"], entry["visit"]] = min(begin, known[0]), max(end, known[1])
+    return found
+
+
+def _rejoined(units: Iterable[_Unit], visits: Mapping[tuple[str, int], Span]) -> list[_Unit]:
+    """Return the records of one target, those of processes that followed each other within one visit of another process together.
+
+    Clocks of several machines may differ by more than the time between two visits: only a process of the same machine
+    shows that.
+    """
+    found: list[_Unit] = []
+    for unit in units:
+        last = found[-1] if found else None
+        if last is None or last.clock != unit.clock or last.processes & unit.processes:
+            found.append(unit)
+            continue
+        stayed = (
+            span
+            for (process, _), span in visits.items()
+            if process not in last.processes | unit.processes and _clock(process) == unit.clock
+        )
+        if any(_lasted(span, last, unit) for span in stayed):
+            last.end = max(last.end, unit.end)
+            last.fragments |= unit.fragments
+            last.processes |= unit.processes
+        else:
+            found.append(unit)
+    return found
+
+
+def _lasted(visit: Span, one: _Unit, later: _Unit) -> bool:
+    """Return whether a visit lasted from one record to a later one.
+
+    Of a process that was killed only the begin is known: then the visit began nearer to it than to the later record.
+    """
+    if gap(visit, (later.begin, later.end)) > 0:
+        return False
+    if one.begin == one.end:
+        return visit[0] - one.begin < later.begin - visit[0]
+    return gap(visit, (one.begin, one.end)) <= 0
+
+
+def _clock(process: str) -> str:
+    """Return the clock of a process: the boot id of its machine, or its host."""
+    return process.partition(" ")[0]
 
 
 def _times(entry: Mapping[str, Any], offset: int) -> Span:

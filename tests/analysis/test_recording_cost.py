@@ -35,6 +35,16 @@ def write(run, lengths, rank=0):
     write_spans(run, rank, *spans)
 
 
+def write_life(run, steps, begins, pid):
+    """Write windows of consecutive steps of one process of rank 0, a second each, from a time on [s]."""
+    start = (1_700_000_000 + begins) * SECOND
+    spans = [
+        {**region("step", 0.5, step, None, kind="window"), "start": start + at * SECOND}
+        for at, step in enumerate(steps)
+    ]
+    write_spans(run, 0, *spans, pid=pid)
+
+
 def cost(run, step=3):
     manifest = read_step(run.path, step)
     return recording_cost(run.path, step, manifest["windows"], manifest["engines"])
@@ -85,3 +95,32 @@ class TestRecordingCost:
         write(run, [1] * 6, rank=0)
         write_spans(run, 0, {**region("step", 1, 3, None, kind="window"), "start": 1_800_000_000 * SECOND})
         assert cost(run) is None
+
+
+class TestRestart:
+    """A rank that was started again: the time between two of its processes belongs to no step."""
+
+    @pytest.mark.parametrize("last", [3, 4])
+    def test_the_next_day(self, run, last) -> None:
+        """The job ended with step `last`, and went on a day later. The recorded step is compared with steps that took a second."""
+        write_life(run, range(1, last + 1), 0, 7)
+        write_life(run, range(last + 1, 9), 86_400, 8)
+        found = cost(run)
+        if last == 3:
+            assert found is None  # when its next step would have begun is not known
+        else:
+            assert (found.seconds, found.longest) == (1.0, 1.0)
+
+    def test_a_step_that_is_done_again(self, run) -> None:
+        """The first process ended in step 4, and the second one continued with it. Step 4 is no step to compare with."""
+        write_life(run, range(1, 5), 0, 7)
+        write_life(run, range(4, 9), 86_400, 8)
+        found = cost(run)
+        assert (found.seconds, found.longest) == (1.0, 1.0)
+        assert 4 not in found.others
+
+    def test_groups_of_ranks(self, run) -> None:
+        """Two processes are rank 0 of different roles at the same time: that is no restart."""
+        write_life(run, range(1, 9), 0, 7)
+        write_life(run, range(1, 8), 0, 8)
+        assert cost(run).others == [2, 4, 5, 6, 7]

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from statistics import median
 
 import pytest
@@ -144,6 +145,54 @@ class TestSplit:
         fragment(run, at=0)
         fragment(run, at=0.5, pid=8)
         assert len(times(run)) == 1
+
+    def test_a_rank_that_came_back_within_the_step(self, tmp_path):
+        """Rank 1 is lost and starts again, while rank 0 is in one window: that is one visit to the step."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, seconds=10)
+        fragment(run, at=0, rank=1, pid=8)
+        fragment(run, at=4, rank=1, pid=9)
+        assert times(run) == [[("actor", 0, 0.0), ("actor", 1, 0.0), ("actor", 1, 4.0)]]
+
+    @pytest.mark.parametrize(("began", "count"), [(1, 1), (29, 2)])
+    def test_the_end_of_a_lost_window_is_not_known(self, tmp_path, began, count):
+        """Rank 1 was killed at some time after 0 s, and another process of it began at 30 s. Rank 0 began its window
+        soon after the first, or with the second in a restarted job.
+        """
+        run = make_run(tmp_path)
+        fragment(run, at=began, seconds=40)
+        fragment(run, at=0, seconds=0, rank=1, pid=8)
+        fragment(run, at=30, rank=1, pid=9)
+        assert len(times(run)) == count
+
+    def test_a_rank_that_came_back_while_another_one_went_on(self, tmp_path):
+        """Rank 0 was in the step from the begin of its first window to the end of its last one."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, role="rollout")
+        fragment(run, at=9)
+        for at, pid in ((0, 8), (4, 9)):
+            fragment(run, at=at, rank=1, pid=pid, role="rollout")
+        assert len(times(run)) == 1
+
+    @pytest.mark.parametrize("host", ["a", "b"])
+    def test_a_job_that_was_restarted_at_once(self, tmp_path, host):
+        """All ranks start again 10 s later. On another host, whose clock is 20 s ahead, a window of the first attempt
+        seems to overlap with both.
+        """
+        run = make_run(tmp_path)
+        for at, pid in ((0, 7), (610, 8)):
+            fragment(run, at=at, seconds=600, pid=pid)
+            fragment(run, at=at + (20 if host == "b" else 0), seconds=600, pid=pid + 10, rank=1, host=host)
+        assert [len(part) for part in times(run)] == [2, 2]
+
+    def test_a_job_that_was_restarted_with_fewer_ranks(self, tmp_path):
+        """The rank that is not started again is in the first occurrence."""
+        run = make_run(tmp_path)
+        for rank in range(3):
+            fragment(run, at=rank, seconds=5, rank=rank, pid=10 + rank)
+        for rank in range(2):
+            fragment(run, at=60, rank=rank, pid=20 + rank)
+        assert [[rank for _, rank, _ in part] for part in times(run)] == [[0, 1, 2], [0, 1]]
 
     def test_engines_belong_to_the_occurrence_of_their_windows(self, tmp_path):
         """Each engine is in the same occurrence as the window of its driver."""
@@ -310,6 +359,41 @@ class TestCommands:
             assert sum(len(each.slices) for each in spans) == 12
             assert {each["visit"] for each in found.manifests[0]["windows"]} == {1}
             assert len(found.manifests[0]["windows"]) == 6
+
+
+LOST = """
+import os, sys, time
+from pathlib import Path
+import stepprof
+rank, what = sys.argv[1:]
+stepprof.init({"steps": "2", "ranks": "all", "output_dir": "runs", "backend": "null"}, run_id="r", rank=int(rank), world_size=2)
+with stepprof.profile_step(2), stepprof.region("forward"):
+    Path(what).touch()
+    if what == "dies":
+        os._exit(9)
+    while what == "stays" and not Path("returned").exists():
+        time.sleep(0.01)
+"""
+
+
+class TestRestartWithinAStep:
+    def test_the_lost_process_is_in_the_report(self, tmp_path, monkeypatch, capsys):
+        """Rank 1 dies in step 2 and starts again, while rank 0 stays in the step: that is one occurrence."""
+        monkeypatch.chdir(tmp_path)
+        command = [sys.executable, "-c", LOST]
+        stays = subprocess.Popen([*command, "0", "stays"])
+        while not (tmp_path / "stays").exists():
+            time.sleep(0.01)
+        assert subprocess.run([*command, "1", "dies"], check=False, timeout=60).returncode == 9
+        assert subprocess.run([*command, "1", "returned"], check=False, timeout=60).returncode == 0
+        assert stays.wait(60) == 0
+        assert main(["report", "runs/r", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["occurrences"] == 1
+        (text,) = [each["text"] for each in report["findings"] if "same rank" in each["text"]]
+        assert text.startswith("rank 1 (")
+        assert "did not finish its window" in text
+        assert len({row["label"] for row in report["gantt"]}) == 3
 
 
 class TestSpans:

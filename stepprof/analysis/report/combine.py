@@ -26,6 +26,7 @@ from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
 from stepprof.analysis.report.region_rows import region_rows
+from stepprof.analysis.report.replaced import replaced
 from stepprof.analysis.report.schema import (
     Finding,
     Island,
@@ -158,6 +159,7 @@ def combine(
     roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
     notices = [
         *_raised(everyone),
+        *replaced(everyone),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
     return msgspec.structs.replace(report, findings=sentences(report, tables["findings"], notices))

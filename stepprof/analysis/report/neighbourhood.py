@@ -20,7 +20,13 @@ from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
-from stepprof.analysis.run_windows import RunWindow, outermost_regions, process_files, windows_of
+from stepprof.analysis.run_windows import (
+    RunWindow,
+    outermost_regions,
+    process_files,
+    repeated_steps,
+    windows_of,
+)
 from stepprof.run.runs import steps as recorded_steps
 
 AROUND = 200
@@ -90,7 +96,7 @@ def _processes(runs: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
 def _steps(windows: Iterable[RunWindow], recorded: set[int]) -> list[StepTime]:
     """Return the steps in the order in which they began, without numbers that were used for several steps."""
     ordered = sorted(windows, key=lambda window: window[:2])
-    several = later_visits(ordered)
+    several = {*later_visits(window[:4] for window in ordered), *repeated_steps(ordered)}
     by_step: dict[int, list[RunWindow]] = defaultdict(list)
     for window in ordered:
         if window.step not in several:

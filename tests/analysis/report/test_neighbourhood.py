@@ -202,3 +202,21 @@ def test_terminal_and_markdown_have_a_line(run, capsys) -> None:
     )
     assert main(["report", str(run.path), "--markdown"]) == 0
     assert "Among the steps of the run: step 3 took 3.00 s in rank 0: typical" in capsys.readouterr().out
+
+
+class TestRestart:
+    def test_a_step_that_another_process_of_the_rank_did_again(self, run) -> None:
+        """The rank finished the rollout of step 5 and was started again a day later: step 5 did not last a day."""
+        spans(run, 0, [(step, both(2, 1)) for step in range(5)] + [(5, {"rollout": 2})])
+        first = run.path / "spans" / "rank-0.000001.jsonl"
+        lines = first.read_text().replace('"pid": 7', '"pid": 8')
+        spans(run, 0, [(5, both(2, 1)), (6, both(2, 1))])
+        second = (
+            first.read_text()
+            .replace('"pid": 7', '"pid": 8')
+            .replace(f'"start": {START // 10**14}', f'"start": {START // 10**14 + 1}')
+        )
+        first.write_text(lines.replace('"pid": 8', '"pid": 7'))
+        first.with_name("rank-0.000002.jsonl").write_text(second)
+        found = neighbourhood([run.path], 3)
+        assert {each.step: each.seconds for each in found.steps} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 6: 3}
