@@ -5,8 +5,9 @@ have. Operators, kernels and rollouts are compared only if the captures of both 
 from begin to end.
 
 The noise of roles and regions is that between the other steps of the runs, whose spans are known. Operators,
-kernels and rollouts are known for recorded steps only: their noise is between processes that did equal work.
-A change within the noise means nothing.
+kernels and rollouts are known for recorded steps only. Between processes that did equal work they may differ
+by less than between two steps, and the whole step by more: what lies between is not judged. A change within
+the noise means nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ WORTH_SAYING = 0.01
 """Share of the step. A smaller change is not a finding. A smaller part that only one step has is
 not a problem.
 """
-ONE_PROCESS = "the step in the process in which it took longest"
-UNTIL_NEXT = "from its begin to the begin of the next step, it"
+ONE_PROCESS = "step in its slowest process"
+UNTIL_NEXT = "step until the next one begins"
 
 _Times = Mapping[Part, Sequence[ProcessTime]]
 """The time of each role and region in each process, by its own clock."""
@@ -64,9 +65,9 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
     rows = [
         *_steps(a, b, runs),
         *_times(a, b, likes, runs),
-        *_ops(a.ops, b.ops, "op", likes),
-        *_ops(a.kernels, b.kernels, "kernel", likes),
-        *_rollouts(a, b),
+        *_ops(a.ops, b.ops, "op", likes, runs),
+        *_ops(a.kernels, b.kernels, "kernel", likes, runs),
+        *_rollouts(a, b, runs),
     ]
     headline = [row for row in rows if row.change.topic == "step"][:1]
     rows.sort(key=lambda row: -abs(row.change.b - row.change.a))
@@ -113,11 +114,27 @@ def _of_steps(
 
 
 def _of_processes(
-    what: str, topic: str, times: tuple[float, float], sides: Sequence[Sequence[float]]
+    what: str,
+    topic: str,
+    times: tuple[float, float],
+    sides: Sequence[Sequence[float]],
+    runs: Sequence[RunSteps],
 ) -> Change:
-    """Return a change whose noise is between processes, with their seconds in A and in B."""
-    noise = noise_of_processes(*sides)
-    return Change(what, topic, *times, noise, _exceeds(times, noise), noise)
+    """Return a change of what is known in recorded steps only.
+
+    Args:
+        what: the part.
+        topic: its kind.
+        times: in A and in B.
+        sides: the seconds of each process in A and in B.
+        runs: whose steps differ by more than a part of them.
+    """
+    processes, steps = noise_of_processes(*sides), _noise(STEP, runs)[0]
+    if processes is None or (_exceeds(times, processes) and not _exceeds(times, steps)):
+        return Change(what, topic, *times, None, False, processes)
+    is_significant = _exceeds(times, processes)
+    noise = max(processes, steps or 0.0) if is_significant else processes
+    return Change(what, topic, *times, noise, is_significant, processes)
 
 
 def _exceeds(times: tuple[float, float], noise: float | None) -> bool:
@@ -183,7 +200,9 @@ def _calls(a: Sequence[ProcessTime], b: Sequence[ProcessTime]) -> str:
     return "" if before == after else f"; {before} calls before, {after} now"
 
 
-def _ops(a: Iterable[Op], b: Iterable[Op], topic: str, likes: Likes) -> Iterator[_Row]:
+def _ops(
+    a: Iterable[Op], b: Iterable[Op], topic: str, likes: Likes, runs: Sequence[RunSteps]
+) -> Iterator[_Row]:
     before = {op.name: op for op in a}
     for after in b:
         known = before.get(after.name)
@@ -191,11 +210,11 @@ def _ops(a: Iterable[Op], b: Iterable[Op], topic: str, likes: Likes) -> Iterator
             own, now = likes.captured(known.per_process, after.per_process)
             if own and now:
                 sides = [[time.seconds for time in of] for of in (own, now)]
-                change = _of_processes(after.name, topic, (max(sides[0]), max(sides[1])), sides)
+                change = _of_processes(after.name, topic, (max(sides[0]), max(sides[1])), sides, runs)
                 yield _Row(change, _calls(own, now))
 
 
-def _rollouts(a: Report, b: Report) -> Iterator[_Row]:
+def _rollouts(a: Report, b: Report, runs: Sequence[RunSteps]) -> Iterator[_Row]:
     """Compare engines with engines, and samples of processes with samples of processes."""
     tokens = [{work.label: work.generated_tokens for work in report.engines} for report in (a, b)]
     before = {row.label: row for row in a.rollout if _can_compare(row, a, b)}
@@ -209,7 +228,7 @@ def _rollouts(a: Report, b: Report) -> Iterator[_Row]:
         note = "" if None in amounts else note
         for what, which in ((after.label, _length), (f"{after.label}: tail", _tail)):
             sides = [[which(row) for row in of] for of in alike]
-            yield _Row(_of_processes(what, "rollout", (which(known), which(after)), sides), note)
+            yield _Row(_of_processes(what, "rollout", (which(known), which(after)), sides, runs), note)
 
 
 def _length(row: Rollout) -> float:
@@ -238,7 +257,7 @@ def _can_compare(row: Rollout, report: Report, other: Report) -> bool:
 def _headline(row: _Row) -> Finding:
     change = row.change
     difference = abs(change.b - change.a)
-    subject = "the step" if change.what == "step" else change.what
+    subject = f"the {change.what}"
     if difference < WORTH_SAYING * change.a:
         return Finding(f"{subject} took {seconds_text(change.b)}, as long as before", "step", difference)
     text = f"{subject} took {_than(change.a, change.b)}; {noise_text(change)}"
@@ -255,7 +274,8 @@ def _findings(a: Report, rows: Iterable[_Row]) -> Iterator[Finding]:
         if not change.significant and change.noise is not None:
             continue
         reported += 1
-        text = f"{change.what} took {_than(change.a, change.b)}{row.note}; {noise_text(change)}"
+        what = f"the {change.what}" if change.topic == "step" else change.what
+        text = f"{what} took {_than(change.a, change.b)}{row.note}; {noise_text(change)}"
         yield Finding(text, change.topic, difference)
 
 
@@ -264,12 +284,17 @@ def noise_text(change: Change) -> str:
     if change.noise is None:
         if change.topic in ("step", "role", "region"):
             return f"the noise is unknown: fewer than {FEWEST} other steps with it have spans"
-        return "the noise is unknown: there are no two processes that did equal work"
+        if change.noise_processes is None:
+            return "the noise is unknown: there are no two processes that did equal work"
+        between = seconds_text(change.noise_processes)
+        return f"the noise is unknown: {between} between processes, and between steps perhaps more"
     text = f"the noise is {seconds_text(change.noise)}"
     if change.noise == change.noise_steps:
         text += f", from step to step ({change.steps} steps)"
-    else:
+    elif change.noise == change.noise_processes:
         text += ", between processes"
+    else:
+        text += ", by which whole steps differ"
     return text if change.significant else f"{text}: within noise"
 
 

@@ -773,11 +773,11 @@ class Change(msgspec.Struct, frozen=True):
     b: float
     """Seconds in B."""
     noise: float | None
-    """The noise in seconds, by which two equal steps may differ: one of the two below; None: not known."""
+    """The noise in seconds, by which two equal steps may differ; None: not known."""
     significant: bool
     """Whether the difference exceeds the noise, if that is known."""
     noise_processes: float | None = None
-    """Of operators, kernels and rollouts, between processes of A or of B that did equal work; None: there are no two, or the noise is between steps."""
+    """Of operators, kernels and rollouts, between processes of A or of B that did equal work; None: there are no two. Steps may differ by more: a change is significant if it also exceeds the noise of the step."""
     noise_steps: float | None = None
     """Of the step, roles and regions, between steps, by the spans of other steps of A's or of B's run; None: too few steps have
     spans.

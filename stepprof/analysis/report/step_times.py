@@ -187,18 +187,30 @@ def _read(process: SpanFiles, visits: Numbering, parts: dict[Part, dict[Visit, f
         first, last = edges.get(visit, (start, end))
         edges[visit] = (first, max(last, end))
     found = ProcessSteps(process.rank, edges, {*edges})
-    spans: dict[tuple[Part, Visit], array[int]] = defaultdict(lambda: array("q"))
+    once: dict[tuple[Part, Visit], tuple[int, int]] = {}
+    often: dict[tuple[Part, Visit], array[int]] = {}
+    """Most parts have one span in a step, and an array for each would take twice the time."""
     for span in chain.from_iterable(map(_spans, process.files)):
         if span.step is None:
             continue
-        visit = (span.step, visits.number(span.step, span.start))
+        start = span.start
+        visit = (span.step, visits.number(span.step, start))
         found.seen.add(visit)
-        if span.kind == "region" or span.role is not None:
-            part = (span.role, span.name if span.kind == "region" else None)
-            spans[part, visit].extend((span.start, span.start + span.dur))
-    for (part, visit), times in spans.items():
+        is_region = span.kind == "region"
+        if not is_region and span.role is None:
+            continue
+        key = ((span.role, span.name if is_region else None), visit)
+        if key not in once:
+            once[key] = (start, start + span.dur)
+        elif key in often:
+            often[key].extend((start, start + span.dur))
+        else:
+            often[key] = array("q", (*once[key], start, start + span.dur))
+    for key, (start, end) in once.items():
+        part, visit = key
         of = parts.setdefault(part, {})
-        of[visit] = max(_covered(times) / 1e9, of.get(visit, 0.0))
+        length = _covered(often[key]) if key in often else end - start
+        of[visit] = max(length / 1e9, of.get(visit, 0.0))
     return found
 
 

@@ -132,9 +132,7 @@ class TestChanges:
         after = report(3.0, step=3, regions=rows, islands=islands)
         a, b = others(step=[10.0] * 4), others(step=[10.0] * 4)
         compared = compare(before, after, a, b)
-        assert compared.findings[0].text == (
-            "the step in the process in which it took longest took 10 s, as long as before"
-        )
+        assert compared.findings[0].text == ("the step in its slowest process took 10 s, as long as before")
         assert (change(compared, "actor: load").a, change(compared, "actor: load").b) == (1.0, 1.0)
         assert "clocks of hosts were never compared" in compared.problems[0].problem
         assert [each.topic for each in compare(before, after).changes] == ["region"]
@@ -154,7 +152,7 @@ class TestChanges:
         compared = compare(report(recording=costs[0]), report(step=3, recording=costs[1]), run, run)
         assert [finding.text for finding in compared.findings] == [
             "the step took 10 s, as long as before",
-            "from its begin to the begin of the next step, it took 10% longer: 10 s before, 11 s now; the noise is 0 us, from step to step (4 steps)",
+            "the step until the next one begins took 10% longer: 10 s before, 11 s now; the noise is 0 us, from step to step (4 steps)",
         ]
 
     def test_operators_are_compared_in_the_ranks_of_both(self):
@@ -164,6 +162,30 @@ class TestChanges:
             report(ops=[op("mm", 1.0, 1.1, 0.9, 1.0)], processes=[rank(number) for number in range(4)]),
         )
         assert (change(compared, "mm").a, change(compared, "mm").b) == (1.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("after", "steps", "noise", "text"),
+        [
+            (1.005, 0.1, 0.015, None),
+            (1.5, 0.1, 0.337, "the noise is 337 ms, by which whole steps differ"),
+            (1.2, 0.1, None, "the noise is unknown: 15 ms between processes, and between steps perhaps more"),
+            (
+                1.2,
+                None,
+                None,
+                "the noise is unknown: 15 ms between processes, and between steps perhaps more",
+            ),
+        ],
+    )
+    def test_an_operator_is_judged_by_processes_and_by_steps(self, after, steps, noise, text):
+        """Three ranks do equal work to within 5 ms, and the steps differ by more than that."""
+        sides = [[seconds - 0.005, seconds, seconds - 0.0025] for seconds in (1.0, after)]
+        run = None if steps is None else others(step=[10 + steps, 10 - steps] * 5)
+        compared = compare(report(ops=[op("mm", *sides[0])]), report(ops=[op("mm", *sides[1])]), run, run)
+        found = change(compared, "mm")
+        assert found.noise == (None if noise is None else pytest.approx(noise, abs=0.001))
+        assert found.significant == (text is not None and noise is not None)
+        assert [each.text.partition("now; ")[2] for each in compared.findings[1:]] == ([text] if text else [])
 
     def test_more_calls_are_said(self):
         """A region and an operator took longer because there were more calls."""
@@ -177,9 +199,12 @@ class TestChanges:
     def test_rollouts_and_their_tails(self):
         row = Rollout("rollout/0", 10, 4.0, 8, 4, 0.5, 1.0, [])
         other = msgspec.structs.replace(row, label="rollout/1", seconds=4.1, tail=1.02)
-        slower = msgspec.structs.replace(row, seconds=6.0, tail=3.0)
+        slower = msgspec.structs.replace(row, seconds=8.0, tail=3.0)
         third = msgspec.structs.replace(row, label="rollout/2", seconds=4.05, tail=1.01)
-        compared = compare(report(rollout=[row, other, third]), report(rollout=[slower, other, third]))
+        run = others(step=[10.0] * 4)
+        compared = compare(
+            report(rollout=[row, other, third]), report(rollout=[slower, other, third]), run, run
+        )
         assert change(compared, "rollout/0").significant
         assert change(compared, "rollout/0: tail").b == 3.0
         assert not change(compared, "rollout/1").significant
@@ -228,7 +253,7 @@ class TestChanges:
         )
         assert [finding.text for finding in compared.findings] == [
             "the step took 25% shorter: 10 s before, 7.5 s now; the noise is unknown: fewer than 3 other steps with it have spans",
-            "gemm took 50% shorter: 2.0 s before, 1.0 s now; the noise is 0 us, between processes",
+            "gemm took 50% shorter: 2.0 s before, 1.0 s now; the noise is unknown: 0 us between processes, and between steps perhaps more",
         ]
 
     def test_a_step_with_nothing_in_it(self):
