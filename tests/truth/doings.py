@@ -79,4 +79,7 @@ COMPILING = (
         compiles=True,
     ),
 )
+ALLOCATING = (Doing("torch.empty", (_own("forward"), LOOP), 1.0, "cudaMalloc"),)
+LAUNCHING = (replace(PYTHON, call=None), Doing("tensor.item", (_own("log"), LOOP), 1.0))
+"""A host that launches no kernel."""
 COLLECTING = (replace(PYTHON, collects=True), replace(COMPUTING, collects=True, operator=None, kernel=False))

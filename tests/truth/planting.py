@@ -7,7 +7,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from truth.model import MS
-from truth.worlds import COMPUTING, NEEDED, Action, Close, Doing, Enter, Leave, Meet, Name, Open, Spend
+from truth.worlds import (
+    COMPUTING,
+    MEETING,
+    NEEDED,
+    Action,
+    Close,
+    Doing,
+    Enter,
+    Leave,
+    Meet,
+    Name,
+    Open,
+    Spend,
+)
 
 __all__ = ["UNIT", "Builder", "Planted"]
 
@@ -63,9 +76,11 @@ class Builder:
         """Append a region with what is planted there: before the first collective in it."""
         at = next((at for at, each in enumerate(inside) if isinstance(each, Meet)), len(inside))
         planted = [*self._here(name, region, adds=False)]
-        extra = [Spend(each.ns[0], each.doing, each.cause) for each in planted]
+        extra = [Spend(each.ns[0], each.doing, each.cause) for each in planted if each.doing != MEETING]
+        slow = next((each for each in planted if each.doing == MEETING), None)
         amounts = {key: amount for each in planted for key, amount in each.amounts.items()}
-        self.add(name, Enter(region, amounts), *inside[:at], *extra, *inside[at:], Leave())
+        rest = [_slower(each, slow) for each in inside[at:]]
+        self.add(name, Enter(region, amounts), *inside[:at], *extra, *rest, Leave())
 
     def added(self, name: Name, *regions: str) -> None:
         """Append the regions of some names that a cause has added."""
@@ -93,3 +108,10 @@ class Builder:
     def close(self, name: Name) -> None:
         """Append the end of a window."""
         self.add(name, Close(self.drawn(name).randint(1, 30) * MS))
+
+
+def _slower(action: Action, planted: Planted | None) -> Action:
+    """Return a collective with the transfer that is planted."""
+    if planted is None or not isinstance(action, Meet):
+        return action
+    return action._replace(transfer=planted.ns[0], cause=planted.cause)

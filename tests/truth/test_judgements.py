@@ -14,6 +14,7 @@ import pytest
 
 from truth.judged_worlds import make
 from truth.judging import judged
+from truth.judging_neighbours import false_neighbourhood
 from truth.judging_path import false_path, false_slack
 from truth.world_of_driver import driver_world
 from truth.world_of_ranks import ranks_world
@@ -41,6 +42,7 @@ def wrong_in(seed: int) -> list[str]:
     wrong = judged(made.world, made.ran, made.report)
     if made.world.kind != "driver":  # not yet: slack of a driver, and what the recording of its ranks takes
         wrong += [*false_path(ran, made.report), *false_slack(made.world, ran, made.report)]
+        wrong += false_neighbourhood(*made[:2], made.report)
     return wrong
 
 
@@ -50,7 +52,7 @@ def wrong_in(seed: int) -> list[str]:
 def test_no_judgement_is_false(part: int) -> None:
     """Each finding of a random world is about a planted cause, and has its process, region, seconds and gain.
 
-    The critical path and the slack are those of the world.
+    The critical path, the slack and the steps around the recorded one are those of the world.
     """
     for seed in range(SEED + part, SEED + WORLDS, PARTS):
         wrong = wrong_in(seed)

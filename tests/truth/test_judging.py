@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from stepprof.analysis.report.schema import Finding, Report
 from truth.judged_worlds import Made, make
 from truth.judging import judged, name_of
+from truth.judging_neighbours import false_neighbourhood
 from truth.judging_path import false_path, false_slack
 from truth.world_of_ranks import ranks_world
 
@@ -87,3 +88,22 @@ class TestSlack:
         first = max(made.report.slack, key=lambda each: each.seconds)
         report = replace(made.report, slack=[replace(first, seconds=first.seconds + more)])
         assert false_slack(made.world, ran, report) != []
+
+
+class TestNeighbourhood:
+    def test_a_false_time_of_a_step_is_detected(self, made: Made) -> None:
+        """A step that took longer than in the world is false."""
+        around = made.report.neighbourhood
+        assert around is not None
+        assert false_neighbourhood(made.world, made.ran, made.report) == []
+        steps = [replace(around.steps[0], seconds=around.steps[0].seconds + 0.01), *around.steps[1:]]
+        report = replace(made.report, neighbourhood=replace(around, steps=steps))
+        assert false_neighbourhood(made.world, made.ran, report) != []
+
+    def test_a_false_verdict_is_detected(self, made: Made) -> None:
+        """A step is typical, or it is not."""
+        around = made.report.neighbourhood
+        assert around is not None
+        whole = replace(around.parts[0], typical=not around.parts[0].typical)
+        report = replace(made.report, neighbourhood=replace(around, parts=[whole, *around.parts[1:]]))
+        assert false_neighbourhood(made.world, made.ran, report) != []

@@ -139,7 +139,8 @@ def _events(
             )
     for each in work:
         if each.kind == "op" and not each.thread:
-            found.append((each, event("cpu_op", each.name, (pid, pid), each.start, each.end)))
+            cat = "cuda_runtime" if each.name.startswith("cuda") else "cpu_op"
+            found.append((each, event(cat, each.name, (pid, pid), each.start, each.end)))
     for call, start, _ in calls:
         dispatch = Work(dispatch_name(call), start, start + DISPATCH_NS, kind="dispatch")
         found.append((dispatch, event("cpu_op", dispatch.name, (pid, pid), start, dispatch.end)))

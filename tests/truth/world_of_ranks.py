@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from truth.doings import (
+    ALLOCATING,
     COLLECTING,
     COMPILING,
     COPYING,
+    LAUNCHING,
     LOADING,
     LOCKED,
     PICKLING,
@@ -19,7 +21,7 @@ from truth.doings import (
 )
 from truth.model import MS
 from truth.planting import Builder, Planted
-from truth.worlds import COMPUTING, PYTHON, WAITING, Action, Cause, Host, Meet, Name, Programs, World
+from truth.worlds import COMPUTING, MEETING, PYTHON, WAITING, Action, Cause, Host, Meet, Name, Programs, World
 
 __all__ = ["ranks_world"]
 
@@ -47,6 +49,7 @@ class Shape:
     noise: float
     recorded: int
     innocent: str
+    device: str
 
     @property
     def ns(self) -> int:
@@ -69,6 +72,7 @@ def _shape(seed: int) -> Shape:
         drawn.choice((0.001, 0.002, 0.01)),
         drawn.randint(2, 6),
         drawn.choice(INNOCENT),
+        drawn.choice(("cpu", "cpu", "cuda")),
     )
 
 
@@ -166,6 +170,14 @@ def _half_batch(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
     return Cause("half_batch", frozenset({"half_batch"}), everyone, region), planted
 
 
+def _transfer(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    everyone = frozenset[Name](range(shape.ranks))
+    region = "backward" if shape.meets else "optimizer_step"
+    visits = shape.micro if shape.meets else 1
+    planted = Planted("overlap", everyone, region, [_length(shape, drawn) // visits], MEETING, range(STEPS))
+    return Cause("overlap", frozenset({"overlap"}), everyone, region), planted
+
+
 KINDS: dict[str, Plant] = {
     "slower": _slower,
     "data": _longer("data", ("load_batch",), (*LOADING, PYTHON, WAITING), exact=True),
@@ -182,7 +194,13 @@ KINDS: dict[str, Plant] = {
     "rare": _added("rare", ("benchmark", "dump_tables"), (COMPUTING, PYTHON), once=True),
     "serial": _serial,
     "half_batch": _half_batch,
+    "overlap": _transfer,
+    "host": _longer("host", ("forward", "backward"), LAUNCHING, exact=True),
+    "memory": _longer("memory", ("forward", "backward"), ALLOCATING, exact=True),
 }
+OF_RANKS = ("slower", "overlap")
+"""Causes that a single rank cannot have."""
+OF_DEVICES = ("host", "memory")
 
 
 def ranks_world(
@@ -206,11 +224,12 @@ def ranks_world(
     planted: list[Planted] = []
     found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
     for kind in found if kinds is None else kinds:
-        if kind == "slower" and shape.ranks == 1:
+        alone = kind in OF_RANKS and shape.ranks == 1
+        if alone or (kind in OF_DEVICES and shape.device == "cpu"):
             continue
         cause, more = KINDS[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
-    return World("ranks", hosts, on, steps, shape.recorded, causes, gap=gap)
+    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, gap=gap)

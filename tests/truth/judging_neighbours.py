@@ -1,0 +1,48 @@
+"""Judge what a report says about the steps around the recorded one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from stepprof.analysis.report.schema import Report
+from truth.judging import name_of
+from truth.scheduling import Ran, run
+from truth.worlds import HELD, Name, World
+
+__all__ = ["false_neighbourhood"]
+
+EXACT = 0.001
+"""How far the time of a step may be off [s]."""
+USUAL, UNUSUAL = 0.02, 0.12
+"""The difference from the median of the others, as a share, below which a step is typical, and above which it is not."""
+
+
+def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
+    """Return what is false about the steps around the recorded one."""
+    around = report.neighbourhood
+    if around is None:
+        return ["no neighbourhood"]
+    name = name_of(around.process)
+    assert name is not None
+    wrong = []
+    for each in around.steps:
+        true = _seconds(ran[each.step], name)
+        if abs(each.seconds - true) > EXACT or each.recorded != (each.step == world.recorded):
+            wrong.append(f"step {each.step} took {true:.3f} s in {around.process}, not {each.seconds:.3f}")
+    programs, begun = world.steps[world.recorded], ran[world.recorded].begun
+    own = _seconds(run(programs, begun, (HELD,)), name)
+    others = median(_seconds(each, name) for number, each in enumerate(ran) if number != world.recorded)
+    apart = abs(own / others - 1)
+    typical = around.parts[0].typical if around.parts else None
+    if typical is not True and apart < USUAL:
+        wrong.append(f"typical ({own:.3f} s, others {others:.3f}): {around.text}")
+    if typical is not False and apart > UNUSUAL:
+        wrong.append(f"not typical ({own:.3f} s, others {others:.3f}): {around.text}")
+    return wrong
+
+
+def _seconds(ran: Ran, name: Name) -> float:
+    """Return how long a step took in a process."""
+    windows = ran.lines[name].windows
+    return (windows[-1].end - windows[0].start) / 1e9
