@@ -245,7 +245,12 @@ def _met(timeline: Timeline) -> Intervals:
 
 
 def _comparable(facts: Facts, part: Part, label: str) -> bool:
-    """Return whether the ends and the collectives of two processes in a role are known equally well."""
+    """Return whether another process measures this one: it did its work to the end, and the ends and the collectives of both
+    are known equally well.
+    """
+    place = place_of(facts, label, part.role, part.region)
+    if part.role in facts.timelines[label].process.cut_short() or (place is not None and place.failed):
+        return False
     mine, other = facts.timelines[part.process], facts.timelines[label]
     for each in (mine, other):
         if not each.process.is_followed or any(role == part.role for role, _ in each.process.open_ended()):

@@ -19,7 +19,7 @@ from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.engine_work import Batches, batches_of
 from stepprof.analysis.report.intervals import Indices, Intervals, Moment, Moments, Times
-from stepprof.analysis.report.nesting import Nest, nest_of
+from stepprof.analysis.report.nesting import Nest, attributes_of, ended_early, nest_of
 from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
 from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
 from stepprof.analysis.report.region_calls import regions_around
@@ -48,6 +48,8 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     end: Moment
     ends: bool = True
     """Whether `end` is the window's end. False: its capture ended then, and the window continued."""
+    early: bool = False
+    """Whether its body was left before its end: by an exception, SIGTERM or the end of the session."""
 
 
 class RegionTotal(msgspec.Struct, frozen=True):
@@ -169,11 +171,12 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         start=min(int(column.min()) for column in times),
         end=max(int(column.max()) for column in times),
         windows=[
-            Window(role, start, start + duration)
-            for role, start, duration in zip(
+            Window(role, start, start + duration, early=ended_early(attributes))
+            for role, start, duration, attributes in zip(
                 chosen.roles(chosen.windows),
                 slices.start[chosen.windows].tolist(),
                 slices.duration[chosen.windows].tolist(),
+                attributes_of(source, chosen.windows),
                 strict=True,
             )
         ],

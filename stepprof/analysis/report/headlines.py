@@ -167,7 +167,7 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
             text = f"the capture of {owners} {what}"
             if len(those) == 1 and first.reason:
                 text += f": {first.reason}"
-            text += _missing(those)
+            text += _missing(those) or _after(those)
         found.append(Finding(text, "coverage", process=first.label if len(those) == 1 else None))
     left = len(found) - MOST_SHORTFALLS
     if left > 0:
@@ -175,6 +175,15 @@ def _shortfalls(rows: Sequence[Shortfall]) -> list[Finding]:
             Finding(f"captures were incomplete in {left} more ways: report.json lists them", "coverage")
         ]
     return found
+
+
+def _after(rows: Sequence[Shortfall]) -> str:
+    """Return that captures ended with their windows, which something ended early."""
+    if any(row.recorded is None or not row.early for row in rows):
+        return ""
+    if len(rows) > 1:
+        return "; what their windows would have had after that is not recorded"
+    return f"; what its window would have had after {seconds_text(rows[0].recorded or 0.0)} is not recorded"
 
 
 def _missing(rows: Sequence[Shortfall]) -> str:
@@ -186,6 +195,8 @@ def _missing(rows: Sequence[Shortfall]) -> str:
             return ""
         shares.append(1 - min(recorded / row.window, 1.0))
     low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    if high == "0%":
+        return ""
     of = "its window was" if len(rows) == 1 else "their windows were"
     return f"; {low if low == high else f'{low} to {high}'} of {of} not recorded"
 

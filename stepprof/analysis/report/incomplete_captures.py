@@ -61,12 +61,13 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
     ):
         return None
     start = window["start_unix_ns"]
-    own = None
+    own, early = None, False
     if start is not None:  # the spans have the window's own end
         begin = int(start) - process.offset_ns
         spans = [each for each in process.windows if each.ends and each.role == window["role"]]
         nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)
-        own = None if nearest is None or nearest.end <= begin else nearest.end - nearest.start
+        if nearest is not None and nearest.end > begin:
+            own, early = nearest.end - nearest.start, nearest.early
     recorded = _seconds(start, window["end_unix_ns"]) if status in COVERS and not short else None
     return Shortfall(
         label=process.label,
@@ -74,7 +75,10 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         capped_by=capped,
         reason=window["error"],
         recorded=recorded,
-        window=None if own is None else own / 1e9,
+        window=None
+        if own is None or early
+        else own / 1e9,  # the whole length of a window that ended early is not known
+        early=early,
     )
 
 

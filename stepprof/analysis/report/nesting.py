@@ -44,11 +44,11 @@ class Place(msgspec.Struct, frozen=True):
     longest: float
     """Seconds of its longest call."""
     amounts: dict[str, float] = {}
-    """Sums of the attributes ``tokens``, ``samples`` and ``batch_size`` over its calls."""
+    """Sums of the attributes ``tokens``, ``samples`` and ``batch_size``; only of those that each of its calls states."""
     overlap: bool = False
     """Whether two of its calls overlap: they are of different coroutines."""
     failed: int = 0
-    """How many of its calls ended with an exception."""
+    """How many of its calls ended with an exception, or with the process."""
 
 
 STRETCHES = 64
@@ -203,9 +203,9 @@ class _Sweep:
         self.tasks = [
             None if task < 0 or window else task for task, window in zip(tasks, self.windows, strict=True)
         ]
-        attributes = _attributes(source, which)
+        attributes = attributes_of(source, which)
         self.amounts = [amounts(each) for each in attributes]
-        self.failed = [each.get("error") is True for each in attributes]
+        self.failed = [ended_early(each) for each in attributes]
         self.start = slices.start[which].tolist()
         self.end = (slices.start[which] + slices.duration[which]).tolist()
         self.numbers: dict[tuple[int, str, str | None, bool], int] = {}
@@ -268,14 +268,18 @@ class _Sweep:
             )
 
     def _sums(self, members: list[int]) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for at in members:
-            for key, value in self.amounts[at].items():
-                sums[key] = sums.get(key, 0.0) + value
-        return sums
+        stated = [self.amounts[at] for at in members]
+        return {
+            key: sum(each[key] for each in stated) for key in stated[0] if all(key in each for each in stated)
+        }
 
 
-def _attributes(source: Source, which: Indices) -> list[Mapping[str, object]]:
+def ended_early(attributes: Mapping[str, object]) -> bool:
+    """Return whether a span ended by an exception, SIGTERM, or the end of the session."""
+    return attributes.get("error") is True or "unfinished" in attributes
+
+
+def attributes_of(source: Source, which: Indices) -> list[Mapping[str, object]]:
     """Return the attributes of each slice, if it has one of `_KEYS`; only spans have attributes."""
     args = source.slices.args
     if args is None or source.origin.kind != "spans":
@@ -294,4 +298,4 @@ def _decoded(raw: bytes) -> Mapping[str, object]:
     return decoded if isinstance(decoded, dict) else {}
 
 
-_KEYS = (b'"tokens"', b'"samples"', b'"batch_size"', b'"error"')
+_KEYS = (b'"tokens"', b'"samples"', b'"batch_size"', b'"error"', b'"unfinished"')

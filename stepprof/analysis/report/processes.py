@@ -116,6 +116,20 @@ class Process:
                 found.append((window["role"], start))
         return found
 
+    def cut_short(self) -> frozenset[str | None]:
+        """Return the roles of its windows that ended early, or whose end is not known: by a cap, an exception, or its death."""
+        raised = {window["role"] for window in self.manifest_windows if window.get("body_error")}
+        return frozenset(
+            {window.role for window in self.windows if window.early}
+            | raised
+            | {role for role, _ in self.open_ended()}
+        )
+
+    def failed(self) -> frozenset[tuple[str | None, str]]:
+        """Return the regions, as (role, name), of which a call ended early."""
+        nests = [digest.nest for digest in self.digests if digest.nest is not None]
+        return frozenset((place.role, place.name) for nest in nests for place in nest.places if place.failed)
+
     def edges(self, window: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return the start and the end of a window in the manifest; None: one is not known."""
         start, end = window["start_unix_ns"], window["end_unix_ns"]

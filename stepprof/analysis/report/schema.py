@@ -559,6 +559,8 @@ class Shortfall(msgspec.Struct, frozen=True):
     """Seconds of its window; None: not known."""
     iterations: int | None = None
     """Forward steps that an engine recorded before it ended its capture by itself; None: another reason, or not known."""
+    early: bool = False
+    """Its window ended early too: by an exception, SIGTERM or the end of the session."""
 
 
 class PathSegment(msgspec.Struct, frozen=True):

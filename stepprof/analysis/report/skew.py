@@ -39,7 +39,7 @@ def end_skew(processes: Sequence[Process], waits: Mapping[str, Waiting]) -> list
     for process in processes:
         held, waiting = process.held(), waits.get(process.label, Waiting())
         stood = (waiting.when | waiting.for_profiler | waiting.unmatched) - process.working()[0]
-        left_open = {role for role, _ in process.open_ended()}
+        left_open = process.cut_short()
         # a region without a role may be in a window that has not ended
         unfollowed = left_open | {None} if left_open else left_open
         for window in process.windows:
@@ -47,7 +47,7 @@ def end_skew(processes: Sequence[Process], waits: Mapping[str, Waiting]) -> list
                 part = _Part(process, window.start, window.end, held, stood)
                 _extend(phases[process.island, (window.role, None)], part)
         for region in process.regions if process.is_followed else []:
-            if region.role not in unfollowed:
+            if region.role not in unfollowed and (region.role, region.name) not in process.failed():
                 part = _Part(process, region.first, region.last, held, stood)
                 _extend(phases[process.island, (region.role, region.name)], part)
     rows = [_row(phase, list(parts.values())) for (_, phase), parts in phases.items() if len(parts) > 1]

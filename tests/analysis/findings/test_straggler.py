@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from digested import manifest, spans, trace, window
+from digested import manifest, source, spans, trace, window
 from spanning import write_steps
 
 from stepprof.analysis.findings.neighbours import Neighbours
-from stepprof.analysis.findings.straggler import LOOK, OWN
+from stepprof.analysis.findings.straggler import BALANCE, LOOK, OWN
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Origin
 
 
 def straggler(*sources, **more):
@@ -105,3 +106,75 @@ class TestOtherSteps:
     def test_names_that_count(self, tmp_path):
         """No other step has the region of this name, so these do not show that the rank was late in this step alone."""
         assert "in this step alone" not in self.late(tmp_path, "prepare_{}".format).why
+
+
+def with_attributes(number, role, *slices):
+    """Return the spans of a rank: slices (kind, name, start, length, attributes)."""
+    rows = [("thread", *each[:4], {"step": 2, "role": role, **each[4]}) for each in slices]
+    return source(
+        Origin("spans", f"spans/rank-{number}.000001.jsonl", None, number, None, "h", 100 + number), *rows
+    )
+
+
+def findings(*sources, **more):
+    made = combine([digest(each) for each in sources], step=2, run_id="r", **more)
+    return [each for each in made.findings if each.topic in ("straggler", "half_batch")]
+
+
+class TestProcessesThatEndedEarly:
+    """They are no measure for the others."""
+
+    @pytest.mark.parametrize("ending", [{"unfinished": "SIGTERM"}, {"error": True}])
+    @pytest.mark.parametrize("calls", [1, 4])
+    def test_an_exception_or_a_signal(self, ending, calls):
+        """Rank 1 ended after 20 of 100 ms, in its first call: the other ranks have no more to do than planned."""
+
+        def rank(number, end):
+            updates = [
+                ("region", "update", at, min(80 / calls, end - at), {"tokens": 10} | (ending if number else {}))
+                for at in range(0, 80, 80 // calls) if at < end
+            ]  # fmt: skip
+            return with_attributes(
+                number, "actor", ("window", "actor", 0, end, ending if number == 1 else {}), *updates
+            )
+
+        assert findings(rank(0, 100), rank(1, 20)) == []
+        assert findings(rank(0, 100), rank(1, 20), rank(2, 100)) == []
+
+    def test_a_region_that_raised(self):
+        """The exception was caught within the window."""
+
+        def rank(number, length, more):
+            return with_attributes(
+                number, "actor", ("window", "actor", 0, 100, {}), ("region", "update", 0, length, more)
+            )
+
+        assert findings(rank(0, 80, {}), rank(1, 20, {"error": True})) == []
+        assert len(findings(rank(0, 80, {}), rank(1, 20, {}))) == 1
+
+
+class TestAmounts:
+    """An amount counts only if each call states it."""
+
+    def test_batches_without_samples(self):
+        """Two of four batches do not state their samples: how full they were is not known."""
+        amounts = [{"batch_size": 8, "samples": 8}, {"batch_size": 8}] * 2
+        calls = [("region", "forward", 25 * at, 25, each) for at, each in enumerate(amounts)]
+        assert findings(with_attributes(0, "actor", ("window", "actor", 0, 100, {}), *calls)) == []
+        half = [("region", "forward", 25 * at, 25, {"batch_size": 8, "samples": 4}) for at in range(4)]
+        (found,) = findings(with_attributes(0, "actor", ("window", "actor", 0, 100, {}), *half))
+        assert (found.topic, round(found.seconds, 3)) == ("half_batch", 0.05)
+
+    def test_amounts_of_some_calls(self):
+        """Rank 0 states the tokens of four calls, rank 1 those of two: their sums are no reason."""
+
+        def rank(number, length, stated):
+            calls = [
+                ("region", "forward", length * at, length, {"tokens": 100} if at < stated else {})
+                for at in range(4)
+            ]
+            return with_attributes(number, "actor", ("window", "actor", 0, 100, {}), *calls)
+
+        (found,) = findings(rank(0, 20, 4), rank(1, 10, 2))
+        assert "tokens" not in found.why
+        assert found.advice != BALANCE

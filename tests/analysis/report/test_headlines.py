@@ -232,6 +232,15 @@ class TestShortfalls:
         short = Shortfall("rank 0", "failed", None, "no device", None, None)
         assert texts(shortfalls=[short]) == ["the capture of rank 0 failed: no device"]
 
+    def test_a_capture_that_ended_with_its_process(self):
+        """The capture covers the window until SIGTERM; the window would have gone on."""
+        ended = Shortfall("rank 1", "partial", None, "SIGTERM", 0.263, None, early=True)
+        assert texts(shortfalls=[ended]) == [
+            "the capture of rank 1 is partial: SIGTERM; what its window would have had after 263 ms is not recorded"
+        ]
+        covered = Shortfall("rank 1", "partial", None, "nsys: no report", 0.1, 0.1)
+        assert texts(shortfalls=[covered]) == ["the capture of rank 1 is partial: nsys: no report"]
+
     def test_incomplete_captures_come_before_causes(self):
         short = Shortfall("rank 0", "lost", None, None, None, None)
         assert texts(shortfalls=[short], skew=[skew()])[0] == "the capture of rank 0 was lost"
