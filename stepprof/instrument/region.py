@@ -181,6 +181,8 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
             where = None
         else:
             where = holding(where, recorder, thread, task)
+    if recorder.last_ended > start:
+        where = recorder.began_in(start, thread, task, where)
     if attributes:
         for value in attributes.values():
             if value.__class__ not in SIMPLE:

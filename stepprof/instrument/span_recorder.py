@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepprof.instrument.attributes import plain, short_name
 from stepprof.instrument.scope import (
@@ -29,8 +29,15 @@ from stepprof.instrument.scope import (
     newest,
 )
 
+RECENT = 8
+"""Ended windows in which a region that is still open may have begun."""
+
 MAX_PENDING = 262_144
 """Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
+
+
+if TYPE_CHECKING:
+    from stepprof.instrument.step import StepWindow
 
 
 class Hook(Protocol):
@@ -70,10 +77,12 @@ class Recorder:
         "_dropped",
         "began",
         "current_task",
+        "ended",
         "first_cut",
         "hook",
         "is_compiling",
         "keep",
+        "last_ended",
         "late",
         "pending",
         "running_loop",
@@ -84,6 +93,10 @@ class Recorder:
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
         self.began = perf_counter_ns()
         self.pending: deque[Span] = deque()
+        self.ended: deque[tuple[int, int, StepWindow]] = deque(maxlen=RECENT)
+        """(start, end, window) of the windows that ended last."""
+        self.last_ended = 0
+        """When the last of them ended."""
         self.keep = keep
         self.hook: Hook | None = None
         self.late: Callable[[object], object] = _nothing_late
@@ -130,6 +143,25 @@ class Recorder:
         """Return the name of the current asyncio task in spans, or None outside of one."""
         loop = self.running_loop()
         return None if loop is None else id(self.current_task(loop))
+
+    def began_in(self, start: int, thread: int, task: int | None, where: Scope | None) -> Scope | None:
+        """Return the window in which a region began that has outlasted a window: what began in a step belongs to it.
+
+        Args:
+            start: of the region.
+            thread: on which it ran.
+            task: in which it ran.
+            where: the scope in which it ends; None: of a thread without context, or between windows.
+        """
+        newest_then = None
+        for opened, closed, window in reversed(self.ended):
+            if closed <= start:
+                break
+            if opened <= start:
+                if (window._thread, window._task) == (thread, task):
+                    return window
+                newest_then = newest_then or window
+        return where or newest_then
 
     def where(self) -> Scope | None:
         """Return the scope of a span that ends here and now."""

@@ -136,6 +136,8 @@ class StepWindow(Scope):
             recorder = cell.recorder
             if recorder is None:
                 return
+            recorder.ended.append((start, end, self))
+            recorder.last_ended = end
             role = self.role
             span = (
                 role or "step",

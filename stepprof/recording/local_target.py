@@ -310,10 +310,10 @@ class LocalTarget:
         if later is not None:
             later()
 
-    def unfinished(self, reason: str) -> Iterator[Span]:
+    def unfinished(self) -> Iterator[Span]:
         """Yield the spans of the windows that are open, and of the regions that began in recorded ones and have not ended: until now."""
-        yield from self._hook.unfinished(reason)
-        yield from unfinished_windows({UNFINISHED: reason})
+        yield from self._hook.unfinished()
+        yield from unfinished_windows(UNFINISHED)
 
     def _changed(self) -> None:
         self._hook_regions()

@@ -8,7 +8,7 @@ no hook, and a region costs no more than a span.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from threading import get_ident
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ACCESS_SECONDS = 1.0
 """Maximum seconds that a region waits for access before it goes on without a capture."""
 
-UNFINISHED = "unfinished"
-"""Attribute of a window or region that had not ended when its session did; its value is the reason."""
+UNFINISHED: Mapping[str, object] = {"unfinished": True}
+"""The attributes of a window or region that had not ended when its session did."""
 
 
 class RegionWatch:
@@ -203,8 +203,8 @@ class RegionHook:
             self._open[number] = (name, perf_counter_ns(), *where)
         return marked, lane, entry, cpu, number
 
-    def unfinished(self, reason: str) -> Iterator[Span]:
-        """Yield the spans of the regions that have not ended: until now, with the reason why their ends are not known."""
+    def unfinished(self) -> Iterator[Span]:
+        """Yield the spans of the regions that have not ended: until now."""
         now = perf_counter_ns()
         for name, start, thread, task, where in list(self._open.values()):
             yield (
@@ -215,7 +215,7 @@ class RegionHook:
                 thread,
                 task,
                 where or newest.window,
-                {UNFINISHED: reason},
+                UNFINISHED,
                 False,
             )
 

@@ -478,7 +478,7 @@ class Session:
             return
         self._closed = True
         if cell.session is self and self.recorder.keep:
-            self._guard(lambda: self.recorder.pending.extend(self.local.unfinished(reason)))
+            self._guard(lambda: self.recorder.pending.extend(self.local.unfinished()))
         limit = EXPORT_SECONDS if timeout is None else timeout
         deadline = time.monotonic() + limit
         fleet = self.fleet

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import random
 
+from msgspec.structs import replace
+
 from stepprof.analysis.report import schema as s
 
 ROLES = ("rollout", "reward", "ref", "actor")
@@ -111,7 +113,7 @@ def make_report(
         ),
     ]  # fmt: skip
     worst = rollouts[0]
-    return s.Report(
+    return _parts(s.Report(
         run_id=run_id,
         step=step,
         start_unix_ns=1_763_560_812_345_678_901,
@@ -181,7 +183,7 @@ def make_report(
             s.Shortfall("rollout/1", "lost", None, "the engine restarted while it recorded", None, None),
         ],
         islands=[s.Island([f"gpu-node-{host:02d}" for host in range(8 + engines)], 1_763_560_812_345_678_901, end)],
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _job(ranks):
@@ -203,23 +205,45 @@ def _job(ranks):
     return s.Job(command, "9b2c1f0e" * 5, ranks, "Qwen/Qwen3-8B", versions, "Linux 6.8.0 x86_64", ["verl"])  # fmt: skip
 
 
+def _parts(report):
+    """Return the report with its roles as parts, and the rest."""
+    spent = [sum(each.seconds for each in report.path if each.part == part) for part in range(5)]
+    parts = [
+        s.Part(
+            time.role,
+            time.role,
+            None,
+            spent[at],
+            spent[at] / report.seconds,
+            time.seconds,
+            time.share,
+            [(each.start, each.seconds) for each in report.path if each.part == at],
+        )
+        for at, time in enumerate(report.roles)
+    ]
+    rest = s.Part("in no window", None, None, spent[4], spent[4] / report.seconds, None, None)
+    return replace(report, parts=[*parts, rest])
+
+
 def _path(straggler, generate, reward, ref, actor, end, micro_batches):
     slow = f"actor rank {straggler}"
     path = [
-        s.PathSegment("driver", 0.0, generate, "work", "rollout", "sync_weights"),
-        s.PathSegment("rollout/0 worker 0", generate, reward - generate, "engine", "rollout"),
-        s.PathSegment("driver", reward, ref - reward, "work", "reward", "math_verify"),
-        s.PathSegment("actor rank 5", ref, actor - ref - 0.3, "work", "ref", "compute_log_prob"),
-        s.PathSegment("driver", actor - 0.3, 0.3, "handover", "ref"),
+        s.PathSegment("driver", 0.0, generate, "work", "rollout", ["sync_weights"], 0),
+        s.PathSegment("rollout/0 worker 0", generate, reward - generate, "engine", "rollout", part=0),
+        s.PathSegment("driver", reward, ref - reward, "work", "reward", ["math_verify"], 3),
+        s.PathSegment("actor rank 5", ref, actor - ref - 0.3, "work", "ref", ["compute_log_prob"], 2),
+        s.PathSegment("driver", actor - 0.3, 0.3, "handover", "ref", part=2),
     ]
     each = (end - 0.9 - actor) / micro_batches
     for number in range(micro_batches):
         at = actor + number * each
-        path.append(s.PathSegment(slow, at, each * 0.9, "work", "actor", "update_actor/forward_backward"))
         path.append(
-            s.PathSegment(slow, at + each * 0.9, each * 0.1, "communication", "actor", "update_actor")
+            s.PathSegment(slow, at, each * 0.9, "work", "actor", ["update_actor", "forward_backward"], 1)
         )
-    return [*path, s.PathSegment("driver", end - 0.9, 0.9, "outside")]
+        path.append(
+            s.PathSegment(slow, at + each * 0.9, each * 0.1, "communication", "actor", ["update_actor"], 1)
+        )
+    return [*path, s.PathSegment("driver", end - 0.9, 0.9, "outside", part=4)]
 
 
 def _neighbourhood(step, end):
@@ -364,8 +388,6 @@ def _tree(end, actors):
         row(3, "op", "aten::mm", 0.3, 0.3, 4096),
         row(3, "op", "others", 0.2, 0.2, 20_000),
         row(3, "kernel", "sm90_xmma_gemm_bf16bf16_bf16f32", 0.6, 0.6, 4096),
-        row(1, "outside", "outside any region", 0.05, 0.05, 0),
-        row(0, "outside", "outside any region", 0.02, 0.02, 0),
     ]  # fmt: skip
 
 

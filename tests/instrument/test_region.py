@@ -319,6 +319,48 @@ class TestScope:
         found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
         assert found == {"1,2": 2, "2": 2, "3": 3, "none": None}
 
+    def test_a_region_that_outlasts_its_window(self, session) -> None:
+        """A region belongs to the window in which it began, whether it ends after it, in a window around it or in the next one."""
+        late, across, inner, around = (region(name) for name in ("late", "across", "inner", "around"))
+        with profile_step(2, role="actor"):
+            late.__enter__()
+        late.__exit__(None, None, None)
+        with profile_step(3, role="actor"):
+            across.__enter__()
+        around.__enter__()
+        with profile_step(4):
+            across.__exit__(None, None, None)
+            with profile_step(4, role="critic"):
+                inner.__enter__()
+            inner.__exit__(None, None, None)
+        around.__exit__(None, None, None)
+        found = {s["name"]: (s["step"], s["role"]) for s in spans_of(session, kind="region")}
+        assert found == {
+            "late": (2, "actor"),
+            "across": (3, "actor"),
+            "inner": (4, "critic"),
+            "around": (None, None),
+        }
+
+    def test_a_region_of_another_thread_outlasts_a_window(self, session) -> None:
+        """A region on a thread without context belongs to the window that was open when it began, although the next one is open at its end."""
+        began, go = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with region("elsewhere"):
+                began.set()
+                go.wait()
+
+        with profile_step(2, role="actor"):
+            thread = threading.Thread(target=work)
+            thread.start()
+            began.wait()
+        with profile_step(3, role="critic"):
+            go.set()
+            thread.join()
+        found = {s["name"]: s["step"] for s in spans_of(session, kind="region")}
+        assert found == {"elsewhere": 2}
+
     def test_an_endless_pipeline_holds_nothing(self, session) -> None:
         """If each window overlaps with the next one, earlier windows are freed."""
         import gc

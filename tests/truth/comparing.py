@@ -12,6 +12,7 @@ from truth.gantt import compare_gantt
 from truth.known import Known, known_of
 from truth.model import Engine, Stretch, Truth
 from truth.noting import CLOSE, Notes, key_of
+from truth.screen import disagreements
 from truth.sentences import compare_sentences
 from truth.trees import compare_trees
 from truth.waiting import Waited, compare_collectives, compare_waiting
@@ -52,6 +53,8 @@ def differences(truth: Truth, report: Report) -> list[str]:
     _overlap(notes, everyone)
     _operators(notes, everyone)
     compare_trees(notes, everyone)
+    for contradiction in disagreements(report, printed=truth.shape.seed % 4 == 0):
+        notes.found.append(contradiction)
     _rollouts(notes)
     _overhead(notes, everyone)
     return notes.found

@@ -118,34 +118,14 @@ class _Sentences:
             self.notes.say("finding of clocks", said, "never compared")
 
 
-@_reads(
-    r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>[^`]+?)(?: \((?P<regions>`.+)\))?(?: \(they overlap\))?"
-)
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>.+)")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.about(match["seconds"], sentences.report.seconds)
-    shares = {row.role: row.share for row in sentences.report.roles}
-    none = ("engine", "recording", "outside")
-    apart = [each for each in sentences.report.path if each.role is None and each.kind not in none]
-    shares["no role"] = sum(each.seconds for each in apart) / sentences.report.seconds
+    # the shares of the parts are compared with the path, and their times in any process with the truth
+    shares = {each.name: each.share or 0.0 for each in sentences.report.parts}
     for part in match["parts"].split(", "):
-        role, _, share = part.rpartition(" ")
-        sentences.share(share[:-1], shares.get(role, -1.0))
-    for name, share in re.findall(r"`([^`]+)` (\d+)%", match["regions"] or ""):
-        spent = [each.seconds for each in apart if (each.region or "").partition("/")[0] == name]
-        sentences.share(share, sum(spent) / sentences.report.seconds)
-
-
-@_reads(r"the step took (?P<seconds>[\d.,]+ \w+): (?P<parts>`.+)")
-def _(sentences: _Sentences, match: re.Match[str]) -> None:
-    sentences.about(match["seconds"], sentences.report.seconds)
-    for name, share in re.findall(r"`([^`]+)` (\d+)%", match["parts"]):
-        spent = [each for each in sentences.report.path if (each.region or "").partition("/")[0] == name]
-        sentences.share(share, sum(each.seconds for each in spent) / sentences.report.seconds)
-        most = sum(
-            row.share for row in sentences.report.regions if row.region == name
-        )  # in each of its roles
-        if int(share) > 100 * most + 1:  # the table was compared with the truth
-            sentences.wrong(most)
+        name, _, share = part.replace("`", "").rpartition(" ")
+        sentences.share(share[:-1], shares.get(name, -1.0))
 
 
 @_reads(r"the step took (?P<seconds>[\d.,]+ \w+), and no role or region divides it")

@@ -46,26 +46,14 @@ def _reported(notes: Notes) -> dict[object, dict[_Path, tuple[float, float, int]
     found: dict[object, dict[_Path, tuple[float, float, int]]] = defaultdict(dict)
     for row in tree:
         paths.append((*(() if row.parent is None else paths[row.parent]), row.name))
-        if paths[-1][0] != "step" or row.kind not in ("step", "role", "region", "outside"):
+        if paths[-1][0] != "step" or row.kind not in ("step", "role", "region"):
             continue
         for time in row.per_process:
             found[key_of(time.label)][paths[-1]] = (time.seconds, time.self_seconds, time.calls)
     found = {rank: rows for rank, rows in found.items() if ("step",) in rows or len(found) <= MOST_PROCESSES}
     for rank, rows in found.items():
-        outside = sum(seconds for path, (seconds, _, _) in rows.items() if path[-1] == _OUTSIDE)
-        inside = sum(
-            own
-            for path, (_, own, _) in rows.items()
-            if path[-1] != _OUTSIDE and (*path, _OUTSIDE) not in rows
-        )
-        notes.same(f"regions and the rest of {rank}", inside + outside, rows["step",][0] * 1e9)
-    return {
-        rank: {path: row for path, row in rows.items() if path[-1] != _OUTSIDE}
-        for rank, rows in found.items()
-    }
-
-
-_OUTSIDE = "outside any region"
+        notes.same(f"self times of {rank}", sum(own for _, own, _ in rows.values()), rows["step",][0] * 1e9)
+    return found
 
 
 def _tree(known: Known) -> _Times:

@@ -12,6 +12,9 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.report.wording import seconds_text
 
+MOST_STRETCHES = 200
+"""The number of stretches of a finding to state."""
+
 
 class Ledger:
     """Gives each moment of the step to one finding at most.
@@ -81,6 +84,7 @@ class Ledger:
                 region=part.name,
                 start=self.facts.at(longest[0]),
                 end=self.facts.at(longest[1]),
+                stretches=self._stretches(free),
                 why=why,
                 advice=advice,
                 saves=saves,
@@ -88,6 +92,11 @@ class Ledger:
             )
         )
         return True
+
+    def _stretches(self, when: Intervals) -> list[tuple[float, float]]:
+        """Return the longest intervals as (start, seconds), in order."""
+        longest = sorted(when.pairs(), key=lambda pair: pair[0] - pair[1])[:MOST_STRETCHES]
+        return [(self.facts.at(begin), (end - begin) / 1e9) for begin, end in sorted(longest)]
 
     def _gain(self, without: Mapping[str, Intervals], seconds: float) -> float | None:
         """Return how much shorter the step would be, at most the seconds of the finding; None: not known."""

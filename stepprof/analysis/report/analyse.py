@@ -21,7 +21,6 @@ from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.clock_placement import estimated, moved_alignment, place, rank_job
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
-from stepprof.analysis.report.neighbourhood import neighbourhood
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Job, Problem, Report
@@ -116,7 +115,6 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrences=found.occurrences,
         job=job_of(runs),
         recording=_cost(found),
-        neighbourhood=None if step is None else neighbourhood(runs, step),
     )
 
 

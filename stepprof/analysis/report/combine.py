@@ -17,12 +17,14 @@ from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.report.allocators import Counts, allocators_of
 from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
 from stepprof.analysis.report.digest import Digest
+from stepprof.analysis.report.division import divide
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
 from stepprof.analysis.report.gantt import gantt
 from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import NOT_A_CAPTURE, shortfalls_of
 from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.neighbourhood import neighbourhood_of
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
 from stepprof.analysis.report.region_rows import region_rows
@@ -30,6 +32,7 @@ from stepprof.analysis.report.replaced import replaced
 from stepprof.analysis.report.schema import (
     Finding,
     Island,
+    Part,
     PathSegment,
     Problem,
     RecordedProcess,
@@ -162,7 +165,13 @@ def combine(
         *replaced(everyone),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
-    return msgspec.structs.replace(report, findings=sentences(report, tables["findings"], notices))
+    return msgspec.structs.replace(
+        report,
+        findings=sentences(report, tables["findings"], notices),
+        neighbourhood=neighbourhood_of(
+            report, runs, tables["findings"], {each.label: each.origin.rank for each in everyone}
+        ),
+    )
 
 
 def _part(
@@ -198,6 +207,7 @@ def _part(
     )
     hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
     island = Island(list(hosts), start, (end - start) / 1e9, processes[0].island)
+    division = divide(path, processes, [each.stretches for each in known], (start, end))
     return island, {
         "gantt": gantt(processes, start),
         "roles": [_on(each, island, several) for each in role_times(processes, start, end)],
@@ -206,7 +216,11 @@ def _part(
         "rollout": rollouts,
         "engines": works,
         "memory": memory_peaks(processes, start),
-        "path": [_segment(each, start) for each in path],
+        "parts": [_without_path(each, island) if several else each for each in division.parts],
+        "path": [
+            _segment(each, start, None if several else part)
+            for each, part in zip(path, division.of_path, strict=True)
+        ],
         "slack": graph.spare(
             [each for each in known if each.process.is_followed and not each.process.open_ended()]
         ),
@@ -267,14 +281,15 @@ def _unfinished(processes: Sequence[Process], short: set[str]) -> set[str]:
     }
 
 
-def _segment(segment: Segment, start: int) -> PathSegment:
+def _segment(segment: Segment, start: int, part: int | None) -> PathSegment:
     return PathSegment(
         segment.process,
         (segment.start - start) / 1e9,
         (segment.end - segment.start) / 1e9,
         segment.kind,
         segment.role,
-        "/".join(segment.region) or None,
+        list(segment.region),
+        part,
     )
 
 
@@ -298,6 +313,11 @@ def _by_clock(processes: Sequence[Process]) -> list[list[Process]]:
     for process in processes:
         islands.setdefault(process.island, []).append(process)
     return list(islands.values())
+
+
+def _without_path(part: Part, island: Island) -> Part:
+    """Return a part of one of several clocks: there is no path through the step."""
+    return msgspec.structs.replace(part, seconds=None, share=None, clock=", ".join(island.hosts))
 
 
 def _on(time: TimeOf, island: Island, several: bool) -> TimeOf:

@@ -21,6 +21,7 @@ from stepprof.analysis.report.engine_work import Batches, batches_of
 from stepprof.analysis.report.intervals import Indices, Intervals, Moment, Moments, Times
 from stepprof.analysis.report.nesting import Nest, attributes_of, ended_early, nest_of
 from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
+from stepprof.analysis.report.outlasting import within_windows
 from stepprof.analysis.report.process_groups import Issued, configured_groups, groups_of, issued
 from stepprof.analysis.report.region_calls import regions_around
 from stepprof.analysis.report.region_tree import RegionTree, tree_of
@@ -159,7 +160,8 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
     ops, device = chosen.ops, chosen.device
     own = op_self_times(slices, ops, chosen.regions)
     regions, problems = _regions(source, chosen)
-    tree = tree_of(source, chosen, own)
+    inside = within_windows(source, chosen)
+    tree = tree_of(inside, chosen, own)
     if tree is not None and tree.folded:
         problems.append(
             f"{tree.folded} short or deeply nested regions count as part of the region around them in the region tree"
@@ -181,7 +183,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
             )
         ],
         regions=regions,
-        nest=nest_of(source, chosen),
+        nest=nest_of(inside, chosen),
         tree=tree,
         works=_works(source, chosen),
         calls=_calls(source, chosen),

@@ -1,94 +1,163 @@
-"""Choose what divides the step in bars and strips: its roles, with the outermost regions of the time in no role; or those regions alone where no role divides it."""
+"""Divide the step into parts: its roles, with the outermost regions of the time in no role; or those regions alone where no role divides it.
+
+The title, the bars, the legends and the tables of the parts take their figures from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from stepprof.analysis.report.schema import PathSegment, Report, TimeOf
+from stepprof.analysis.report.critical_path import Segment, Stretch
+from stepprof.analysis.report.digest import Window
+from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.processes import Process, union
+from stepprof.analysis.report.schema import Part
 
 NEARLY_ALL = 0.95
 """A single role with at least this share of the step does not divide it."""
 WORTH_SAYING = 0.01
-"""A region with a smaller share of the step's wall time is not shown as a part of the step."""
+"""A part with a smaller share of the step is not stated, and a region not made a part."""
 MOST_PARTS = 8
+MOST_STRETCHES = 200
 LEAST_REST = 0.2
-"""The time in no role on the critical path is shown and stated if it has at least this share of the step."""
-WORKS = ("work", "communication", "waiting", "unmatched", "handover")
-"""What processes do on the critical path."""
+"""Regions of the time in no role are parts if it has at least this share of the critical path."""
+NO_WORK = {"recording": "held up by the profiler", "outside": "in no window"}
+"""The kinds of the path in which no process works, and the names of these parts."""
+
+_Key = tuple["str | None", "str | None"]
+"""Role and outermost region; the second None: the role as a whole."""
 
 
-def in_no_role(report: Report) -> list[PathSegment]:
-    """Return the parts of the critical path in which a process works in no role; empty: they are less than a fifth of the step."""
-    found = [each for each in report.path if each.role is None and each.kind in WORKS]
-    return found if sum(each.seconds for each in found) >= LEAST_REST * report.seconds else []
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The parts of a step in the order in which they begin, and the number of the part of each segment of the path."""
+
+    parts: list[Part]
+    of_path: list[int]
 
 
-def parts_of(report: Report) -> list[TimeOf]:
-    """Return the roles of a step, or the outermost regions on its critical path, in the order in which they begin. Regions of the time in no role come behind the roles."""
-    roles = [time for time in report.roles if time.role is not None]
-    if len(report.islands) > 1:
-        return roles or report.roles
-    if len(roles) > 1 or (roles and roles[0].share < NEARLY_ALL):
-        return [*roles, *_outermost(report, in_no_role(report))]
-    return _outermost(report, report.path) or roles or report.roles
+def divide(
+    path: Sequence[Segment],
+    processes: Sequence[Process],
+    stretches: Iterable[Sequence[Stretch]],
+    bounds: tuple[int, int],
+) -> Division:
+    """Divide a step.
 
-
-def outermost_region(path: str, known: Collection[str]) -> str:
-    """Return the outermost of the regions in a path. The name of a region may itself have a slash.
-
-    >>> outermost_region("update/forward", ["update", "forward"])
-    'update'
-    >>> outermost_region("v1/chat/parse", ["v1/chat", "parse"])
-    'v1/chat'
+    Args:
+        path: its critical path.
+        processes: of one clock.
+        stretches: the innermost window or region at each moment, of each process.
+        bounds: the start and the end of the step [ns].
     """
-    return _regions_of(path, known)[0]
+    total = bounds[1] - bounds[0]
+    if total <= 0:
+        return Division([], [0] * len(path))
+    roles: dict[_Key, Intervals] = {
+        (role, None): when for role, when in _roles(processes).items() if role is not None
+    }
+    alone = len(roles) == 1 and all(when.total >= NEARLY_ALL * total for when in roles.values())
+    apart = [each for each in path if each.role is None and each.kind not in NO_WORK]
+    chosen: dict[_Key, Intervals] = {}
+    if alone or not roles:
+        chosen = _outermost(path, stretches, bounds)
+    by_region = bool(chosen)
+    if not chosen and roles:
+        has_regions = not alone and _total(apart) >= LEAST_REST * total
+        chosen = roles | (_outermost(apart, stretches, bounds) if has_regions else {})
+    elif not chosen and len(whole := union(_windows(processes))):
+        chosen = {(None, None): whole}
+    numbers: dict[tuple[_Key | None, str], int] = {(key, _name(key)): at for at, key in enumerate(chosen)}
+    spent: dict[int, int] = defaultdict(int)
+    of_path = []
+    for segment in path:
+        number = numbers.setdefault(_part_of(segment, chosen, by_region), len(numbers))
+        spent[number] += segment.end - segment.start
+        of_path.append(number)
+    parts = [
+        _made(key, name, spent[number], None if key is None else chosen.get(key), bounds)
+        for (key, name), number in numbers.items()
+    ]
+    return Division(parts, of_path)
 
 
-def innermost_region(path: str, known: Collection[str]) -> str:
-    """Return the innermost of the regions in a path.
-
-    >>> innermost_region("rollout/v1/chat", ["rollout", "v1/chat"])
-    'v1/chat'
-    """
-    return _regions_of(path, known)[-1]
+def stated(parts: Sequence[Part], most: int) -> list[Part]:
+    """Return the parts that the step waited for longest, without short ones."""
+    worth = [part for part in parts if (part.share or 0.0) >= WORTH_SAYING]
+    return sorted(worth, key=lambda part: -(part.seconds or 0.0))[:most]
 
 
-def _regions_of(path: str, known: Collection[str]) -> list[str]:
-    """Split a path into the names of its regions. A name that is not known is assumed to have no slash."""
-    parts = path.split("/")
-    found: list[str] = []
-    while parts:
-        count = next(
-            (
-                count
-                for count in range(1, len(parts) + 1)
-                if "/".join(parts[:count]) in known and _is_known(parts[count:], known)
-            ),
-            1,
-        )
-        found.append("/".join(parts[:count]))
-        parts = parts[count:]
-    return found
+def _windows(processes: Iterable[Process]) -> Iterator[Window]:
+    return (window for process in processes for window in process.windows if window.ends)
 
 
-def _is_known(parts: Sequence[str], known: Collection[str]) -> bool:
-    """Return whether some parts of a path are regions with known names."""
-    ends = {0}
-    for end in range(1, len(parts) + 1):
-        if any("/".join(parts[begin:end]) in known for begin in ends):
-            ends.add(end)
-    return len(parts) in ends
+def _roles(processes: Sequence[Process]) -> dict[str | None, Intervals]:
+    """Return when any process was in each role, in the order in which they begin."""
+    found: dict[str | None, list[Window]] = defaultdict(list)
+    for window in sorted(_windows(processes), key=lambda window: window.start):
+        found[window.role].append(window)
+    return {role: union(of) for role, of in found.items()}
 
 
-def _outermost(report: Report, path: Sequence[PathSegment]) -> list[TimeOf]:
-    """Return the longest outermost regions of parts of the critical path."""
-    rows = {(time.role, time.region): time for time in report.regions}
-    known = {time.region for time in report.regions if time.region is not None}
-    outermost = dict.fromkeys(
-        (segment.role, outermost_region(segment.region, known))
-        for segment in path
-        if segment.region is not None
+def _total(path: Iterable[Segment]) -> int:
+    return sum(each.end - each.start for each in path)
+
+
+def _outermost(
+    path: Sequence[Segment], stretches: Iterable[Sequence[Stretch]], bounds: tuple[int, int]
+) -> dict[_Key, Intervals]:
+    """Return the longest outermost regions of some segments, and when any process was in them."""
+    spent: dict[_Key, int] = defaultdict(int)
+    for segment in path:
+        if segment.region:
+            spent[segment.role, segment.region[0]] += segment.end - segment.start
+    times: dict[_Key, list[tuple[int, int]]] = {key: [] for key in spent}
+    for of in stretches if times else ():
+        for begin, end, role, region in of:
+            if region and (role, region[0]) in times:
+                times[role, region[0]].append((begin, end))
+    least = WORTH_SAYING * (bounds[1] - bounds[0])
+    found = {key: Intervals.of(each).clip(*bounds) for key, each in times.items()}
+    worth = [key for key, when in found.items() if when.total >= least]
+    longest = sorted(worth, key=lambda key: -spent[key])[:MOST_PARTS]
+    return {key: found[key] for key in worth if key in longest}
+
+
+def _name(key: _Key) -> str:
+    return key[1] or key[0] or "step"
+
+
+def _part_of(segment: Segment, chosen: Mapping[_Key, Intervals], by_region: bool) -> tuple[_Key | None, str]:
+    """Return the role or region that a segment belongs to, and its name; without one, what it is instead."""
+    outer = segment.region[0] if segment.region else None
+    no_work = NO_WORK.get(segment.kind)
+    if no_work is None or segment.role is not None or by_region:
+        for key in ((segment.role, None), (segment.role, outer)):
+            if key in chosen:
+                return key, _name(key)
+    if no_work is not None:
+        return None, no_work
+    if segment.role is not None and not by_region:
+        return (segment.role, None), segment.role
+    of_regions = any(region is not None for _, region in chosen)
+    if outer is not None and of_regions:
+        return None, "other regions"
+    return None, "no region" if by_region else "no role or region" if of_regions else "no role"
+
+
+def _made(key: _Key | None, name: str, spent: int, when: Intervals | None, bounds: tuple[int, int]) -> Part:
+    start, total = bounds[0], bounds[1] - bounds[0]
+    shown = [] if when is None else when.coarse(MOST_STRETCHES)[0].pairs()
+    role, region = key or (None, None)
+    return Part(
+        name=name,
+        role=role,
+        region=region,
+        seconds=spent / 1e9,
+        share=spent / total,
+        wall_seconds=None if when is None else when.total / 1e9,
+        wall_share=None if when is None else when.total / total,
+        when=[((begin - start) / 1e9, (end - begin) / 1e9) for begin, end in shown],
     )
-    found = [rows[key] for key in outermost if key in rows and rows[key].share >= WORTH_SAYING]
-    shown = sorted(found, key=lambda time: -time.seconds)[:MOST_PARTS]
-    return [time for time in found if time in shown]

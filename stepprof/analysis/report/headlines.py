@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING, in_no_role, outermost_region
+from stepprof.analysis.report.division import WORTH_SAYING, stated
 from stepprof.analysis.report.schema import (
     Allocator,
     EngineWork,
@@ -18,7 +18,6 @@ from stepprof.analysis.report.schema import (
     Island,
     Memory,
     Overlap,
-    PathSegment,
     PhaseSkew,
     Report,
     Shortfall,
@@ -26,11 +25,14 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.wording import quoted, seconds_text
 from stepprof.analysis.report.wording import seconds as three_digits
+from stepprof.analysis.report.wording import share as percent
 from stepprof.formatting import counted
 
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
+MOST_STATED = 5
+"""Parts of the step in its first sentence."""
 
 
 def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Finding] = ()) -> list[Finding]:
@@ -68,7 +70,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
 
 
 def _where(report: Report) -> list[Finding]:
-    """Return the time of the step by role; on clocks that were never compared, the time on each."""
+    """Return the length of the step with the parts that it waited for longest; on clocks that were never compared, its length on each."""
     if not report.seconds:
         return []
     if len(report.islands) > 1:
@@ -78,58 +80,17 @@ def _where(report: Report) -> list[Finding]:
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took {', '.join(shown)}{more}, each by its own clock"
         return [Finding(text, "step", report.seconds)]
-    roles = sorted((time for time in report.roles if time.role is not None), key=lambda time: -time.seconds)
-    if not roles or (len(roles) == 1 and roles[0].share >= NEARLY_ALL):
-        by_region = _by_region(report)
-        if by_region or not roles:
-            return by_region
-    outside = in_no_role(report)
-    rest = sum(each.seconds for each in outside)
-    worth = [time for time in roles[:5] if time.share >= WORTH_SAYING] or ([] if outside else roles[:1])
-    parts = ", ".join(
-        [
-            *(f"{time.role} {time.share:.0%}" for time in worth),
-            *([f"no role {rest / report.seconds:.0%}{_regions_in(report, outside)}"] if outside else []),
-        ]
-    )
-    # ranks enter a role at different times: the role lasts while any of them is in it
-    overlap = " (they overlap)" if sum(time.share for time in worth) > 1 + WORTH_SAYING else ""
-    text = f"the step took {three_digits(report.seconds)}: {parts}{overlap}"
-    return [Finding(text, "step", report.seconds)]
-
-
-def _regions_in(report: Report, outside: Sequence[PathSegment]) -> str:
-    """Return the longest outermost regions of the time in no role, in brackets; empty: there is none worth saying."""
-    parts = _outermost(report, outside, MOST_NAMES)
-    return f" ({parts})" if parts else ""
-
-
-def _outermost(report: Report, segments: Sequence[PathSegment], most: int) -> str:
-    """Return the longest outermost regions of parts of the critical path, with their shares of the step."""
-    total = report.seconds
-    known = {time.region for time in report.regions if time.region is not None}
-    spent: dict[str, float] = {}
-    for segment in segments:
-        if segment.region is not None:
-            name = outermost_region(segment.region, known)
-            spent[name] = spent.get(name, 0.0) + segment.seconds
-    worth = sorted(
-        ((seconds, name) for name, seconds in spent.items() if seconds >= WORTH_SAYING * total),
-        reverse=True,
-    )
-    return ", ".join(f"{quoted(name)} {seconds / total:.0%}" for seconds, name in worth[:most])
-
-
-def _by_region(report: Report) -> list[Finding]:
-    """Return the time of the step by outermost region on its critical path, where roles do not divide it."""
-    parts = _outermost(report, report.path, 5)
-    if parts:
-        return [Finding(f"the step took {three_digits(report.seconds)}: {parts}", "step", report.seconds)]
-    if not report.path or report.roles[:1] != report.roles or any(time.role for time in report.roles):
+    if not report.path:
         return []
-    text = f"the step took {three_digits(report.seconds)}, and no role or region divides it"
-    advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
-    return [Finding(text, "step", report.seconds, advice=advice)]
+    took = f"the step took {three_digits(report.seconds)}"
+    if all(part.role is None and part.region is None for part in report.parts):
+        advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
+        return [Finding(f"{took}, and no role or region divides it", "step", report.seconds, advice=advice)]
+    shown = [
+        f"{part.name if part.region is None else quoted(part.region)} {percent(part.share or 0.0)}"
+        for part in stated(report.parts, MOST_STATED)
+    ]
+    return [Finding(": ".join([took, *([", ".join(shown)] if shown else [])]), "step", report.seconds)]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.region_rows import costliest, path_text
-from stepprof.analysis.report.schema import Comparison, Finding, Problem, RegionRow, Report, TimeOf
+from stepprof.analysis.report.division import WORTH_SAYING
+from stepprof.analysis.report.region_rows import costliest, row_text
+from stepprof.analysis.report.schema import Comparison, Finding, Part, Problem, RegionRow, Report, TimeOf
 from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
-from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.report.wording import seconds, share
 from stepprof.formatting import printable
 
 _MOST_PROBLEMS = 5
@@ -34,10 +34,8 @@ def _report(report: Report, top: int) -> Iterator[str]:
     yield from _findings(report.findings)
     if report.neighbourhood is not None:
         yield from ("", f"Among the steps of the run: {_sentence(report.neighbourhood.text)}.")
-    parts = parts_of(report)
-    if parts and parts[0].region is None:
-        yield from _times("role", [each for each in parts if each.region is None][:top])
-    yield from _tree(report.tree, 2 * top) if report.tree else _times("region", report.regions[:top])
+    yield from _parts(report.parts[:top])
+    yield from _tree(report.tree, 2 * top) if report.tree else _regions(report.regions[:top])
     yield from _table(*sample_rows(report.rollout[:top]))
     yield from _table(*token_rows(report.engines[:top]))
     yield from _table(*stage_rows(report.engines[:top]))
@@ -52,14 +50,14 @@ def _comparison(comparison: Comparison, top: int) -> Iterator[str]:
     yield from _findings(comparison.findings)
     changes = [each for each in comparison.changes if each.significant or each.topic == "step"]
     rows = (
-        (each.what, seconds(each.a), seconds(each.b), _share(each.a, each.b), "?" if each.noise is None else seconds(each.noise))
+        (each.what, seconds(each.a), seconds(each.b), _change(each.a, each.b), "?" if each.noise is None else seconds(each.noise))
         for each in changes[:top]
     )  # fmt: skip
     yield from _table(("", "A", "B", "change", "noise"), rows)
     yield from _problems(comparison.problems)
 
 
-def _share(a: float, b: float) -> str:
+def _change(a: float, b: float) -> str:
     return f"{b / a - 1:+.1%}" if a > 0 else "new"
 
 
@@ -80,25 +78,37 @@ def _tree(tree: Sequence[RegionRow], top: int) -> Iterator[str]:
         figures = (
             seconds(each.seconds),
             seconds(each.self_seconds),
-            f"{each.share:.0%}",
+            share(each.share),
             str(each.calls or ""),
             str(each.processes),
         )
-        rows.append((path_text(tree, each), *figures))
-    yield from _table(("region", "time", "self", "of the step", "calls", "processes"), rows)
+        rows.append((row_text(tree, each), *figures))
+    yield from _table(
+        ("region", "median time", "median self time", "of the step", "calls", "processes"), rows
+    )
 
 
-def _times(what: str, times: Sequence[TimeOf]) -> Iterator[str]:
+def _parts(parts: Sequence[Part]) -> Iterator[str]:
     rows = (
         (
-            (each.region if what == "region" else each.role) or "step",
-            seconds(each.seconds),
-            f"{each.share:.0%}",
-            str(len(each.per_process)),
+            part.name + ("" if part.clock is None else f" on {part.clock}"),
+            seconds(part.seconds),
+            "-" if part.share is None else share(part.share),
+            seconds(part.wall_seconds),
+            "-" if part.wall_share is None else share(part.wall_share),
         )
+        for part in parts
+        if part.wall_seconds is not None or (part.share or 0.0) >= WORTH_SAYING
+    )
+    yield from _table(("part of the step", "on the critical path", "", "in any process", ""), rows)
+
+
+def _regions(times: Sequence[TimeOf]) -> Iterator[str]:
+    rows = (
+        (each.region or "step", seconds(each.seconds), share(each.share), str(len(each.per_process)))
         for each in times
     )
-    yield from _table((what, "time", "of the step", "processes"), rows)
+    yield from _table(("region", "in any process", "of the step", "processes"), rows)
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -10,14 +10,15 @@ same roles: one without a rollout is no fast one with it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
+from stepprof.analysis.report.critical_path import DRIVER
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
-from stepprof.analysis.report.schema import Neighbourhood, StepTime, Usual
+from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import (
@@ -43,25 +44,61 @@ MOST_REGIONS = 6
 """Maximum number of regions to show."""
 
 
-def neighbourhood(runs: Sequence[Path], step: int) -> Neighbourhood | None:
+def neighbourhood_of(
+    report: Report, runs: Sequence[Path], causes: Iterable[Finding], ranks: Mapping[str, int | str | None]
+) -> Neighbourhood | None:
+    """Return the step of a report among the others of its run: in the process of the first cause, else in the one with the most time on the path.
+
+    Args:
+        report: with its path.
+        runs: the folders of the run.
+        causes: its findings with a place.
+        ranks: by the label of the process.
+    """
+    if report.step is None:
+        return None
+    spent: dict[str, float] = defaultdict(float)
+    for segment in report.path:
+        spent[segment.process] += segment.seconds
+    places = [(cause.process, cause.start) for cause in causes if cause.process in ranks]
+    order = [process for process, _ in places[:1] if process is not None] + sorted(
+        spent, key=lambda label: -spent[label]
+    )
+    regions = {
+        segment.region[0]
+        for segment in report.path
+        if segment.region
+        and any(
+            process == segment.process and 0.0 <= (start or 0.0) - segment.start < segment.seconds
+            for process, start in places
+        )
+    }
+    return neighbourhood(runs, report.step, [ranks[label] for label in order if label in ranks], regions)
+
+
+def neighbourhood(
+    runs: Sequence[Path], step: int, ranks: Sequence[int | str | None] = (), regions: Collection[str] = ()
+) -> Neighbourhood | None:
     """Return the steps of a run around one of them.
 
     Args:
         runs: the folders of the run.
         step: the number of the step.
+        ranks: the ranks whose spans are preferred, in this order, unless the run has a driver.
+        regions: the outermost regions to show, if the process has them, however short they are.
 
     Returns:
         None: no process has spans of it and of another step, or the number was used for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
-    for process, files in _processes(runs):
+    for process, files in _processes(runs, [str(rank) for rank in ranks]):
         times = _steps(windows_of(files), recorded)
         at = next((at for at, each in enumerate(times) if each.step == step), None)
         if at is None or len(times) < 2:
             continue
         around = times[max(at - AROUND, 0) : at + AROUND + 1]
         if not _is_divided(times[at]):
-            around = _with_regions(around, files, step)
+            around = _with_regions(around, files, step, regions)
         this = next(each for each in around if each.step == step)
         # the first step of the run is no neighbour
         return _placed(process, around, this, first=times[0].step)
@@ -73,13 +110,16 @@ def _is_divided(step: StepTime) -> bool:
     return len(step.roles) > 1 or any(of < NEARLY_ALL * step.seconds for of in step.roles.values())
 
 
-def _with_regions(times: Sequence[StepTime], files: Sequence[Path], step: int) -> list[StepTime]:
-    """Return the steps with the longest outermost regions of one of them."""
+def _with_regions(
+    times: Sequence[StepTime], files: Sequence[Path], step: int, regions: Collection[str]
+) -> list[StepTime]:
+    """Return the steps with the longest outermost regions of one of them, and some regions in any case."""
     found = outermost_regions(files, {each.step for each in times})
     own = found.get(step, {})
     least = WORTH_SAYING * sum(own.values())
     longest = sorted((name for name in own if own[name] >= least), key=lambda name: -own[name])
-    names = [name for name in own if name in longest[:MOST_REGIONS]]  # in the order in which they begin
+    shown = {*longest[:MOST_REGIONS], *regions}
+    names = [name for name in own if name in shown]  # in the order in which they begin
     return [
         replace(each, regions={name: inside[name] / 1e9 for name in names if name in inside})
         for each in times
@@ -87,9 +127,11 @@ def _with_regions(times: Sequence[StepTime], files: Sequence[Path], step: int) -
     ]
 
 
-def _processes(runs: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
-    found = [each for run in runs for each in process_files(run)][:MOST_PROCESSES]
-    for name, files in found:
+def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str, list[Path]]]:
+    found = [each for run in runs for each in process_files(run)]
+    last = len(ranks)
+    found.sort(key=lambda each: (each[0] != DRIVER, ranks.index(each[0]) if each[0] in ranks else last))
+    for name, files in found[:MOST_PROCESSES]:
         yield f"rank {name}" if name.isdecimal() else name, files
 
 

@@ -16,7 +16,6 @@ from importlib.resources import files
 import msgspec
 
 from stepprof.analysis.recording_cost import cost_sentences
-from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.gantt import Columns, pack_gantt
 from stepprof.analysis.report.schema import Comparison, Report
 from stepprof.analysis.report.wording import causes
@@ -57,7 +56,6 @@ def _payload(content: Report | Comparison) -> str:
         headings = {"busy": "work", **causes(each.causes for each in content.idle)}
         more = {
             "causes": headings,
-            "parts": parts_of(content),
             "recording_cost": cost_sentences(content.recording),
         }
         table = {"kind": "report", "content": {**rest, **more}, "gantt": gantt}

@@ -14,17 +14,17 @@ from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.region_calls import REST, STEP, UNCLEAR
 from stepprof.analysis.report.region_tree import RegionTree
 from stepprof.analysis.report.schema import RegionRow, RegionTime
+from stepprof.analysis.report.wording import path_text
 
 MOST_REGIONS = 300
 MOST_CALLED = 8
 MOST_PROCESSES = 64
 _LEAST_SHARE = 0.005
-OUTSIDE = "outside any region"
 OTHERS = "others"
 _Key = tuple[str, str]
 """Kind and name."""
 _ROOTS = ("step", "threads", "unclear")
-_ORDER = {"role": 0, "region": 0, "regions": 1, "outside": 2, "op": 3, "kernel": 4}
+_ORDER = {"role": 0, "region": 0, "regions": 1, "op": 2, "kernel": 3}
 _CALLED = ("op", "kernel")
 _REGIONS = (*_ROOTS, "role", "region")
 
@@ -118,8 +118,6 @@ def _add_regions(root: _Row, tree: RegionTree, label: str) -> set[tuple[_Key, ..
         paths.append(((*paths[node.parent],) if number > UNCLEAR else ()) + ((node.kind, node.name),))
         if number > UNCLEAR or number == STEP or node.total:
             _at(root, paths[-1]).add(label, node.calls, node.total, node.own)
-        if node.kind in ("step", "role") and node.own:
-            _at(root, paths[-1]).child("outside", OUTSIDE).add(label, 0, node.own, node.own)
     return set(paths)
 
 
@@ -146,9 +144,6 @@ def _add_calls(root: _Row, tree: RegionTree, label: str, known: set[tuple[_Key, 
                     row.add(label, call.calls, call.own if kind == "op" else 0, 0)
                 if path[-1][0] == "threads":
                     row.add(label, 0, 0, 0)
-                if path[-1][0] in ("step", "role"):
-                    row = row.child("outside", OUTSIDE)
-                    row.add(label, 0, 0, 0)
                 name = OTHERS if call.name == REST else tree.names[call.name]
                 row.child(kind, name).add(label, call.calls, call.total, call.own)
 
@@ -168,12 +163,12 @@ def _ordered(row: _Row, kept: set[int]) -> Iterator[tuple[_Key, _Row]]:
     for (kind, name), child in by_cost:
         some[kind] = some.get(kind, 0) + (name != OTHERS)
         fits = some[kind] <= MOST_CALLED and name != OTHERS if kind in _CALLED else id(child) in kept
-        if fits or kind == "outside":
+        if fits:
             shown.append(((kind, name), child))
             continue
         rest = others.setdefault(kind if kind in _CALLED else "regions", _Row())
         for label, times in child.by_process.items():
-            rest.add(label, times.calls, times.total, times.own)
+            rest.add(label, times.calls, times.total, times.own if kind in _CALLED else times.total)
     shown += [((kind, OTHERS), rest) for kind, rest in others.items()]
     yield from sorted(shown, key=lambda item: _ORDER[item[0][0]])
 
@@ -220,7 +215,7 @@ def costliest(rows: Sequence[RegionRow], top: int) -> list[int]:
     return sorted(shown)
 
 
-def path_text(rows: Sequence[RegionRow], row: RegionRow) -> str:
+def row_text(rows: Sequence[RegionRow], row: RegionRow) -> str:
     """Return a row with the regions around it: ``update_policy/forward``, ``aten::mm in update_policy/forward``."""
     is_region = row.kind in (*_REGIONS, "regions") or row.parent is None
     around = row if is_region else rows[row.parent or 0]
@@ -229,5 +224,5 @@ def path_text(rows: Sequence[RegionRow], row: RegionRow) -> str:
         around = rows[around.parent]
         if around.kind != "step":
             names.append(around.name)
-    path = "/".join(reversed(names))
+    path = path_text(names[::-1])
     return path if is_region else f"{row.name} in {path}"

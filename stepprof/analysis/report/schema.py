@@ -10,7 +10,7 @@ import msgspec
 
 from stepprof.analysis.recording_cost import RecordingCost
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -105,6 +105,8 @@ class Finding(msgspec.Struct, frozen=True):
     """Where its longest stretch begins in the timeline; None: it has no place."""
     end: float | None = None
     """Where that stretch ends."""
+    stretches: list[tuple[float, float]] = []
+    """All of its stretches, as (start, seconds): they add up to its seconds, unless it has more than 200. Then these are the longest."""
     why: str | None = None
     """The evidence."""
     advice: str | None = None
@@ -193,20 +195,22 @@ class RegionTime(msgspec.Struct, frozen=True, array_like=True):
 class RegionRow(msgspec.Struct, frozen=True):
     """A row of the region tree: the step, a role, a region, or what a region called. A row comes after its `parent`.
 
-    In each process, the children of the step, of a role or of a region that are no operators or kernels, and its self time, add up to its seconds.
-    If coroutines are open at the same time, the one that opened last has the self time.
+    In each process, the self time of the step, of a role or of a region and the seconds of its children that are no operators or kernels add up to its seconds:
+    its self time is that outside of them. A region that outlasts the window in which it began ends with that window here.
+    Where children overlap (coroutines, or regions that do not end in the order in which they began), the one that began last has the self time: the self times
+    of all rows below the step and its own add up to it in any case.
     """
 
     parent: int | None
     """The index of the row around it; None: it is at the top."""
     kind: str
-    """``step``: the windows. ``role`` and ``region``. ``regions``: shorter regions together. ``outside``: in a window, in no region. ``op`` and ``kernel``: called by the row around it.
+    """``step``: the windows. ``role`` and ``region``. ``regions``: shorter regions together. ``op`` and ``kernel``: called by the row around it.
     ``threads``: regions of other threads, which run concurrently. ``unclear``: what a coroutine called, or a kernel without a recorded launch.
     """
     name: str
     """The region, operator or kernel; ``others``: all others that the row around it called."""
     calls: int
-    """By all processes; of the step its windows without a role. 0 for ``outside`` and ``threads``."""
+    """By all processes; of the step its windows without a role. 0 for ``threads``."""
     seconds: float
     """The median over the processes that have the row; for operators with inner operators, for kernels on the device."""
     self_seconds: float
@@ -580,8 +584,37 @@ class PathSegment(msgspec.Struct, frozen=True):
     """
     role: str | None = None
     """The role of the window; None: none."""
-    region: str | None = None
-    """The regions around it, the innermost one last: ``update/forward``."""
+    region: list[str] = []
+    """The names of the regions around it, the innermost one last; empty: it is in no region."""
+    part: int | None = None
+    """The index of its row in `Report.parts`; None: the step has none."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of the step: a role, an outermost region, or the rest.
+
+    Its `seconds` are on the critical path: those of all parts add up to the step. Its `wall_seconds` are those in which any process
+    was in it, also next to others: they overlap.
+    """
+
+    name: str
+    """The role or the region. Of the rest: ``no role``, ``no region``, ``no role or region``, ``other regions``, ``in no window``, or ``held up by the profiler``."""
+    role: str | None
+    """The role; None: a region outside of roles, or the rest."""
+    region: str | None
+    """The region; None: the role as a whole, or the rest."""
+    seconds: float | None
+    """Its time on the critical path; None: clocks were never compared, so that there is no path through the step."""
+    share: float | None
+    """`seconds` as a share of the step."""
+    wall_seconds: float | None
+    """The time in which any process was in it, in a region as the outermost one; None: of the rest."""
+    wall_share: float | None
+    """`wall_seconds` as a share of the step."""
+    when: list[tuple[float, float]] = []
+    """When any process was in it, as (start, seconds), without the narrowest gaps."""
+    clock: str | None = None
+    """The hosts of this clock, if the step was recorded on clocks that were never compared."""
 
 
 class Slack(msgspec.Struct, frozen=True):
@@ -662,6 +695,8 @@ class Report(msgspec.Struct, frozen=True):
     """The timeline, one row per process."""
     roles: list[TimeOf] = []
     """Time by role. Roles that run at the same time overlap."""
+    parts: list[Part] = []
+    """What divides the step: its roles, with the outermost regions of the time in no role; or those regions alone where no role divides it. In the order in which they begin; then the rest."""
     regions: list[TimeOf] = []
     """Time by region, the longest first."""
     tree: list[RegionRow] = []
@@ -752,7 +787,7 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     """The step among the other steps of the run, by the spans of one process."""
 
     process: str
-    """The process: the driver, or the first rank that has the step."""
+    """The process: the driver; else that of the first cause, or the one with the most time on the critical path, of those with spans of the step."""
     steps: list[StepTime]
     """The steps in order, with this one; at most 200 before and after it."""
     others: list[int]

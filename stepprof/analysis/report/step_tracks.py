@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import msgspec
 import numpy as np
 
-from stepprof.analysis.report.division import innermost_region
 from stepprof.analysis.report.schema import PathSegment, Report
+from stepprof.analysis.report.wording import path_text
 from stepprof.analysis.timeline.model import (
     Alignment,
     Counters,
@@ -31,11 +29,10 @@ def step_tracks(report: Report) -> Source:
     rows: list[tuple[int, int, str, str, int, bytes | None]] = []
     tracks = [Track("async", CRITICAL_PATH, ("path",), 0)]
     several = len(report.islands) > 1
-    known = {time.region for time in report.regions if time.region is not None}
     start = report.start_unix_ns
     for segment in [] if several else report.path:
         begin, end = start + _ns(segment.start), start + _ns(segment.start + segment.seconds)
-        rows.append((begin, end, _name(segment, known), CRITICAL_PATH, 0, _facts(segment)))
+        rows.append((begin, end, _name(segment), CRITICAL_PATH, 0, _facts(segment)))
     for row in [] if several else report.gantt:
         windows = [bar for bar in row.bars if bar.role is not None and bar.name == bar.role]
         if windows:
@@ -51,10 +48,9 @@ def _ns(seconds: float) -> int:
     return round(seconds * _SECONDS)
 
 
-def _name(segment: PathSegment, known: Collection[str]) -> str:
+def _name(segment: PathSegment) -> str:
     """Return the process and what it did: the innermost region, else the role, else the kind."""
-    region = None if segment.region is None else innermost_region(segment.region, known)
-    what = region or segment.role or segment.kind
+    what = segment.region[-1] if segment.region else segment.role or segment.kind
     return (
         f"{segment.process}: {what}"
         if segment.kind == "work"
@@ -63,7 +59,12 @@ def _name(segment: PathSegment, known: Collection[str]) -> str:
 
 
 def _facts(segment: PathSegment) -> bytes:
-    facts = {"process": segment.process, "kind": segment.kind, "role": segment.role, "region": segment.region}
+    facts = {
+        "process": segment.process,
+        "kind": segment.kind,
+        "role": segment.role,
+        "region": path_text(segment.region) or None,
+    }
     return msgspec.json.encode({key: value for key, value in facts.items() if value is not None})
 
 

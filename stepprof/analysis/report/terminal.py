@@ -11,7 +11,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from stepprof.analysis.report.division import parts_of
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
@@ -83,9 +82,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
         if strips is not None:
             console.print()
             _indented(console, strips)
-    parts = parts_of(report)
-    if parts:
-        _section(console, "where the time went", parts_table(report, parts, plain, room))
+    heading = "where the time went: in any process, which can overlap, and on the critical path"
+    _section(console, heading, parts_table(report, plain, room))
     _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     engines = report.engines[:MOST_PROCESSES]
     for heading, rows in (

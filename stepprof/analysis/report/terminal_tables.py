@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.recording_cost import cost_sentences
+from stepprof.analysis.report.division import WORTH_SAYING
 from stepprof.analysis.report.region_rows import OTHERS, costliest
 from stepprof.analysis.report.schema import (
     Change,
-    GanttRow,
     Idle,
     Neighbourhood,
     Op,
+    Part,
     RegionRow,
     Report,
     Rollout,
@@ -176,43 +177,37 @@ def _taken(step: StepTime, part: Usual) -> float | None:
     return step.seconds if part.role is None else step.roles.get(part.role)
 
 
-def parts_table(report: Report, parts: Sequence[TimeOf], plain: bool, room: int) -> Table:
-    """Return when each role (or outermost region) was active, for how long, and its share of the step;
+def parts_table(report: Report, plain: bool, room: int) -> Table | None:
+    """Return when each part of the step was active, for how long in any process, and its time on the critical path;
     `plain`: without block characters.
     """
-    table = Table.grid(padding=(0, 2))
-    for side in ("left", "left", "right", "right"):
-        table.add_column(justify=side, no_wrap=True)
-    cells = [
-        (
-            printable(
-                (time.region or time.role or "step") + ("" if time.clock is None else f" on {time.clock}")
-            ),
-            seconds(time.seconds),
-            share(time.share),
-        )
-        for time in parts
+    parts = [
+        each for each in report.parts if each.wall_seconds is not None or (each.share or 0.0) >= WORTH_SAYING
     ]
-    taken = sum(max(map(cell_len, column)) + _GAP for column in zip(*cells, strict=True))
-    length = min(_RIBBON, max(_SHORT_RIBBON, room - taken))
-    for index, (time, (name, took, part)) in enumerate(zip(parts, cells, strict=True)):
-        bar = _ribbon(report.gantt, time, report.seconds, plain, length)
-        style = _STYLES[index % len(_STYLES)]
-        table.add_row(Text(name), Text(bar, style), Text(took, "bold"), Text(part, "dim"))
-    table.width = taken + length
-    return table
+    length = _RIBBON if room >= _WIDE else _SHORT_RIBBON
+    rows: list[list[str | Text]] = [
+        [
+            part.name + ("" if part.clock is None else f" on {part.clock}"),
+            Text(_ribbon(part, report.seconds, plain, length), _STYLES[index % len(_STYLES)]),
+            seconds(part.wall_seconds),
+            "-" if part.wall_share is None else share(part.wall_share),
+            seconds(part.seconds),
+            Text("-" if part.share is None else share(part.share), "bold"),
+        ]
+        for index, part in enumerate(parts)
+    ]
+    headers = ["", "from begin to end", "in any process", "", "on the path", ""]
+    return text_table(headers, rows, "lwrrrr", room)
 
 
-def _ribbon(rows: Sequence[GanttRow], part: TimeOf, total: float, plain: bool, length: int) -> str:
-    """Return the active times of a role or a region as characters from the start of the step to its end."""
+def _ribbon(part: Part, total: float, plain: bool, length: int) -> str:
+    """Return the times of a part as characters from the start of the step to its end."""
     cells = [False] * length
-    for row in rows:
-        for bar in row.bars:
-            if bar.role == part.role and part.region in (None, bar.name) and total > 0:
-                first = int(bar.start / total * length)
-                last = int((bar.start + bar.seconds) / total * length - 1e-9)
-                for cell in range(max(0, first), min(length - 1, last) + 1):
-                    cells[cell] = True
+    for begin, took in part.when if total > 0 else ():
+        first = int(begin / total * length)
+        last = int((begin + took) / total * length - 1e-9)
+        for cell in range(max(0, first), min(length - 1, last) + 1):
+            cells[cell] = True
     return "".join(("#" if plain else "█") if cell else ("." if plain else "·") for cell in cells)
 
 

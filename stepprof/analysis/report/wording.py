@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepprof.formatting import printable
 
@@ -75,6 +76,18 @@ def share(value: float) -> str:
     """
     percent = value * 100
     return f"{percent:.1f}%" if percent and abs(percent) < 1 else f"{percent:.0f}%"
+
+
+def path_text(names: Sequence[str]) -> str:
+    """Return the regions of a path as one text. A slash in a name has a backslash before it, so that it is told from those between names.
+
+    >>> path_text(["update", "loss/kl"]), path_text(["update", "loss", "kl"]), path_text([])
+    ('update/loss\\\\/kl', 'update/loss/kl', '')
+    """
+    return "/".join(_SEPARATORS.sub(r"\\\g<0>", name) for name in names)
+
+
+_SEPARATORS = re.compile(r"[\\/]")
 
 
 def causes(found: Iterable[Mapping[str, float]]) -> dict[str, str]:

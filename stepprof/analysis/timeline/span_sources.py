@@ -72,7 +72,12 @@ class _Bound(msgspec.Struct):
     sample: Any = None
 
 
+class _Collected(msgspec.Struct):
+    busy: int
+
+
 _header = msgspec.json.Decoder(_Header)
+_collected = msgspec.json.Decoder(_Collected)
 _span = msgspec.json.Decoder(_Span)
 _bound = msgspec.json.Decoder(_Bound)
 
@@ -245,6 +250,8 @@ class _Reader:
                 sample = None
             if isinstance(sample, str | int | float) and not isinstance(sample, bool):
                 tracks.append(self.tracks["sample", str(sample)])
+        if span.kind == "gc":  # a run of short collections is as long as its pauses
+            span.dur = min(span.dur, _pause(attributes, span.dur))
         for track in tracks:
             if span.kind == "mark":
                 self.instants.append((span.start, name, category, track, args))
@@ -315,6 +322,14 @@ class _Reader:
                 own = kind == "async" and key in (f"{_TASKS}{self.main}", alone)
                 name = OWN_TASKS if own else key
                 yield Track(kind, name, (name,) if kind == "sample" else (kind, name), 1_000_000 + number)
+
+
+def _pause(attributes: bytes, length: int) -> int:
+    """Return the nanoseconds in the pauses of a run of garbage collections; its length if they are not stated."""
+    try:
+        return max(_collected.decode(attributes).busy, 0)
+    except DECODE_ERRORS:
+        return length
 
 
 def _decoded(line: bytes) -> _Span | None:

@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_THERE,
         metavar="FILE",
-        help="write only the JSON (schema_version 3), to FILE (default: print it instead of text)",
+        help="write only the JSON (schema_version 4), to FILE (default: print it instead of text)",
     )
     parser.add_argument(
         "--markdown",

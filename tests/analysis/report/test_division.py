@@ -1,66 +1,139 @@
-"""The parts into which bars and strips divide the step."""
+"""The parts into which a step is divided: their time on the critical path, and in any process."""
 
 from __future__ import annotations
 
-from stepprof.analysis.report.division import parts_of
-from stepprof.analysis.report.schema import Island, PathSegment, Report, TimeOf
+from collections.abc import Sequence
 
-WHOLE = TimeOf(None, None, 10.0, 1.0, [])
-LOAD, TRAIN, INNER, SHORT = (
-    TimeOf(None, name, seconds, seconds / 10, [])
-    for name, seconds in (("load", 3.0), ("train", 6.0), ("forward", 2.0), ("log", 0.05))
-)
-REGIONS = [TRAIN, LOAD, INNER, SHORT]
+from stepprof.analysis.report.critical_path import Segment, Stretch
+from stepprof.analysis.report.digest import Window
+from stepprof.analysis.report.division import divide, stated
+from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.schema import Part
+from stepprof.analysis.timeline.model import Alignment, Origin
 
-
-def segment(start: float, seconds: float, region: str | None, role: str | None = None) -> PathSegment:
-    return PathSegment("rank 0", start, seconds, "work", role, region)
-
-
-PATH = [
-    segment(0, 3, "load"),
-    segment(3, 6, "train/forward"),
-    segment(9, 0.05, "log"),
-    segment(9.05, 0.95, None),
+SECOND = 10**9
+Piece = tuple[float, float, str | None, tuple[str, ...]]
+"""Start, end, role and regions, in seconds."""
+PATH: list[Piece] = [
+    (0.0, 3.0, None, ("load",)),
+    (3.0, 9.0, None, ("train", "forward")),
+    (9.0, 9.05, None, ("log",)),
+    (9.05, 10.0, None, ()),
 ]
 
 
-def report(roles: list[TimeOf], **more: object) -> Report:
-    return Report("r", 1, 0, 10.0, "", None, roles=roles, **{"regions": REGIONS, "path": PATH, **more})
+def segment(piece: Piece, kind: str = "work") -> Segment:
+    start, end, role, region = piece
+    return Segment("rank 0", round(start * SECOND), round(end * SECOND), role, region, kind)
+
+
+def process(windows: Sequence[tuple[str | None, float, float]]) -> Process:
+    made = Process("rank 0", "rank", Origin("rank", ""), Alignment("reference"), [])
+    made.windows = [Window(role, round(start * SECOND), round(end * SECOND)) for role, start, end in windows]
+    return made
+
+
+def divided(
+    windows: Sequence[tuple[str | None, float, float]],
+    path: Sequence[Piece] = PATH,
+    more: Sequence[Piece] = (),
+    kinds: Sequence[str] = (),
+) -> list[Part]:
+    """Return the parts of a step of 10 s. `more`: what other processes did meanwhile. `kinds`: of the segments, instead of work."""
+    segments = [segment(piece, kind) for piece, kind in zip(path, kinds or ["work"] * len(path), strict=True)]
+    stretches: list[Stretch] = [(each.start, each.end, each.role, each.region) for each in segments]
+    others: list[Stretch] = [
+        (round(a * SECOND), round(b * SECOND), role, region) for a, b, role, region in more
+    ]
+    found = divide(segments, [process(windows)], [stretches, others], (0, 10 * SECOND))
+    spent = [
+        sum(each.end - each.start for each, part in zip(segments, found.of_path, strict=True) if part == at)
+        / 1e9
+        for at in range(len(found.parts))
+    ]
+    assert [part.seconds for part in found.parts] == spent
+    return found.parts
+
+
+def shown(parts: Sequence[Part]) -> list[tuple[str, float | None, float | None]]:
+    return [(part.name, part.seconds, part.wall_seconds) for part in parts]
 
 
 def test_roles_divide_the_step() -> None:
-    """Roles divide the step. The window without a role, the whole step, is not one of the parts."""
-    roles = [TimeOf(role, None, 5.0, 0.5, []) for role in ("rollout", "actor")]
-    assert parts_of(report([WHOLE, *roles], path=[])) == roles
-    assert parts_of(report([WHOLE, roles[0]], path=[])) == roles[:1]
-    little = [segment(0, 8.1, None, "actor"), segment(8.1, 1.9, "train")]
-    assert parts_of(report([WHOLE, roles[0]], path=little)) == roles[:1]
+    """Roles are the parts, in the order in which they begin. Their times in any process overlap; those on the path add up to the step."""
+    path = [(0.0, 4.0, "rollout", ()), (4.0, 9.0, "actor", ("update",)), (9.0, 10.0, None, ())]
+    parts = divided([(None, 0, 10), ("actor", 3, 9), ("rollout", 0, 5)], path)
+    assert shown(parts) == [("rollout", 4.0, 5.0), ("actor", 5.0, 6.0), ("no role", 1.0, None)]
+    assert [part.share for part in parts] == [0.4, 0.5, 0.1]
+    assert parts[1].when == [(3.0, 6.0)]
 
 
 def test_regions_divide_the_time_in_no_role() -> None:
-    """If a fifth of the step or more is in no role, its outermost regions are listed after the roles."""
-    rollout = TimeOf("rollout", None, 1.0, 0.1, [])
-    inside = TimeOf("rollout", "load", 1.0, 0.1, [])
-    path = [*PATH[:3], segment(9.05, 0.95, "load", "rollout")]
-    assert parts_of(report([WHOLE, rollout], regions=[*REGIONS, inside], path=path)) == [rollout, LOAD, TRAIN]
+    """If a fifth of the step or more is in no role, its outermost regions are parts behind the roles. A region of a role is none of them."""
+    path = [*PATH[:3], (9.05, 9.5, "eval", ("load",)), (9.5, 10.0, None, ())]
+    parts = divided([(None, 0, 10), ("eval", 9.05, 9.5)], path)
+    assert [(part.name, part.role, part.region) for part in parts] == [
+        ("eval", "eval", None),
+        ("load", None, "load"),
+        ("train", None, "train"),
+        ("other regions", None, None),
+        ("no role or region", None, None),
+    ]
+    assert [
+        part.name
+        for part in divided([("eval", 0, 9)], [(0.0, 9.0, "eval", ()), (9.0, 10.0, None, ("load",))])
+    ] == ["eval", "no role"]
 
 
-def test_regions_take_their_place() -> None:
-    """Without roles, the outermost regions divide the step, in the order in which they begin."""
-    assert parts_of(report([WHOLE])) == [LOAD, TRAIN]
+def test_regions_take_the_place_of_roles() -> None:
+    """Without roles, or with one role for nearly all of the step, outermost regions are the parts."""
+    rest = [("other regions", 0.05, None), ("no region", 0.95, None)]
+    assert [(name, round(a, 9), b) for name, a, b in shown(divided([(None, 0, 10)]))] == [
+        ("load", 3.0, 3.0),
+        ("train", 6.0, 6.0),
+        *rest,
+    ]
+    inside = [(start, end, "actor", region) for start, end, _, region in PATH]
+    parts = divided([("actor", 0.2, 10)], inside)
+    assert [(part.name, part.role) for part in parts[:2]] == [("load", "actor"), ("train", "actor")]
+    assert [part.name for part in divided([("actor", 0.2, 10)], [(0.0, 10.0, "actor", ())])] == ["actor"]
 
 
-def test_a_role_that_covers_the_whole_step_does_not_divide_it() -> None:
-    actor = TimeOf("actor", None, 9.8, 0.98, [])
-    inside = [TimeOf("actor", "load", 3.0, 0.3, [])]
-    path = [segment(0, 3, "load/read", "actor")]
-    assert parts_of(report([actor], regions=inside, path=path)) == inside
-    assert parts_of(report([actor], regions=[], path=[])) == [actor]
+def test_a_region_counts_where_it_is_the_outermost_one() -> None:
+    """Inside another region, a region of the same name is a part of that one, on the path and in any process. A slash in a name is no border between regions."""
+    path = [
+        (0.0, 1.0, None, ("loss",)),
+        (1.0, 3.0, None, ("loss", "kl")),
+        (3.0, 4.0, None, ("loss/kl",)),
+        (4.0, 10.0, None, ("update", "loss")),
+    ]
+    more = [(5.0, 7.0, None, ("loss",)), (7.0, 10.0, None, ("update", "loss"))]
+    assert shown(divided([(None, 0, 10)], path, more)) == [
+        ("loss", 3.0, 5.0),
+        ("loss/kl", 1.0, 1.0),
+        ("update", 6.0, 6.0),
+    ]
+
+
+def test_time_without_work() -> None:
+    """Time in no window, and in no region when the profiler held the process up, is a part of its own."""
+    path = [(0.0, 5.0, "actor", ()), (5.0, 6.0, None, ()), (6.0, 10.0, None, ())]
+    kinds = ["work", "recording", "outside"]
+    assert shown(divided([("actor", 0, 5)], path, kinds=kinds)) == [
+        ("actor", 5.0, 5.0),
+        ("held up by the profiler", 1.0, None),
+        ("in no window", 4.0, None),
+    ]
 
 
 def test_without_roles_and_regions_the_step_is_one_part() -> None:
-    """Without roles and regions, or on clocks that were never compared, the step is one part."""
-    assert parts_of(report([WHOLE], regions=[], path=[])) == [WHOLE]
-    assert parts_of(report([WHOLE], islands=[Island(["a"], 0, 1.0), Island(["b"], 0, 1.0)])) == [WHOLE]
-    assert parts_of(report([], regions=[], path=[])) == []
+    assert shown(divided([(None, 0, 10)], [(0.0, 10.0, None, ())])) == [("step", 10.0, 10.0)]
+    assert divide([], [], [], (0, 0)).parts == []
+
+
+def test_stated() -> None:
+    """The parts that are stated are the longest ones on the path, without those below 1 %."""
+    path = [(0.0, 0.05, "a", ()), (0.05, 4.0, "b", ()), (4.0, 10.0, "c", ())]
+    parts = divided([("a", 0, 0.05), ("b", 0.05, 4), ("c", 4, 10)], path)
+    assert [part.name for part in stated(parts, 5)] == ["c", "b"]
+    assert [part.name for part in stated(parts, 1)] == ["c"]

@@ -12,6 +12,7 @@ from stepprof.analysis.report.schema import (
     Island,
     Memory,
     Overlap,
+    Part,
     PathSegment,
     PhaseSkew,
     ProcessTime,
@@ -37,48 +38,36 @@ def skew(straggler="actor rank 3", late=1.8, *, role="actor", region="update_act
     return PhaseSkew(role, region, straggler, late, late, waited, **more)
 
 
-def test_a_region_with_a_slash_in_its_name():
-    """A path joins regions with slashes. The known names of regions show that the slash in
-    `v1/chat` belongs to a name.
-    """
-    regions = [TimeOf(None, name, 5.0, 0.5, []) for name in ("v1/chat", "parse", "update")]
-    path = [
-        PathSegment("rank 0", 0.0, 6.0, "work", None, "v1/chat/parse"),
-        PathSegment("rank 0", 6.0, 4.0, "work", None, "update/other"),
-    ]
-    assert (
-        texts(regions=regions, path=path, roles=[TimeOf(None, None, 10.0, 1.0, [])])[0]
-        == "the step took 10.0 s: `v1/chat` 60%, `update` 40%"
-    )
-
-
 def test_a_step_without_causes_has_only_its_length():
     assert texts() == []
 
 
+def part(name, seconds, *, region=None, role=None):
+    return Part(name, role, region, seconds, seconds / 10, seconds, seconds / 10)
+
+
+PATH = [PathSegment("rank 0", 0.0, 10.0, "work")]
+
+
 def test_the_step_length_comes_first():
-    roles = [
-        TimeOf(None, None, 10.0, 1.0, []),
-        TimeOf("actor", None, 3.0, 0.3, []),
-        TimeOf("rollout", None, 6.1, 0.61, []),
+    """The first sentence has the parts of the step by their shares of the critical path, the longest first, without tiny ones. Regions are quoted."""
+    parts = [
+        part("actor", 3.0, role="actor"),
+        part("tiny", 0.04, role="tiny"),
+        part("load/kl", 0.8, region="load/kl"),
+        part("rollout", 5.1, role="rollout"),
+        part("no role", 1.06),
     ]
-    assert texts(roles=roles, skew=[skew()])[0] == "the step took 10.0 s: rollout 61%, actor 30%"
+    assert texts(parts=parts, path=PATH, skew=[skew()])[0] == (
+        "the step took 10.0 s: rollout 51%, actor 30%, no role 11%, `load/kl` 8%"
+    )
 
 
-def test_time_in_no_role_is_stated_where_it_is_much():
-    """The time in no role comes from the critical path, with its longest regions. A role below 1 %
-    is then omitted.
-    """
-    path = [
-        PathSegment("rank 0", 0.0, 6.3, "work", None, "train"),
-        PathSegment("rank 0", 6.3, 3.6, "work", "eval", None),
-        PathSegment("rank 0", 9.9, 0.1, "outside", None, None),
-    ]
-    roles = [TimeOf("eval", None, 3.6, 0.36, [])]
-    assert texts(roles=roles, path=path)[0] == "the step took 10.0 s: eval 36%, no role 63% (`train` 63%)"
-    tiny = [TimeOf("eval", None, 0.01, 0.001, [])]
-    assert texts(roles=tiny, path=path)[0] == "the step took 10.0 s: no role 63% (`train` 63%)"
-    assert texts(roles=roles, path=path[1:])[0] == "the step took 10.0 s: eval 36%"
+def test_a_step_that_nothing_divides():
+    """Without roles and regions, the first sentence says so, with advice."""
+    (first,) = sentences(report_of(parts=[part("step", 10.0)], path=PATH), [])
+    assert first.text == "the step took 10.0 s, and no role or region divides it"
+    assert "stepprof.region" in (first.advice or "")
 
 
 class TestStragglers:
@@ -271,13 +260,6 @@ class TestOverlap:
     def test_how_busy_the_devices_were(self):
         rows = [Overlap(f"rank {n}", "gpu", 1.0, 0.0, 0.0, 0.0, share) for n, share in enumerate((0.4, 0.6))]
         assert texts(overlap=rows) == ["the GPUs were busy for 50% of the captured time"]
-
-
-def test_overlapping_roles_are_stated_and_tiny_ones_left_out():
-    roles = [
-        TimeOf(name, None, 10 * share, share, []) for name, share in (("a", 0.8), ("b", 0.3), ("c", 0.004))
-    ]
-    assert texts(roles=roles)[0] == "the step took 10.0 s: a 80%, b 30% (they overlap)"
 
 
 def test_the_highest_peak_of_a_device_rather_than_of_the_host():

@@ -9,8 +9,8 @@ from reports import make_report
 
 from stepprof.analysis.report.compare import compare
 from stepprof.analysis.report.markdown import render
-from stepprof.analysis.report.schema import Finding, Gate, Problem, RegionRow, Report, TimeOf
-from stepprof.analysis.report.wording import quoted
+from stepprof.analysis.report.schema import Finding, Gate, Part, Problem, RegionRow, Report
+from stepprof.analysis.report.wording import path_text, quoted
 
 HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j"
 
@@ -37,8 +37,9 @@ def test_a_report(report):
     assert shown[1:4] == ["1.80 s rank 1 is slow", "7,000 tokens, 5,000 elsewhere", "balance"]
     sentences = [finding.text.replace("`", "") for finding in report.findings]
     assert all(any(sentence in line for line in shown) for sentence in sentences)
-    at = shown.index("role")
-    assert shown[at : at + 5] == ["role", "time", "of the step", "processes", report.roles[0].role]
+    at = shown.index("part of the step")
+    heads = ["part of the step", "on the critical path", "in any process", report.parts[0].name]
+    assert shown[at : at + 4] == heads
     assert "region" in shown
     at = shown.index("could take longer")
     assert shown[at + 1 : at + 4] == ["actor", "actor rank 2", "1.25 s"]
@@ -61,7 +62,7 @@ def test_names_cannot_format_it(report):
         report,
         run_id=HOSTILE,
         findings=[Finding(HOSTILE, "step", 1.0, why=HOSTILE)],
-        roles=[TimeOf(HOSTILE, None, 1.0, 0.5, [])],
+        parts=[Part(HOSTILE, HOSTILE, None, 1.0, 0.5, 1.0, 0.5)],
         tree=[RegionRow(None, "region", HOSTILE, 1, 1.0, 1.0, 0.5, 1.0, 1.0, HOSTILE, 1)],
         problems=[Problem(HOSTILE, HOSTILE)],
     )
@@ -69,7 +70,8 @@ def test_names_cannot_format_it(report):
     assert "@" not in text
     shown = texts(text)
     assert f"{HOSTILE}, step 12: {report.seconds:.1f} s" in shown
-    assert shown.count(HOSTILE) == 2
+    assert shown.count(HOSTILE) == 1
+    assert path_text([HOSTILE]) in shown
     assert HOSTILE.replace("`", "") in shown
     assert f"1.00 s {HOSTILE.replace('`', '')}" in shown
     kinds = {child.type for token in parsed(text) if token.children for child in token.children}

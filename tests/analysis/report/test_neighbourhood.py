@@ -113,6 +113,15 @@ class TestTypical:
         spans(run, "driver", [(number, {"step": 5.0}) for number in range(6)])
         assert neighbourhood([run.path], 3).process == "driver"
 
+    def test_the_preferred_rank(self, run) -> None:
+        """Without a driver, the steps are those of the preferred rank; of the lowest one if it has no spans."""
+        for rank in (0, 1, 2, 3, 4):
+            spans(run, rank, [(number, both(2.0, 1.0 + rank)) for number in range(6)])
+        assert neighbourhood([run.path], 3, [4, 1]).process == "rank 4"
+        assert neighbourhood([run.path], 3, [7]).process == "rank 0"
+        spans(run, "driver", [(number, both(2.0, 1.0)) for number in range(6)])
+        assert neighbourhood([run.path], 3, [4]).process == "driver"
+
     def test_roles_that_nest_or_overlap_count_once(self, run) -> None:
         """Two windows of a role at the same time count once."""
         spans(run, 0, [(number, {"actor": 1.0}) for number in range(6)])

@@ -11,7 +11,7 @@ from stepprof.analysis.report import region_calls, region_rows
 from stepprof.analysis.report.analyse import analyse
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
-from stepprof.analysis.report.region_rows import OTHERS, OUTSIDE, costliest, path_text
+from stepprof.analysis.report.region_rows import OTHERS, costliest, row_text
 from stepprof.analysis.timeline.find import find
 
 WINDOW = ("async", "stepprof", "step", 0, 100, {"kind": "window", "step": 2})
@@ -22,7 +22,7 @@ def tree(*sources):
 
 
 def by_path(rows):
-    return {path_text(rows, row): row for row in rows}
+    return {row_text(rows, row): row for row in rows}
 
 
 class TestRanks:
@@ -41,7 +41,7 @@ class TestRanks:
             ("rank 1", 0.03, 0.03, 1),
             ("rank 2", 0.06, 0.06, 1),
         ]
-        assert rows[f"{OUTSIDE} in step"].seconds == pytest.approx(0.07)
+        assert (rows["step"].seconds, rows["step"].self_seconds) == (0.1, pytest.approx(0.07))
 
     def test_a_region_of_some(self):
         """The median is taken over the processes that have the region."""
@@ -68,11 +68,10 @@ class TestSources:
                 role=None,
             ),
         )
-        assert [(row.kind, path_text(rows, row), row.seconds) for row in rows] == [
+        assert [(row.kind, row_text(rows, row), row.seconds) for row in rows] == [
             ("step", "step", 0.1),
             ("region", "update", 0.05),
             ("op", "aten::add in update", 0.003),
-            ("outside", f"{OUTSIDE} in step", 0.05),
         ]
 
     def test_a_trace_without_regions(self):
@@ -81,7 +80,7 @@ class TestSources:
             spans(0, ("window", "step", 0, 100, None), ("region", "update", 10, 50, None)),
             trace(0, WINDOW, ("thread", "cpu_op", "aten::add", 21, 3), role=None),
         )
-        assert path_text(rows, rows[-1]) == "aten::add in region not known"
+        assert row_text(rows, rows[-1]) == "aten::add in region not known"
 
     def test_no_windows(self):
         """A process whose windows have no known end has no rows."""
@@ -100,7 +99,6 @@ class TestLimits:
             ("region", "r6", 0.007),
             ("region", "r5", 0.006),
             ("regions", OTHERS, 0.015),
-            ("outside", OUTSIDE, 0.064),
         ]
 
     def test_the_costliest_operators_are_named(self):
@@ -117,7 +115,7 @@ class TestLimits:
             spans(0, ("window", "step", 0, 100, None), ("region", "a", 0, 60, None), ("region", "b", 5, 40, None), ("region", "c", 70, 1, None))
         )  # fmt: skip
         assert [rows[at].name for at in costliest(rows, 3)] == ["step", "a", "b"]
-        assert [rows[at].name for at in costliest(rows, 20)] == ["step", "a", "b", "c", OUTSIDE]
+        assert [rows[at].name for at in costliest(rows, 20)] == ["step", "a", "b", "c"]
 
 
 JOB = """
@@ -200,7 +198,7 @@ def test_the_averages_of_torch(run_script, tmp_path, monkeypatch):
         sums = regions.setdefault(around, [0, 0.0])
         sums[0] += 1
         sums[1] += total
-    shown = {path_text(rows, row): row for row in rows if row.kind == "region"}
+    shown = {row_text(rows, row): row for row in rows if row.kind == "region"}
     assert set(shown) == set(regions)
     assert "update/walk/walk/walk" in shown
     for around, (calls, total) in regions.items():
@@ -215,8 +213,8 @@ def test_the_averages_of_torch(run_script, tmp_path, monkeypatch):
 
 
 def _around(rows, row):
-    path = path_text(rows, row).partition(" in ")[2]
-    return "" if path in ("step", OUTSIDE) or path.endswith(OUTSIDE) else path
+    path = row_text(rows, row).partition(" in ")[2]
+    return "" if path == "step" else path
 
 
 WITH_ATTRIBUTES = """

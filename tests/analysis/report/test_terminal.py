@@ -13,12 +13,11 @@ from reports import make_comparison, make_report
 from rich.console import Console
 
 from stepprof.analysis.report.schema import (
-    Bar,
     Comparison,
     Finding,
-    GanttRow,
     Overhead,
     Overlap,
+    Part,
     PhaseSkew,
     Problem,
     ProcessTime,
@@ -31,6 +30,8 @@ from stepprof.analysis.report.store import dump, read, write
 from stepprof.analysis.report.terminal import print_comparison, print_report
 from stepprof.analysis.report.wording import seconds
 from stepprof.errors import ConfigError
+
+PARTS = "where the time went: in any process, which can overlap, and on the critical path"
 
 
 def text_of(content, *, encoding="utf-8", width=120, **options):
@@ -72,13 +73,20 @@ class TestReport:
         assert order == sorted(order)
 
     def test_the_ribbon_shows_when_a_role_was_at_work(self):
-        """A role that works in the second quarter of the step fills the second quarter of its line."""
-        row = GanttRow(
-            "rank 0", None, "rank", [Bar(1.0, 1.0, "actor", "actor", 0), Bar(0.0, 4.0, "inner", "other", 1)]
-        )
-        report = Report("r", 1, 0, 4.0, "", None, gantt=[row], roles=[TimeOf("actor", None, 1.0, 0.25, [])])
-        (line,) = section(text_of(report), "where the time went")
-        assert line.split() == ["actor", "·" * 11 + "█" * 11 + "·" * 22, "1.00", "s", "25%"]
+        """A role that works in the second quarter of the step fills the second quarter of its line. Its time in any process stands before that on the path."""
+        parts = [Part("actor", "actor", None, 0.5, 0.125, 1.0, 0.25, [(1.0, 1.0)]), Part("no role", None, None, 3.5, 0.875, None, None)]  # fmt: skip
+        line, rest = rows(text_of(Report("r", 1, 0, 4.0, "", None, parts=parts)), PARTS)
+        assert line.split() == [
+            "actor",
+            "·" * 11 + "█" * 11 + "·" * 22,
+            "1.00",
+            "s",
+            "25%",
+            "500",
+            "ms",
+            "12%",
+        ]
+        assert rest.split() == ["no", "role", "·" * 44, "-", "-", "3.50", "s", "88%"]
 
     def test_a_terminal_without_unicode_gets_ascii(self):
         text = text_of(make_report(3, 1), encoding="ascii")
@@ -146,10 +154,10 @@ class TestReport:
         assert ["rollout/0", "32", "1.50", "s", "-", "~", "6.00", "s"] in rows
 
     def test_times_of_several_clocks_name_their_hosts(self):
-        roles = [TimeOf("actor", None, 1.0, 0.25, [], "a, b"), TimeOf("actor", None, 2.0, 1.0, [], "c")]
+        parts = [Part("actor", "actor", None, None, None, took, took / 4, clock=clock) for took, clock in ((1.0, "a, b"), (2.0, "c"))]  # fmt: skip
         regions = [TimeOf("actor", "update", 1.0, 0.25, [ProcessTime("rank 0", 1.0)], "c")]
-        text = text_of(Report("r", 1, 0, 4.0, "", None, roles=roles, regions=regions))
-        assert [line.split("  ")[1] for line in section(text, "where the time went")] == [
+        text = text_of(Report("r", 1, 0, 4.0, "", None, parts=parts, regions=regions))
+        assert [line.split("  ")[1] for line in rows(text, PARTS)] == [
             "actor on a, b",
             "actor on c",
         ]
@@ -167,8 +175,7 @@ class TestReport:
         wide, narrow = text_of(report, width=300), text_of(report, width=width)
         tables = [text[text.index("rollout/0") :] for text in (wide, narrow)]
         assert Counter(figure.findall(tables[1])) == Counter(figure.findall(tables[0]))
-        ribbon = section(narrow, "where the time went")
-        assert all("█" in line and line.endswith("%") for line in ribbon)
+        assert sum("█" in line for line in section(narrow, PARTS)) == len(report.roles)
 
     def test_eighty_columns_hold_the_usual_tables(self):
         report = make_report(3, 1, straggler=1)
@@ -290,12 +297,12 @@ class TestStore:
 
     def test_the_json_is_for_any_program(self, tmp_path):
         content = json.loads(dump(make_report(1, 1)))
-        assert (content["schema_version"], content["step"]) == (3, 12)
+        assert (content["schema_version"], content["step"]) == (4, 12)
         assert content["skew"][0]["straggler"] == "actor rank 0"
 
     @pytest.mark.parametrize(
         ("data", "said"),
-        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 3}', "missing required field"), (b"[]", "not a report"), (b"\xff", "not a report"), (b"", "not a report")],
+        [(b'{"schema_version": 1}', "schema_version 1"), (b'{"schema_version": 4}', "missing required field"), (b"[]", "not a report"), (b"\xff", "not a report"), (b"", "not a report")],
     )  # fmt: skip
     def test_anything_else_is_refused_by_name(self, tmp_path, data, said):
         (tmp_path / "x.json").write_bytes(data)

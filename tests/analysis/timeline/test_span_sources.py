@@ -125,6 +125,8 @@ class TestSource:
             ("async", "stacks of thread 7", "time.sleep", -95, 30),
             ("async", "stacks of thread 8", "lock.acquire", -95, 30),
         ]
+        run = source_of(tmp_path, span("gc", "gc", 3, 20, attrs={"count": 9, "busy": 2}))
+        assert placed(run)[0][-1] == 2, "a run of short collections is as long as its pauses"
         assert json.loads(source.slices.args[2])["frames"] == [["f", "a.py", 1]]
 
     def test_arguments(self, tmp_path):

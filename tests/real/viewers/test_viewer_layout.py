@@ -21,6 +21,7 @@ from stepprof.analysis.report.schema import (
     Comparison,
     Finding,
     GanttRow,
+    Part,
     PathSegment,
     Report,
     TimeOf,
@@ -67,11 +68,12 @@ def regions_only() -> Report:
         Bar(0.0, 4.0, "step", None, 0), Bar(0.0, 1.0, "load", None, 1), Bar(1.0, 3.0, "train", None, 1), Bar(1.5, 1.0, "forward", None, 2),
     ]  # fmt: skip
     each = [TimeOf(None, name, seconds, seconds / 4, []) for name, seconds in (("train", 3.0), ("load", 1.0), ("forward", 1.0))]  # fmt: skip
-    path = [PathSegment("rank 0", 0.0, 1.0, "work", None, "load"), PathSegment("rank 0", 1.0, 3.0, "work", None, "train/forward")]  # fmt: skip
+    path = [PathSegment("rank 0", 0.0, 1.0, "work", None, ["load"], 0), PathSegment("rank 0", 1.0, 3.0, "work", None, ["train", "forward"], 1)]  # fmt: skip
     finding = Finding("rank 0 slept in `train`", "sleep", 1.0, process="rank 0", start=1.5, end=2.5, why="its stacks", advice="wake it", saves=1.0, assumption="it does not sleep")  # fmt: skip
     return Report(
         "r", 3, 0, 4.0, "one clock", 0, findings=[Finding("the step took 4.00 s: `train` 75%, `load` 25%", "step", 4.0), finding],
         gantt=[GanttRow("rank 0", "h", "rank", bars)], roles=[TimeOf(None, None, 4.0, 1.0, [])], regions=each, path=path,
+        parts=[Part(name, None, name, took, took / 4, took, took / 4) for name, took in (("load", 1.0), ("train", 3.0))],
     )  # fmt: skip
 
 

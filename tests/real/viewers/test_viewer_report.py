@@ -34,6 +34,7 @@ from stepprof.analysis.report.schema import (
     Op,
     Overhead,
     Overlap,
+    Part,
     PathSegment,
     PhaseSkew,
     Problem,
@@ -338,22 +339,26 @@ class TestPage:
         """The bar of the step has regions next to the roles. Time of the profiler inside a region
         counts for the profiler, and short regions are one part.
         """
-        path = [
-            PathSegment("rank 0", 0.0, 3.0, "work", None, "train/forward"),
-            PathSegment("rank 0", 3.0, 0.5, "recording", None, "train"),
-            PathSegment("rank 0", 3.5, 0.05, "work", None, "log"),
-            PathSegment("rank 0", 3.55, 1.45, "work", "eval", "train"),
-            PathSegment("rank 0", 5.0, 5.0, "work", None, None),
+        rows = [("eval", "eval", None, 1.45), ("train", None, "train", 3.0), ("other regions", None, None, 0.05), ("held up by the profiler", None, None, 0.5), ("no role or region", None, None, 5.0)]  # fmt: skip
+        parts = [
+            Part(name, role, region, took, took / 10, took, took / 10) for name, role, region, took in rows
         ]
-        roles = [TimeOf(None, None, 10.0, 1.0, []), TimeOf("eval", None, 1.45, 0.145, [])]
-        regions = [TimeOf(None, "train", 3.5, 0.35, []), TimeOf(None, "log", 0.05, 0.005, [])]
-        show(page, tmp_path, Report("r", 1, 0, 10.0, "", None, roles=roles, regions=regions, path=path))
+        path = [
+            PathSegment("rank 0", 0.0, 3.0, "work", None, ["train", "forward"], 1),
+            PathSegment("rank 0", 3.0, 0.5, "recording", None, ["train"], 3),
+            PathSegment("rank 0", 3.5, 0.05, "work", None, ["log"], 2),
+            PathSegment("rank 0", 3.55, 1.45, "work", "eval", ["train"], 0),
+            PathSegment("rank 0", 5.0, 5.0, "work", None, [], 4),
+        ]
+        show(page, tmp_path, Report("r", 1, 0, 10.0, "", None, parts=parts, path=path))
         bar = page.evaluate("document.querySelector('.step-bar').getAttribute('aria-label')")
         assert bar == (
-            "The step: train 3.00 s, held up by the profiler 500 ms, other regions 50.0 ms, eval 1.45 s, no role or region 5.00 s"
+            "The step: no role or region 5.00 s, train 3.00 s, eval 1.45 s, held up by the profiler 500 ms, other regions 50.0 ms"
         )
         names = "[...document.querySelectorAll('.tile')].map(tile => tile.innerText)"
-        assert any("Longest region" in each and "train" in each for each in page.evaluate(names))
+        assert any(
+            "Longest on the path" in each and "no role or region" in each for each in page.evaluate(names)
+        )
 
     def test_calls_of_a_region_with_regions_are_apart(self, page: Chromium, tmp_path: Path) -> None:
         """A region with inner regions has one row for its own calls, with their sum. The row is

@@ -6,28 +6,21 @@ function ribbon(report, gantt) {
     const marks = ticks(0, report.seconds, Math.max(3, width / 80));
     axis.replaceChildren(...marks.filter(at => at * (width / report.seconds) < width - 26).map(at => el("span", { style: { left: place(at) } }, moment(at, marks.step))));
   });
+  const shown = gantt.parts.filter(part => part.wall_seconds !== null || part.share >= 0.01);
   return el("div", { class: "ribbon" },
-    gantt.parts.map(part => {
+    el("div"), el("div"), el("div", { class: "head" }, "in any process"), el("div", { class: "head" }, "on the path"),
+    shown.map(part => {
       const lane = el("div", { class: "lane" }, part.intervals.map(([from, to]) =>
         el("b", { style: { left: place(from), width: place(to - from), "--c": `var(${part.colour})` } })));
-      hover(lane, () => [part.name || "step", describePart(part.time, part.intervals)]);
-      return [
-        el("div", { class: "name", title: part.name || "step" }, part.name || "step"), lane,
-        el("div", { class: "secs" }, seconds(part.time && part.time.seconds)), el("div", { class: "share" }, share(part.time && part.time.share))];
+      hover(lane, () => [part.label, describePart(part)]);
+      const both = (time, of) => el("div", { class: "secs" }, seconds(time), el("small", { class: "share" }, of === null ? "" : share(of)));
+      return [el("div", { class: "name", title: part.label }, part.label), lane, both(part.wall_seconds, part.wall_share), both(part.seconds, part.share)];
     }),
     el("div"), axis, el("div"), el("div"));
 }
 
-function describePart(time, intervals) {
-  const lines = [];
-  if (time) {
-    lines.push(["wall time", seconds(time.seconds)], ["of the step", share(time.share)]);
-    const each = time.per_process;
-    if (each.length) {
-      const longest = most(each, process => process.seconds);
-      lines.push(["processes", count(each.length)], ["mean", seconds(mean(each.map(process => process.seconds)))], [`longest (${longest.label})`, seconds(longest.seconds)]);
-    }
-  }
+function describePart(part) {
+  const lines = [["in any process", seconds(part.wall_seconds)], ["on the critical path", seconds(part.seconds)]], { intervals } = part;
   if (intervals.length) lines.push(["from", seconds(intervals[0][0])], ["to", seconds(intervals[intervals.length - 1][1])]);
   return lines;
 }

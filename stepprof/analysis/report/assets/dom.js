@@ -20,6 +20,9 @@ function fill(node, attributes, children) {
   return node;
 }
 
+// The regions of a path with a break after each.
+const brokenPath = names => (names.length ? names.flatMap((name, at) => (at ? ["/", el("wbr"), pathText([name])] : [pathText([name])])) : null);
+
 // A path that breaks after its slashes, not within its names.
 const wrapped = path => (path === null || path === undefined ? path : path.split("/").flatMap((name, at) => (at ? ["/", el("wbr"), name] : [name])));
 

@@ -39,12 +39,12 @@ function tile(name, value, unit, text) {
 
 function tiles(report) {
   const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
-  const longest = most(division.parts.filter(part => part.time), part => part.time.seconds);
-  if (longest) list.push(tile(longest.region === null ? "Longest role" : "Longest region", ...split(seconds(longest.time.seconds)), `${longest.name}, ${share(longest.time.share)} of the step`));
+  const longest = most(division.parts.filter(part => part.seconds > 0), part => part.seconds);
+  if (longest) list.push(tile("Longest on the path", ...split(seconds(longest.seconds)), `${longest.name}, ${share(longest.share)} of the step`));
   const tail = most(report.rollout, rollout => rollout.tail);
   if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
-  const skew = most(report.skew.filter(phase => phase.significant), ownDelay);
-  if (skew) list.push(tile("Slowest rank", ...split(`+${seconds(ownDelay(skew))}`), `${skew.straggler} in ${skew.region || skew.role || "the step"}`));
+  const slow = report.findings.find(finding => finding.topic === "straggler" && finding.process !== null && finding.seconds !== null);
+  if (slow) list.push(tile("Slowest rank", ...split(`+${seconds(slow.seconds)}`), `${slow.process} in ${slow.region || slow.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
   if (busy !== null) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
   return el("div", { class: "tiles" }, list);

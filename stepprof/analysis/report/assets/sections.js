@@ -3,9 +3,9 @@
 const CAUSE_COLOURS = { busy: "--busy", profiler: "--flush", collective: "--collective", collective_unmatched: "--unmatched", host: "--host", rollout: "--wait", peers: "--peers", other_role: "--other", not_recorded: "--missing", unknown: "--unknown" };
 
 function rolesPart(report, gantt) {
-  if (!division.parts.length) return null;
+  if (!division.parts.some(part => part.wall_seconds !== null)) return null;
   const what = division.byRegion ? "outermost regions of the step" : division.parts.some(each => each.region !== null) ? "roles of the step, and the outermost regions of its time in no role," : "roles of the step";
-  return part("roles", division.byRegion ? "Time" : "Roles", "Where the time went", `The ${what} over time. Seconds count the time in which any process was in one; they can overlap.`,
+  return part("roles", division.byRegion ? "Time" : "Roles", "Where the time went", `The ${what} over time: the time in which any process was in one, which can overlap, and the time on the critical path, which adds up to the step.`,
     el("div", { class: "card" }, ribbon(report, gantt)));
 }
 
@@ -90,7 +90,7 @@ function operationsPart(report) {
   const largest = kind => Math.max(1e-12, ...(kind === "kernel" ? report.kernels : report.ops).map(op => op.share));
   const regionColumns = [
     { title: "role", value: time => time.role || "step", node: roleCell },
-    { title: "region", value: time => time.region, node: time => wrapped(time.region), kind: "name" },
+    { title: "region", value: time => time.region, kind: "name" },
     { title: "wall time", number: true, value: time => time.seconds, text: time => seconds(time.seconds) },
     { title: "of the step", number: true, value: time => time.share, text: time => share(time.share) },
     { title: "", value: time => time.seconds, meter: time => time.share, colour: time => partColour(time.role, time.region) },

@@ -57,6 +57,6 @@ function cell(column, row) {
   return el("td", { class: column.number ? "n" : column.kind || null }, content ?? NOTHING);
 }
 
-function roleCell(row) {
-  return el("span", { class: "whole" }, el("span", { class: "dot", style: { "--c": `var(${partColour(row.role, row.region)})` } }), row.role || "step");
+function roleCell(row, colour = null) {
+  return el("span", { class: "whole" }, el("span", { class: "dot", style: { "--c": `var(${colour || partColour(row.role, row.region)})` } }), row.role || "step");
 }

@@ -3,7 +3,6 @@
 const TREE_REGIONS = new Set(["step", "role", "region", "threads", "unclear"]);
 const TREE_NAMES = { regions: "shorter regions", op: "other operators", kernel: "other kernels" };
 const TREE_NOTES = {
-  outside: "In a window of the step, but in no region.",
   threads: "Regions of other threads run concurrently: they do not add up with those of the step.",
   calls: "Operators and kernels of this region, without those of the regions inside it.",
   unclear: "Operators of coroutines, and kernels without a recorded launch. The trace does not show which region called them.",
@@ -56,7 +55,7 @@ function treeRow(row, open, several, toggle) {
   const called = isCalled(row) || row.kind === "calls", others = row.name === "others" && TREE_NAMES[row.kind];
   const shown = others || row.name, percent = value => `${Math.min(100, Math.max(0, value * 100))}%`;
   const whole = called ? row.self_seconds : row.seconds, own = whole ? Math.min(1, row.self_seconds / whole) : 0;
-  const colour = { kernel: "--c2", op: "--c1", calls: "--c1", outside: "--unknown", unclear: "--unknown" }[row.kind] || "--accent";
+  const colour = { kernel: "--c2", op: "--c1", calls: "--c1", unclear: "--unknown" }[row.kind] || "--accent";
   const fold = row.children.length
     ? el("button", { type: "button", class: "fold", "data-at": row.at, "aria-expanded": String(open.has(row.at)), "aria-label": `${open.has(row.at) ? "Close" : "Open"} ${shown}`, onclick: toggle }, open.has(row.at) ? "▾" : "▸")
     : null;
