@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from stepprof.instrument.attributes import plain, short_name
 from stepprof.instrument.scope import (
@@ -34,10 +34,6 @@ RECENT = 8
 
 MAX_PENDING = 262_144
 """Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
-
-
-if TYPE_CHECKING:
-    from stepprof.instrument.step import StepWindow
 
 
 class Hook(Protocol):
@@ -93,7 +89,7 @@ class Recorder:
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
         self.began = perf_counter_ns()
         self.pending: deque[Span] = deque()
-        self.ended: deque[tuple[int, int, StepWindow]] = deque(maxlen=RECENT)
+        self.ended: deque[tuple[int, int, Scope]] = deque(maxlen=RECENT)
         """(start, end, window) of the windows that ended last."""
         self.last_ended = 0
         """When the last of them ended."""

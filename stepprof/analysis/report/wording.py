@@ -79,7 +79,7 @@ def share(value: float) -> str:
 
 
 def path_text(names: Sequence[str]) -> str:
-    """Return the regions of a path as one text. A slash in a name has a backslash before it, so that it is told from those between names.
+    """Return the regions of a path as one text. A slash in a name has a backslash before it, unlike those between names.
 
     >>> path_text(["update", "loss/kl"]), path_text(["update", "loss", "kl"]), path_text([])
     ('update/loss\\\\/kl', 'update/loss/kl', '')
