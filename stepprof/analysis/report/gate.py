@@ -13,9 +13,11 @@ Runs are not judged if a process has spans of a step in one of them alone, or if
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import hypot
 from statistics import median
+
+from msgspec.structs import replace
 
 from stepprof.analysis.report.schema import Gate
 from stepprof.analysis.report.step_noise import (
@@ -42,31 +44,43 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
         limit: the largest tolerated increase, as a share of A.
     """
     for name, run in (("A", a), ("B", b)):
-        if len(run.lengths) < FEWEST_JUDGED:
-            return _unknown(
-                f"run {name} has the spans of {len(run.lengths)} steps that can be compared and needs {FEWEST_JUDGED}: "
-                "recorded steps, the steps before them, the first one and the last one do not count",
-                limit,
-            )
-    both = sorted(a.lengths.keys() & b.lengths.keys())
+        if len(run.usual) < FEWEST_JUDGED:
+            count = f"{len(run.usual)} step{'s' * (len(run.usual) != 1)}"
+            why = f"run {name} has the spans of {count} that can be compared and needs {FEWEST_JUDGED}"
+            return _unknown(f"{why}: recorded steps and the first one do not count", limit)
+    both = sorted({*a.usual} & {*b.usual})
     if len(both) < FEWEST_JUDGED:
         return _unknown(
             f"{len(both)} steps that can be compared are in both runs, and {FEWEST_JUDGED} are needed: "
-            f"A has {_steps(a.lengths)}, B has {_steps(b.lengths)}",
+            f"A has {_steps(a.usual)}, B has {_steps(b.usual)}",
             limit,
         )
     missing = _missing(("run A", a, both), ("run B", b, both))
     if missing is not None:
         return _unknown(missing, limit)
-    basis = f"medians over {len(both)} steps that were not recorded"
-    begins = _judged_medians(a.lengths, b.lengths, both, limit, f"{basis}, from begin to begin")
-    windows = _judged_medians(
-        a.windows, b.windows, both, limit, f"{basis}, from the first window to the last"
-    )
-    if any(_share(run, both) >= MOST_OF_STEP for run in (a, b)):
+    whole = [visit for visit in both if visit in a.lengths and visit in b.lengths]
+    windows = _judged_medians(a.windows, b.windows, both, limit, "from the first window to the last")
+    if len(whole) < FEWEST_JUDGED:
+        return _by_windows(windows, [[run.lengths[visit] for visit in whole] for run in (a, b)])
+    begins = _judged_medians(a.lengths, b.lengths, whole, limit, "from begin to begin")
+    if any(_share(run, whole) >= MOST_OF_STEP for run in (a, b)):
         return begins
     worst = ("regression", "unknown", "none")
     return min((windows, begins), key=lambda each: worst.index(each.verdict))
+
+
+def _by_windows(windows: Gate, lengths: Sequence[Sequence[float]]) -> Gate:
+    """Return the verdict about the windows, unless the few times from begin to begin contradict it."""
+    few = f"the time until the next step is known in {len(lengths[0])} steps, too few to judge it"
+    if lengths[0]:
+        is_longer = median(lengths[1]) > (1 + windows.limit) * median(lengths[0])
+        if windows.verdict == ("none" if is_longer else "regression"):
+            before, after = (seconds(median(of)) for of in lengths)
+            figures = f"{before} before and {after} now from begin to begin"
+            return _unknown(
+                f"the windows show {windows.text}; they contradict {figures}, and {few}", windows.limit
+            )
+    return replace(windows, text=f"{windows.text}; {few}")
 
 
 def _share(run: RunSteps, visits: Sequence[Visit]) -> float:
@@ -138,12 +152,12 @@ def _named(ranks: Sequence[Rank]) -> str:
     return ", ".join([*names, *([f"{kind} {ranges(numbers)}"] if numbers else [])])
 
 
-def _steps(visits: Mapping[Visit, float]) -> str:
+def _steps(visits: Iterable[Visit]) -> str:
     return f"steps {ranges(sorted({step for step, _ in visits}))}"
 
 
 def _judged_medians(
-    a: Mapping[Visit, float], b: Mapping[Visit, float], visits: Sequence[Visit], limit: float, basis: str
+    a: Mapping[Visit, float], b: Mapping[Visit, float], visits: Sequence[Visit], limit: float, how: str
 ) -> Gate:
     sides = [[of[visit] for visit in visits] for of in (a, b)]
     before, after = map(median, sides)
@@ -152,6 +166,7 @@ def _judged_medians(
         return _unknown(f"fewer than {FEWEST_JUDGED} steps can be compared", limit)
     # the interval of a difference from those of both medians (Zou and Donner)
     (a_low, a_high), (b_low, b_high) = intervals[0], intervals[1]
+    basis = f"medians over {len(visits)} steps that were not recorded, {how}"
     down, up = hypot(after - b_low, a_high - before), hypot(b_high - after, before - a_low)
     return _judged((before, after), (down, up), limit, basis)
 

@@ -97,14 +97,25 @@ class TestTwoRuns:
     @pytest.mark.parametrize(
         ("a", "b", "text"),
         [
-            (20, 2, "run B has the spans of 2 steps that can be compared and needs 6"),
-            (5, 20, "run A has the spans of 5 steps that can be compared and needs 6"),
+            (20, 2, "run B has the spans of 3 steps that can be compared and needs 6"),
+            (4, 20, "run A has the spans of 5 steps that can be compared and needs 6"),
         ],
     )
     def test_too_few_steps(self, a, b, text):
         found = judged([1.0] * a, [2.0] * b)
         assert (found.verdict, found.a, found.noise) == ("unknown", None, None)
         assert text in found.text
+
+    def test_windows_are_judged_where_few_steps_show_the_time_until_the_next(self):
+        """Of six steps, the last one has no next step: the windows are judged, and the text says so."""
+        for after, verdict in ((1.0, "none"), (1.3, "regression")):
+            found = judged([1.0] * 5, [after] * 5)
+            assert found.verdict == verdict
+            assert "the time until the next step is known in 5 steps, too few to judge it" in found.text
+        longer = gate_runs(run_of([1.0] * 5), run_of([1.0] * 5, pause=1.0), LIMIT)
+        moved = gate_runs(run_of([1.0] * 5, pause=1.0), run_of([2.0] * 5), LIMIT)
+        assert (longer.verdict, moved.verdict) == ("unknown", "unknown")
+        assert "they contradict 1.00 s before and 2.00 s now from begin to begin" in longer.text
 
     def test_steps_without_duration(self):
         assert judged([0.0] * 8, [1.0] * 8).verdict == "unknown"
@@ -137,7 +148,7 @@ class TestTwoRuns:
         found = gate_runs(run_of([1.0] * 8), run_of([3.0] * 8, first=100), LIMIT)
         assert found.verdict == "unknown"
         assert "0 steps that can be compared are in both runs" in found.text
-        assert "A has steps 1-8, B has steps 100-107" in found.text
+        assert "A has steps 1-9, B has steps 100-108" in found.text
 
 
 class TestProcesses:

@@ -312,7 +312,7 @@ class TestGate:
         self.job(runs, "b", 2.0, steps=4)
         assert report("a", "b", "--fail-on-regression", "5%") == 4
         assert (
-            "cannot be judged: run B has the spans of 1 steps that can be compared and needs 6"
+            "cannot be judged: run B has the spans of 2 steps that can be compared and needs 6"
             in capsys.readouterr().out
         )
 
