@@ -15,6 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stepprof.analysis.report.changes import (
+    change_of_processes,
+    change_of_steps,
+    in_other_steps,
+    noise_between_steps,
+)
 from stepprof.analysis.report.generations import SUMS
 from stepprof.analysis.report.like_processes import Likes
 from stepprof.analysis.report.schema import (
@@ -27,8 +33,9 @@ from stepprof.analysis.report.schema import (
     Report,
     Rollout,
 )
-from stepprof.analysis.report.step_noise import FEWEST, noise_of_difference, noise_of_processes
+from stepprof.analysis.report.step_noise import FEWEST, noise_of_difference
 from stepprof.analysis.report.step_times import STEP, Part, RunSteps
+from stepprof.analysis.report.totals import MOST_REGIONS
 from stepprof.analysis.report.wording import seconds_text
 
 MOST_CHANGES = 200
@@ -63,7 +70,7 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
     runs = (a_run or RunSteps(), b_run or RunSteps())
     likes = Likes(a, b)
     rows = [
-        *_steps(a, b, runs),
+        *_steps(a, b, likes, runs),
         *_times(a, b, likes, runs),
         *_ops(a.ops, b.ops, "op", likes, runs),
         *_ops(a.kernels, b.kernels, "kernel", likes, runs),
@@ -88,91 +95,47 @@ def _name(report: Report) -> str:
     return f"{report.run_id} step {report.step}{of}"
 
 
-def _noise(part: Part, runs: Sequence[RunSteps]) -> tuple[float | None, int]:
-    """Return the noise between the steps of the runs, and the number of steps that show it."""
-    known = [of for run in runs if len(of := run.values(part)) >= FEWEST]
-    if not known:
-        return None, 0
-    count = len(known[0]) if runs[0] is runs[1] else sum(map(len, known))
-    return noise_of_difference(known[0], known[-1]), count
-
-
-def _of_steps(
-    what: str, topic: str, times: tuple[float, float], noise: tuple[float | None, int], more: float = 0.0
-) -> Change:
-    """Return a change whose noise is between steps.
-
-    Args:
-        what: the part.
-        topic: its kind.
-        times: in A and in B.
-        noise: by `_noise`.
-        more: seconds by which the measurement itself may be wrong.
-    """
-    size = None if noise[0] is None else noise[0] + more
-    return Change(what, topic, *times, size, _exceeds(times, size), None, size, noise[1])
-
-
-def _of_processes(
-    what: str,
-    topic: str,
-    times: tuple[float, float],
-    sides: Sequence[Sequence[float]],
-    runs: Sequence[RunSteps],
-) -> Change:
-    """Return a change of what is known in recorded steps only.
-
-    Args:
-        what: the part.
-        topic: its kind.
-        times: in A and in B.
-        sides: the seconds of each process in A and in B.
-        runs: whose steps differ by more than a part of them.
-    """
-    processes, steps = noise_of_processes(*sides), _noise(STEP, runs)[0]
-    if processes is None or (_exceeds(times, processes) and not _exceeds(times, steps)):
-        return Change(what, topic, *times, None, False, processes)
-    is_significant = _exceeds(times, processes)
-    noise = max(processes, steps or 0.0) if is_significant else processes
-    return Change(what, topic, *times, noise, is_significant, processes)
-
-
-def _exceeds(times: tuple[float, float], noise: float | None) -> bool:
-    return noise is not None and abs(times[1] - times[0]) > noise
-
-
-def _steps(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
+def _steps(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
     """Yield the step from its first window to its last one, and from its begin to that of the next one."""
-    noise = _noise(STEP, runs)
-    if max(len(a.islands), len(b.islands)) <= 1:
+    noise = noise_between_steps(STEP, runs)
+    if likes.is_whole and max(len(a.islands), len(b.islands)) <= 1:
         error = ((a.clock_error_ns or 0) + (b.clock_error_ns or 0)) / 1e9
-        yield _Row(_of_steps("step", "step", (a.seconds, b.seconds), noise, error))
-    else:  # clocks that were never compared do not show when the last process ended
-        own = [
-            None if visit is None else run.windows[visit]
-            for run, report in zip(runs, (a, b), strict=True)
-            for visit in [run.visit(report.step, report.occurrence, report.occurrences)]
-        ]
-        if own[0] is not None and own[1] is not None:
-            yield _Row(_of_steps(ONE_PROCESS, "step", (own[0], own[1]), noise))
+        times = (a.seconds, b.seconds)
+        yield _Row(change_of_steps("step", "step", times, noise, error), in_other_steps(STEP, runs, times))
+    elif own := _of_slowest(a, b, runs):
+        yield _Row(change_of_steps(ONE_PROCESS, "step", own, noise), in_other_steps(STEP, runs, own))
     if a.recording is not None and b.recording is not None:
         lengths = [[*run.lengths.values()] for run in runs]
         count = len(lengths[0]) if runs[0] is runs[1] else sum(map(len, lengths))
         times = (a.recording.seconds, b.recording.seconds)
         held = a.recording.held + b.recording.held
-        change = _of_steps(UNTIL_NEXT, "step", times, (noise_of_difference(*lengths), count), held)
+        change = change_of_steps(UNTIL_NEXT, "step", times, (noise_of_difference(*lengths), count), held)
         yield _Row(change)
 
 
-def _times(a: Report, b: Report, likes: Likes, runs: Sequence[RunSteps]) -> Iterator[_Row]:
+def _of_slowest(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> tuple[float, float] | None:
+    """Return the step in the slowest of the ranks that both have, each by its own clock; None: not known.
+
+    Clocks that were never compared do not show when the last process ended, nor do the ranks that are there if
+    others are missing.
+    """
+    before, after = (
+        run.by_rank(run.visit(report.step, report.occurrence, report.occurrences))
+        for run, report in zip(runs, (a, b), strict=True)
+    )
+    both = before.keys() & after.keys()
+    return (max(before[rank] for rank in both), max(after[rank] for rank in both)) if both else None
+
+
+def _times(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
     """Compare the times of roles and regions, each by the clock of its process."""
     before, after = _by_part(a), _by_part(b)
     for part in after:
         own, now = likes.followed(before.get(part, ()), after[part])
         if own and now:
-            topic = "role" if part[1] is None else "region"
-            change = _of_steps(_what(part), topic, (_most(own), _most(now)), _noise(part, runs))
-            yield _Row(change, _calls(own, now))
+            topic, times = "role" if part[1] is None else "region", (_most(own), _most(now))
+            change = change_of_steps(_what(part), topic, times, noise_between_steps(part, runs))
+            yield _Row(change, _calls(own, now) + in_other_steps(part, runs, times))
 
 
 def _by_part(report: Report) -> _Times:
@@ -210,7 +173,7 @@ def _ops(
             own, now = likes.captured(known.per_process, after.per_process)
             if own and now:
                 sides = [[time.seconds for time in of] for of in (own, now)]
-                change = _of_processes(after.name, topic, (max(sides[0]), max(sides[1])), sides, runs)
+                change = change_of_processes(after.name, topic, (max(sides[0]), max(sides[1])), sides, runs)
                 yield _Row(change, _calls(own, now))
 
 
@@ -228,7 +191,7 @@ def _rollouts(a: Report, b: Report, runs: Sequence[RunSteps]) -> Iterator[_Row]:
         note = "" if None in amounts else note
         for what, which in ((after.label, _length), (f"{after.label}: tail", _tail)):
             sides = [[which(row) for row in of] for of in alike]
-            yield _Row(_of_processes(what, "rollout", (which(known), which(after)), sides, runs), note)
+            yield _Row(change_of_processes(what, "rollout", (which(known), which(after)), sides, runs), note)
 
 
 def _length(row: Rollout) -> float:
@@ -260,7 +223,7 @@ def _headline(row: _Row) -> Finding:
     subject = f"the {change.what}"
     if difference < WORTH_SAYING * change.a:
         return Finding(f"{subject} took {seconds_text(change.b)}, as long as before", "step", difference)
-    text = f"{subject} took {_than(change.a, change.b)}; {noise_text(change)}"
+    text = f"{subject} took {_than(change.a, change.b)}{row.note}; {noise_text(change)}"
     return Finding(text, "step", difference)
 
 
@@ -306,19 +269,18 @@ def _than(before: float, after: float) -> str:
 def _problems(a: Report, b: Report, likes: Likes) -> Iterator[Problem]:
     """Yield problems about what cannot be compared."""
     yield from likes.problems
-    if max(len(a.islands), len(b.islands)) > 1:
-        yield Problem(
-            None,
-            "clocks of hosts were never compared: the step is compared by the process in which it took longest",
-        )
+    if max(len(a.islands), len(b.islands)) > 1 or not likes.is_whole:
+        islands = max(len(a.islands), len(b.islands)) > 1
+        why = "clocks of hosts were never compared" if islands else "a process or a part of it is missing"
+        yield Problem(None, f"{why}: the step as a whole is not compared, but the slowest rank by its spans")
     parts = [_by_part(report) for report in (a, b)]
     for here, there, report, other in ((parts[0], parts[1], a, b), (parts[1], parts[0], b, a)):
         for part, times in here.items():
             if part not in there and _most(times) >= WORTH_SAYING * report.seconds:
+                knows = likes.is_whole and len(other.regions) < MOST_REGIONS
+                lacks = "does not occur in" if knows else "is not known of"
                 took = seconds_text(_most(times))
-                yield Problem(
-                    _name(report), f"{_what(part)} took {took} and does not occur in {_name(other)}"
-                )
+                yield Problem(_name(report), f"{_what(part)} took {took} and {lacks} {_name(other)}")
     for part, times in parts[0].items():
         counts = len(times), len(parts[1].get(part, ()))
         if part[1] is None and counts[1] and counts[0] != counts[1]:

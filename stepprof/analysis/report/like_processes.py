@@ -33,12 +33,15 @@ class Likes:
         self._unfollowed = {*self._unlike}
         self.problems = [*_absent(*sides)]
         """What keeps processes from being compared."""
+        self.is_whole = not self._unlike
+        """Whether both steps have the same processes, with all of their windows and regions."""
         reasons = []
         unknown = False
         for key in sides[0].keys() & sides[1].keys():
             one, other = sides[0][key], sides[1][key]
             if any(each.whole is False and not each.spans for each in (one, other)):
                 self._unfollowed.add(key)
+                self.is_whole = False
             reason = _why_not(one, other)
             if reason is not None:
                 self._unlike.add(key)

@@ -146,6 +146,15 @@ class RunSteps:
         """Return the ranks of the processes that have spans of a visit."""
         return sorted((each.rank for each in self.processes if visit in each.seen), key=_order)
 
+    def by_rank(self, visit: Visit | None) -> dict[Rank, float]:
+        """Return the seconds of a visit in each rank, from its first window to its last one."""
+        found: dict[Rank, float] = {}
+        for process in self.processes:
+            if visit is not None and visit in process.windows:
+                begin, end = process.windows[visit]
+                found[process.rank] = max((end - begin) / 1e9, found.get(process.rank, 0.0))
+        return found
+
     def values(self, part: Part) -> list[float]:
         """Return the seconds of a part in the usual visits that have it."""
         found = self.windows if part == STEP else self.parts.get(part, {})

@@ -98,7 +98,7 @@ class TestChanges:
         assert not actor.significant
         assert change(compared, "actor: load").significant
         assert [finding.text for finding in compared.findings] == [
-            "the step took 10% longer: 10 s before, 11 s now; the noise is 2.6 s, from step to step (8 steps): within noise",
+            "the step took 10% longer: 10 s before, 11 s now; but steps that were not recorded took 10 s before and 10 s now (medians); the noise is 2.6 s, from step to step (8 steps): within noise",
             "actor: load took 100% longer: 1.0 s before, 2.0 s now; the noise is 26 ms, from step to step (8 steps)",
         ]
 
@@ -283,6 +283,51 @@ class TestProblems:
         ]
 
 
+class TestMissing:
+    """Processes that one step lacks are no part of the comparison."""
+
+    def test_the_step_is_compared_in_the_ranks_of_both(self):
+        """B lacks the slow rank: its step looks shorter, and rank 0 took as long as before."""
+        a, b = others(step=[10.0] * 4), others(step=[10.0] * 4)
+        slow = {visit: (start, start + 2 * 10**10) for visit, (start, _) in a.processes[0].windows.items()}
+        a.processes.append(ProcessSteps(1, slow, {*slow}))
+        compared = compare(
+            report(20.0, processes=[rank(0), rank(1)]), report(10.0, processes=[rank(0)]), a, b
+        )
+        assert compared.findings[0].text == "the step in its slowest process took 10 s, as long as before"
+        assert compared.problems[0].problem == "B has no rank 1: what these did is not compared"
+        assert "the step as a whole is not compared" in compared.problems[1].problem
+
+    def test_without_spans_the_step_is_not_compared(self):
+        """B's only capture ended before its window, and it has no spans: how long its step took is not known."""
+        before, after = report(processes=[rank(0)]), report(1.0, processes=[rank(0, whole=False)])
+        assert compare(before, after).findings == []
+
+    def test_what_is_missing_does_not_count_as_absent(self):
+        """The spans of rank 1, which alone evaluates, are missing in B."""
+        evaluation = [TimeOf("eval", "score", 2.0, 0.2, [ProcessTime("rank 1", 2.0)])]
+        found = compare(
+            report(regions=evaluation, processes=[rank(0), rank(1)]), report(step=3, processes=[rank(0)])
+        )
+        assert "eval: score took 2.0 s and is not known of r step 3" in [
+            each.problem for each in found.problems
+        ]
+
+
+class TestOtherSteps:
+    def test_other_steps_that_do_not_change_are_said(self):
+        """The recorded step of B is longer, but its other steps are as long as those of A."""
+        before, after = report(roles=[time_of(None, 3.0)]), report(roles=[time_of(None, 5.0)])
+        runs = [others(step=[10.0] * 4, actor=[3.0, 3.1, 2.9, 3.0]) for _ in range(2)]
+        texts = [each.text for each in compare(before, after, *runs).findings]
+        assert "; but steps that were not recorded took 3.0 s before and 3.0 s now (medians)" in texts[1]
+        same = [each.text for each in compare(before, after, runs[0], runs[0]).findings]
+        assert "not recorded" not in same[1]
+        runs[1].parts["actor", None] = {(step, 0): 5.0 for step in range(1, 5)}
+        texts = [each.text for each in compare(before, after, *runs).findings]
+        assert "not recorded" not in texts[1]
+
+
 class TestCaptures:
     """Operators are compared only where the captures of both steps cover the same windows."""
 
@@ -297,8 +342,8 @@ class TestCaptures:
         processes = [[rank(0)], [rank(0)]]
         processes["AB".index(side)] = [rank(0, whole=False)]
         found = self.compared(*processes)
-        assert [each.topic for each in found.changes] == ["step"]
-        assert found.problems == [
+        assert found.changes == []
+        assert found.problems[:1] == [
             Problem(
                 None,
                 f"operators and kernels are not compared: rank 0: its capture does not cover its window in {side}",
@@ -326,10 +371,11 @@ class TestCaptures:
         found = compare(
             report(ops=self.BEFORE, processes=[rank(0)]), report(step=3, ops=after, processes=[rank(1)])
         )
-        assert [each.topic for each in found.changes] == ["step"]
+        assert found.changes == []
         assert [each.problem for each in found.problems] == [
             "A has no rank 1: what these did is not compared",
             "B has no rank 0: what these did is not compared",
+            "a process or a part of it is missing: the step as a whole is not compared, but the slowest rank by its spans",
         ]
 
     def test_regions_of_a_capture_that_is_not_whole_are_not_compared(self):
@@ -339,7 +385,7 @@ class TestCaptures:
             report(regions=before, processes=[rank(0)]),
             report(step=3, regions=after, processes=[rank(0, whole=False)]),
         )
-        assert [each.topic for each in found.changes] == ["step"]
+        assert found.changes == []
         spans = [rank(0, spans=True)], [rank(0, whole=False, spans=True)]
         found = compare(
             report(regions=before, processes=spans[0]), report(step=3, regions=after, processes=spans[1])
