@@ -22,7 +22,7 @@ def file_run(world: World, ran: Sequence[Ran], folder: Path) -> Path:
     """Write the run of a world that has run, and return its folder."""
     truth = _truth(world, ran[world.recorded])
     run = write(truth, folder, step=world.recorded)
-    if world.spans:
+    if world.recording != "no spans":
         for name in world.on:
             if isinstance(name, int) or name == DRIVER:
                 _spans(world, ran, truth.process(name), run)
@@ -34,7 +34,8 @@ def _truth(world: World, ran: Ran) -> Truth:
     machines = [Machine(host.name, f"boot of {host.name}", host.offset) for host in world.hosts]
     ranks = [name for name in world.on if isinstance(name, int)]
     driver = "manifest" if DRIVER in world.on else "none"
-    shape = Shape(ranks=len(ranks), spans=False, driver=driver, device=world.device)
+    traces = world.recording != "no traces"
+    shape = Shape(ranks=len(ranks), spans=False, traces=traces, driver=driver, device=world.device)
     truth = Truth(shape, machines, len(ranks))
     truth.groups.append(Group("0", tuple(ranks)))
     for number, (name, line) in enumerate(ran.lines.items()):
@@ -95,7 +96,7 @@ def _spans(world: World, ran: Sequence[Ran], process: Process, run: Path) -> Non
             continue
         line = step.lines[process.rank]
         found = [*_of_step(line, number, process.pid, recorded=number == world.recorded)]
-        if number == world.recorded:
+        if number == world.recorded and world.recording != "no evidence":
             found += evidence(line, process.pid, number, PHASE)
         lines += sorted(found, key=lambda each: int(str(each["start"])) + int(str(each["dur"])))
     header = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stepprof.analysis.report.schema import PathSegment, Report, Slack
 from truth.judging import name_of
-from truth.scheduling import Ran, run
+from truth.scheduling import Piece, Ran, run
 from truth.worlds import COMPUTING, Action, Close, Name, Programs, Signal, Spend, World
 
 __all__ = ["false_path", "false_slack"]
@@ -18,6 +18,8 @@ LATE = 0.002
 """How far slack may be off [s], as clocks and the begins of windows are."""
 SHARE = 0.01
 """The same, as a share of the step."""
+NEARLY = 1_000_000
+"""A process that came less than this earlier than the last one may be taken for it [ns]."""
 
 Stretch = tuple[int, int]
 
@@ -46,10 +48,10 @@ def _inside(segment: PathSegment, start: int, true: Sequence[Stretch]) -> float:
 
 
 def _path(ran: Ran) -> dict[Name, list[Stretch]]:
-    """Return when each process was on a path of the step that is less than a millisecond shorter than the longest."""
+    """Return when each process was on a path that is nearly as long as the longest."""
     pieces: dict[Name, list[tuple[int, int, frozenset[Name]]]] = {
         name: sorted(
-            [(each.start, each.end, each.awaited) for each in line.pieces]
+            [(each.start, each.end, _near(each)) for each in line.pieces]
             + [(each.start, each.end, frozenset()) for each in line.forwards]
         )
         for name, line in ran.lines.items()
@@ -76,6 +78,11 @@ def _path(ran: Ran) -> dict[Name, list[Stretch]]:
             found[name].append((start, min(end, time)))
             open_ones.append((name, start))
     return found
+
+
+def _near(piece: Piece) -> frozenset[Name]:
+    """Return the processes that came last, or nearly so, in a wait."""
+    return frozenset(name for name, before in piece.awaited.items() if before < NEARLY)
 
 
 def false_slack(world: World, ran: Ran, report: Report) -> list[str]:

@@ -53,6 +53,8 @@ class Shape:
     profiler: str = "none"
     """How long arm, start and stop of the recording take: ``none``, ``equal`` or ``differing``."""
     spans: bool = True
+    traces: bool = True
+    """False: the null backend, which writes no traces."""
     driver: str = "none"
     """``none``, ``waits`` (in spans) or ``manifest`` (a window that only the manifest has)."""
     engines: tuple[tuple[int, int], ...] = ()

@@ -30,8 +30,6 @@ from truth.worlds import (
     World,
 )
 
-NEARLY = 1_000_000
-
 
 class Piece(NamedTuple):
     """What a thread did without a break."""
@@ -41,8 +39,8 @@ class Piece(NamedTuple):
     doing: Doing
     role: str | None
     region: tuple[str, ...]
-    awaited: frozenset[Name] = frozenset()
-    """The process that it waited for, and others that were there less than `NEARLY` earlier; empty: it worked."""
+    awaited: Mapping[Name, int] = {}
+    """The processes that it waited for, and how long before the last of them each was there [ns]; empty: it worked."""
     cause: str | None = None
 
 
@@ -94,7 +92,7 @@ class Line:
     _regions: list[Ranged] = field(default_factory=list)
 
     def spend(
-        self, ns: int, doing: Doing, awaited: frozenset[Name] = frozenset(), cause: str | None = None
+        self, ns: int, doing: Doing, awaited: Mapping[Name, int] = {}, cause: str | None = None
     ) -> None:
         """Add time of the process."""
         if ns > 0:
@@ -108,8 +106,7 @@ class Line:
         last = max(until.values())
         role = None if self._window is None else self._window.role
         self.waited.append((at, max(last - self.clock, 0), role))
-        near = frozenset(name for name, time in until.items() if time > last - NEARLY)
-        self.spend(last - self.clock, doing, near)
+        self.spend(last - self.clock, doing, {name: last - time for name, time in until.items()})
 
     def mark(self, action: Open | Close | Enter | Leave, *, held: bool) -> None:
         """Begin or end a window or a region; `held`: the recording takes its time."""

@@ -28,6 +28,7 @@ __all__ = ["ranks_world"]
 STEPS = 11
 INNOCENT = ("evaluate_actions", "checkpoint_forward", "data_parallel_forward", "update_weights", "")
 """Regions whose names seem to show what they do."""
+RECORDINGS = ("all", "all", "all", "no evidence", "no traces")
 ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge")
 ADDED_LAST = ("save_checkpoint", "checkpoint", "evaluate", "validation", "benchmark", "dump_tables")
 
@@ -220,6 +221,7 @@ def ranks_world(
     clocks = random.Random(f"clocks {seed} {again}")
     hosts = [Host("node-0"), Host("node-1", clocks.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
     on: dict[Name, int] = {rank: rank * len(hosts) // shape.ranks for rank in range(shape.ranks)}
+    recording = clocks.choice(RECORDINGS) if kinds is None else "all"
     causes: list[Cause] = []
     planted: list[Planted] = []
     found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
@@ -232,4 +234,4 @@ def ranks_world(
             causes.append(replace(cause, name=kind))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
-    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, gap=gap)
+    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap)

@@ -169,6 +169,7 @@ class World:
     """The number of the recorded step. Steps are numbered from 0."""
     causes: list[Cause] = field(default_factory=list)
     device: str = "cpu"
-    spans: bool = True
+    recording: str = "all"
+    """What was recorded: ``all``, ``no evidence``, ``no traces`` or ``no spans``."""
     gap: int = 3_000_000
     """Time between two steps."""

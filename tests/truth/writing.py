@@ -85,7 +85,7 @@ def _entry(truth: Truth, run: Path, process: Process, window: Window, step: int)
         "host": process.machine.host,
         "pid": process.pid,
         "thread": process.pid,
-        "backend": "null" if process.rank == "driver" else "torch",
+        "backend": "null" if process.rank == "driver" or not truth.shape.traces else "torch",
         "status": window.status,
         "error": "the process ended before the capture was stopped" if lost else None,
         "body_error": None,
@@ -101,7 +101,7 @@ def _entry(truth: Truth, run: Path, process: Process, window: Window, step: int)
         "thread_cpu_seconds": None if lost or window.cpu is None else window.cpu / 1e9,
         "capped_by": window.capped_by,
         "artifacts": []
-        if window.captured is None or process.rank == "driver" or window.joined
+        if window.captured is None or process.rank == "driver" or window.joined or not truth.shape.traces
         else [_trace(truth, run, process, window, step)],
         "capture": {"step": step, "stem": f"step/rank-{process.rank}"} if window.joined else None,
     }
