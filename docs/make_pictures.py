@@ -2,7 +2,7 @@
 
 python docs/make_pictures.py [RUN] [--step N] [--prefix NAME | --report NAME]
 
-Without RUN it records the demo first. With `--report roll` it writes the report alone, roll.png. With `--prefix verl` it writes verl-report.png, verl-rollout.png and verl-timeline.png. Needs Chromium, and `pip install 'stepprof[open]'` for the timeline.
+Without RUN it records the demo first. With `--report roll` it writes the report alone, roll.png. With `--prefix verl` it writes verl-report.png, verl-rollout.png and verl-timeline.png. Needs Chromium, and the extra `open` for the timeline.
 """
 
 from __future__ import annotations

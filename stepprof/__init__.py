@@ -104,7 +104,7 @@ _LAZY = {
 
 
 def open_run(*paths: str | Path, output_dir: str | Path | None = None) -> Run:
-    """Open a recorded run for pandas, Polars, DuckDB or a script. Needs ``pip install 'stepprof[data]'``.
+    """Open a recorded run for pandas, Polars, DuckDB or a script. Needs the extra ``data``.
 
     Args:
         paths: a run id or the path of a run. Several: the directories of one run, copied from nodes

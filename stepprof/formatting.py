@@ -7,6 +7,17 @@ from collections.abc import Iterable, Sequence
 NOTHING = "-"
 
 
+def install(extra: str) -> str:
+    """Return what to do where the packages of an extra are missing.
+
+    stepprof is in no package index: `pip install` with its name could install another package.
+
+    >>> install("report")
+    'install the extra "report" of stepprof (docs/adopting.md#install)'
+    """
+    return f'install the extra "{extra}" of stepprof (docs/adopting.md#install)'
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
     """Rows under headers, in columns as wide as they must be.
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from stepprof.formats import npu_folder
 from stepprof.formats.memory_snapshot import snapshot_problem
-from stepprof.formatting import counted
+from stepprof.formatting import counted, install
 from stepprof.formatting import size as size_of
 from stepprof.host.plain_files import data_bytes, data_chunks, open_plain, readable
 from stepprof.host.plain_json import parse_json
@@ -125,7 +125,7 @@ def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:
         if len(held) < PARSED_BYTES:
             held += chunk
         end = (end + chunk)[-64:]
-    notes = ["its events were not checked: pip install 'stepprof[report]'"] if is_trace else []
+    notes = [f"its events were not checked: {install('report')}"] if is_trace else []
     if total <= len(held):
         try:
             content = parse_json(bytes(held))

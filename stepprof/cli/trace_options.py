@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stepprof.cli.common import add_occurrence, add_output_dir, add_step
 from stepprof.cli.output import console, print_lines
 from stepprof.errors import ConfigError
+from stepprof.formatting import install
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +95,7 @@ def require_extra() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: pip install 'stepprof[report]'"
+            f"reading traces needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: {install('report')}"
         )
 
 

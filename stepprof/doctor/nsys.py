@@ -20,6 +20,7 @@ from stepprof.backends.nsys.secrets import secrets
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.doctor import finding
 from stepprof.doctor.finding import Finding
+from stepprof.formatting import install
 
 
 def nsys_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -119,7 +120,7 @@ def _window(environ: Mapping[str, str]) -> Iterator[Finding]:
         marks = f"nvtx {metadata.version('nvtx')} marks regions"
         missing = ""
     except metadata.PackageNotFoundError:
-        marks, missing = "regions would not be marked: nvtx is not installed", "pip install 'stepprof[nsys]'"
+        marks, missing = "regions would not be marked: nvtx is not installed", install("nsys")
     library = next((path for path in libraries(environ) if os.sep in path and Path(path).exists()), None)
     if not under_nsys(environ):
         where = library or "none was found outside of the loader's own folders"

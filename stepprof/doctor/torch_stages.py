@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepprof.doctor.finding import Finding
+from stepprof.formatting import install
 
-INSTALL = 'pip install "stepprof[torch]"'
+INSTALL = install("torch")
 CANN = "install the matching CANN and source its set_env.sh, or pip uninstall torch_npu; TORCH_DEVICE_BACKEND_AUTOLOAD=0 imports torch without it"
 MEMORY = "memory history"
 _NO_MEMORY = 'do not use backend = "memory", or try another torch version'

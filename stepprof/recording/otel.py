@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepprof.formatting import install
 from stepprof.host.clock import Anchor
 from stepprof.instrument.attributes import plain
 from stepprof.log import logger
@@ -59,7 +60,7 @@ def missing() -> str | None:
         except ModuleNotFoundError:  # its parent is missing
             found = None
         if found is None:
-            return f"otel.enabled = true needs {name}, which is not installed: pip install 'stepprof[otel]'"
+            return f"otel.enabled = true needs {name}, which is not installed: {install('otel')}"
     return None
 
 

@@ -116,7 +116,9 @@ class TestTraces:
             [sys.executable, "-c", program, *files], capture_output=True, text=True, check=True
         )
         first, second = done.stdout.splitlines()
-        assert first.startswith('Checked(problem=None, notes=("its events were not checked: pip install')
+        assert first.startswith(
+            "Checked(problem=None, notes=('its events were not checked: install the extra"
+        )
         assert "is not JSON" in second
 
 

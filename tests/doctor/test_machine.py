@@ -115,7 +115,7 @@ class TestTorchFindings:
         """A missing torch is a warning and not a problem, because spans are recorded without it."""
         found = described(torch={"installed": False}, isal={"installed": False}, npu={"installed": False})
         assert found["torch"].level == found["isal"].level == "warning"
-        assert "stepprof[torch]" in found["torch"].remedy
+        assert 'the extra "torch"' in found["torch"].remedy
         assert "torch_npu" not in found
 
     @pytest.mark.parametrize(

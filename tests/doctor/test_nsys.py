@@ -83,4 +83,7 @@ class TestWindow:
         monkeypatch.setattr(metadata, "version", version)
         environ = {"STEPPROF_NSYS": f"output={tmp_path}/r_{{pid}};ranges=any"}
         finding = found(PATH=os.devnull, **environ)["nsys window"]
-        assert (finding.level, finding.remedy) == ("warning", "pip install 'stepprof[nsys]'")
+        assert (finding.level, finding.remedy) == (
+            "warning",
+            'install the extra "nsys" of stepprof (docs/adopting.md#install)',
+        )

@@ -280,7 +280,7 @@ class TestConfigured:
         with capture_logs() as logs:
             record(tmp_path, None)
         (line,) = [line for line in logs if line["event"] == "otel.disabled"]
-        assert "pip install 'stepprof[otel]'" in line["reason"]
+        assert 'install the extra "otel" of stepprof' in line["reason"]
         monkeypatch.setattr(otel, "_MODULES", ("no_such.module",))
         assert "no_such.module" in otel.missing()
 

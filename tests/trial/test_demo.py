@@ -235,7 +235,7 @@ class TestBeforeTheStart:
         assert main(["demo"]) == 2
         message = capsys.readouterr().err
         assert "not installed: transformers" in message
-        assert "pip install 'stepprof[demo]'" in message
+        assert 'install the extra "demo" of stepprof' in message
 
     def test_names_an_unwritable_folder(self, tmp_path, capsys) -> None:
         """An output folder below a file cannot be created. The error names the option for another

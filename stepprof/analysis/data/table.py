@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.analysis.data.schema import Column, Columns
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
+from stepprof.formatting import install
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,7 +34,7 @@ def require_arrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "tables of a run need pyarrow, which is not installed: pip install 'stepprof[data]'"
+            f"tables of a run need pyarrow, which is not installed: {install('data')}"
         ) from error
 
 

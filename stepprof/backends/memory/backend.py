@@ -24,6 +24,7 @@ from stepprof.backends.memory.api import MemoryApi, history
 from stepprof.config.options.memory import MemoryOptions
 from stepprof.errors import BackendError
 from stepprof.formats.memory_peaks import device_peaks, entries_of
+from stepprof.formatting import install
 from stepprof.host.atomic_files import publish
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture
@@ -60,7 +61,7 @@ class MemoryBackend(Backend):
             try:
                 self._api = MemoryApi()
             except ImportError as error:
-                return f"torch cannot be imported ({error}); install it with: pip install 'stepprof[torch]'"
+                return f"torch cannot be imported ({error}); {install('torch')}"
             except (RuntimeError, OSError) as error:
                 return f"torch cannot be imported: {error}"
         return self._api.obstacle()

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
+from stepprof.formatting import install
 from stepprof.instrument.context import cell
 from stepprof.instrument.scope import current_scope, newest
 from stepprof.run.model import WHOLE_STEP, Window
@@ -63,12 +64,8 @@ class Ranges:
     def missing(self) -> str | None:
         """Return why nothing can be marked, with any tool; or None. Imports nothing."""
         if self._nvtx is not None and not hasattr(self._nvtx, "Domain"):
-            return "this nvtx is too old; update it with: pip install 'stepprof[nsys]'"
-        return (
-            None
-            if find_spec("nvtx")
-            else "nvtx is not installed; install it with: pip install 'stepprof[nsys]'"
-        )
+            return f"this nvtx is too old: {install('nsys')}"
+        return None if find_spec("nvtx") else f"nvtx is not installed: {install('nsys')}"
 
     def look(self) -> bool:
         """Return whether a tool is attached by now."""

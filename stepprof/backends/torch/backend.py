@@ -28,6 +28,7 @@ from stepprof.backends.torch.stop import stop_all_threads
 from stepprof.config.options.torch import TorchOptions
 from stepprof.errors import BackendError
 from stepprof.formats.kineto_writer import escaped, marked
+from stepprof.formatting import install
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture
 
@@ -73,7 +74,7 @@ class TorchBackend(Backend):
             try:
                 self._api = TorchApi()
             except ImportError as error:
-                return f"torch cannot be imported ({error}); install it with: pip install 'stepprof[torch]'"
+                return f"torch cannot be imported ({error}); {install('torch')}"
             except (RuntimeError, OSError) as error:
                 return (
                     f"torch cannot be imported ({error}); where an extension of it lacks its device libraries "

@@ -31,6 +31,7 @@ from stepprof.cli.trace_options import report_console
 from stepprof.config.config import Config, load
 from stepprof.config.selection import Ranks, Steps
 from stepprof.errors import ConfigError
+from stepprof.formatting import install
 from stepprof.run.manifest import read_step
 from stepprof.run.names import safe_name
 from stepprof.run.runs import steps as recorded_steps
@@ -111,7 +112,7 @@ def _refuse_without_libraries() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo needs {' and '.join(NEEDED)}; not installed: {', '.join(missing)}; run pip install 'stepprof[demo]'"
+            f"the demo needs {' and '.join(NEEDED)}; not installed: {', '.join(missing)}; {install('demo')}"
         )
 
 
@@ -199,7 +200,7 @@ def _report(path: Path, steps: Sequence[int]) -> None:
     shown = f"{_shown(path)} --step {recorded[0]}"
     print_lines("", "next:", *(f"  stepprof {command} {shown}" for command in ("show", "report", "open")))
     if not analysed:
-        print_lines("  timeline and report need more packages: pip install 'stepprof[report]'")
+        print_lines(f"  timeline and report need more packages: {install('report')}")
 
 
 def _analyse(path: Path, step: int) -> None:

@@ -17,6 +17,7 @@ from stepprof.cli.common import add_run, add_step, chosen_run
 from stepprof.cli.make_outputs import make_timeline
 from stepprof.cli.output import print_lines
 from stepprof.errors import ConfigError
+from stepprof.formatting import install
 from stepprof.run.layout import step_folder
 from stepprof.run.runs import find_step
 
@@ -56,7 +57,7 @@ def _serve(args: argparse.Namespace, private: Path) -> int:
         print_lines(
             timeline,
             "",
-            f"No viewer is installed: pip install 'stepprof[open]' adds one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
+            f"No viewer is installed: {install('open')} for one that works offline. Or open {PUBLIC_VIEWER} and drop the file on it: "
             "it is read in the browser and uploaded nowhere.",
         )
         return 0

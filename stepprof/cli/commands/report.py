@@ -42,7 +42,7 @@ Chosen = tuple[list[str], int | None]
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `report`."""
-    parser.description = "Report where the time of a step went: print a summary, and write report.html and report.json into the step's folder. With two runs, or two RUN:STEP, compare them: A before, B after."
+    parser.description = "Report where the time of a step went: print a summary, and write report.html and report.json into the step's folder. With two runs, or two RUN:STEP, compare them: A before, B after. RUN may also be a trace of another tool, or a folder of them: torch.profiler, vLLM, SGLang, torch_npu; the files are written next to it."
     add_sources(parser)
     parser.add_argument(
         "--html",

@@ -24,7 +24,7 @@ class OtelOptions:
     """
 
     enabled: bool = False
-    """Send windows, regions and marks of every step by OTLP over HTTP; needs stepprof[otel], and spans."""
+    """Send windows, regions and marks of every step by OTLP over HTTP; needs the extra `otel`, and spans."""
     endpoint: str | None = checked(None, _endpoint)
     """The URL, such as "http://127.0.0.1:4318/v1/traces"; None: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     $OTEL_EXPORTER_OTLP_ENDPOINT, else this host.

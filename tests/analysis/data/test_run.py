@@ -394,7 +394,7 @@ class TestTable:
             """
         ).check()
         assert done.stdout.strip() == (
-            "tables of a run need pyarrow, which is not installed: pip install 'stepprof[data]'"
+            'tables of a run need pyarrow, which is not installed: install the extra "data" of stepprof (docs/adopting.md#install)'
         )
 
     def test_a_job_that_opens_a_run(self, run_script, tmp_path):

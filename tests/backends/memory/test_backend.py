@@ -180,7 +180,7 @@ print(len(stepprof.state().recorded_steps), stepprof.state().last_error, asked, 
 import sys
 sys.modules["torch"] = None
 from stepprof.backends.memory.backend import MemoryBackend
-assert "pip install 'stepprof[torch]'" in MemoryBackend().probe()
+assert 'install the extra "torch" of stepprof' in MemoryBackend().probe()
 """
         ).check()
 

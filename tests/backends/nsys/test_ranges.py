@@ -291,5 +291,5 @@ class TestColours:
     def test_without_the_package_the_message_names_it(self, monkeypatch):
         """Without the package nvtx, the reason names the extra to install."""
         monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
-        assert "stepprof[nsys]" in (Ranges().missing() or "")
+        assert 'the extra "nsys"' in (Ranges().missing() or "")
         assert not Ranges().look()

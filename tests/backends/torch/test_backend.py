@@ -849,7 +849,7 @@ class TestProbe:
     @pytest.mark.parametrize(
         ("failure", "remedy"),
         [
-            ("ImportError('no torch')", "pip install"),
+            ("ImportError('no torch')", 'install the extra "torch"'),
             ("RuntimeError('CANN')", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
             ("OSError('libhccl.so')", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
         ],

@@ -45,7 +45,7 @@ class TestWithoutAViewer:
         assert main(["open", "--output-dir", str(step.parent.parent)]) == 0
         said = capsys.readouterr().out
         assert str(step / "timeline.pftrace") in said
-        assert "pip install 'stepprof[open]'" in said
+        assert 'install the extra "open" of stepprof' in said
         assert "https://ui.perfetto.dev" in said
 
     def test_the_newest_of_two_formats(self, step, capsys) -> None:

@@ -168,7 +168,7 @@ class TestConfiguration:
         monkeypatch.setattr(
             uploads.importlib.util, "find_spec", lambda name: None if name == "fsspec" else find(name)
         )
-        assert "pip install 'stepprof[upload]'" in missing("file:///x")
+        assert 'install the extra "upload" of stepprof' in missing("file:///x")
         assert Config(upload="s3://b").upload == "s3://b"
         with pytest.raises(ConfigError, match='did you mean "s3"'):
             Config(upload="s4://b")

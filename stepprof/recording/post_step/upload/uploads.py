@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.formatting import install
 from stepprof.host import subprocesses
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
@@ -44,7 +45,7 @@ def missing(url: str) -> str | None:
     True
     """
     if importlib.util.find_spec("fsspec") is None:
-        return "fsspec is not installed: pip install 'stepprof[upload]'"
+        return f"fsspec is not installed: {install('upload')}"
     from fsspec.registry import known_implementations
 
     known: Mapping[str, str] = known_implementations.get(url.partition("://")[0], {})
