@@ -129,7 +129,7 @@ class Config:
     """Timeout of on_complete; then the command and everything it started are killed."""
     upload: str | None = checked(None, upload_url)
     """The URL that artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs
-    stepprof[upload].
+    the extra `upload`.
     """
     upload_timeout_seconds: float = checked(600.0, seconds)
     """Timeout for the upload of one process's recordings of a step, with all tries."""
@@ -286,7 +286,7 @@ def load(
 
     A path is a TOML file. None: the environment. That is the file in $STEPPROF_CONFIG, then
     $STEPPROF_STEPS, $STEPPROF_RANKS, $STEPPROF_BACKEND and $STEPPROF_OUTPUT_DIR; without any of
-    them nothing is recorded. STEPPROF=0 switches everything off. The configuration is not read
+    them no step is selected. STEPPROF=0 switches everything off. The configuration is not read
     then, so this also works if it is broken.
 
     >>> load({"steps": [2, 10]}, environ={}).off, load({"steps": [2, 10]}, environ={"STEPPROF": "0"}).off
@@ -302,6 +302,31 @@ def load(
     if isinstance(config, str | os.PathLike):
         return Config.from_toml(config)
     return Config.from_mapping(config)
+
+
+def ignored_variables(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a configuration which the program has passed contradicts, with their values.
+
+    >>> ignored_variables(Config(steps="2"), {"STEPPROF_STEPS": "7", "STEPPROF_RANKS": "0"})
+    {'STEPPROF_STEPS': '7'}
+    """
+    if loaders.switched_off(environ):
+        return {}
+    names = (loaders.CONFIG_VARIABLE, *loaders.KEY_OF_VARIABLE)
+    given = {name: text for name in names if (text := environ.get(name, "").strip())}
+    return {name: text for name, text in given.items() if not _agrees(config, name, text)}
+
+
+def _agrees(config: Config, variable: str, text: str) -> bool:
+    """Return whether a configuration has the values that a variable asks for."""
+    try:
+        asked = Config.from_env({variable: text})
+    except ConfigError:
+        return False
+    if variable == loaders.CONFIG_VARIABLE:
+        return asked == config
+    key = loaders.KEY_OF_VARIABLE[variable]
+    return bool(getattr(asked, key) == getattr(config, key))
 
 
 def _role(name: str, role: object) -> RolePolicy:

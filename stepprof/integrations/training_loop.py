@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import stepprof
+from stepprof.config.config import load
 from stepprof.errors import StepprofError
 from stepprof.instrument.context import cell
 from stepprof.instrument.region import Region, region
@@ -13,6 +14,7 @@ from stepprof.instrument.step import StepWindow
 from stepprof.integrations import own_profiler
 from stepprof.integrations.timer_switch import timers
 from stepprof.log import logger
+from stepprof.recording.lifecycle import open_session
 from stepprof.recording.session import current_session
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def ensure_session(name: str, config: Any = None, process: str | None = None) ->
         try:
             if config is None:
                 own_profiler.refuse(name)
-            stepprof.init(config, name=process)
+            open_session(load(config), name=process)
         except (StepprofError, OSError) as error:
             if _first("not started", name):
                 logger.warning("adapter.not_started", name=name, reason=str(error))

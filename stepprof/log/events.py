@@ -118,6 +118,16 @@ EVENTS: dict[str, Event] = {
     "folder.not_locked": Event("debug", "a folder could not be locked", "path reason"),
     # the process and the run
     "config.expensive": Event("warning", "the configuration is expensive"),
+    "config.variables_ignored": Event(
+        "warning",
+        "the script passes its own configuration to init(), so these variables do not count; init() without arguments reads them",
+        "variables",
+    ),
+    "init.waiting": Event(
+        "info",
+        "init() has no configuration here: the driver attaches this actor, or a STEPPROF_* variable starts its session",
+        "",
+    ),
     "init.deferred": Event("info", "init() was ignored: another process configures this one"),
     "internal.error": Event("warning", "stepprof itself failed; training goes on", "reason exc_info"),
     "background.failed": Event("warning", "work of the background thread failed", "work reason"),

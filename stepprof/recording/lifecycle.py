@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepprof.backends import check_plugins
-from stepprof.config.config import Config, load
-from stepprof.config.loaders import KEY_OF_VARIABLE
+from stepprof.config.config import Config, ignored_variables, load
+from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
 from stepprof.host.command_line import command_line
 from stepprof.host.git_commit import git_commit
@@ -29,6 +29,7 @@ from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
 from stepprof.run.names import process_name
 
+_CONFIGURING = (CONFIG_VARIABLE, *KEY_OF_VARIABLE)
 _starting = threading.Lock()
 _opened = itertools.count(1)
 
@@ -45,7 +46,8 @@ def init(
 
     Args:
         config: a `Config`, a mapping (also an OmegaConf node), the path of a TOML file, or None: ``$STEPPROF_CONFIG``, then the
-            ``STEPPROF_*`` variables, else off.
+            ``STEPPROF_*`` variables. Without any of them no step is selected: spans are kept, and `stepprof trigger` can
+            request a step. An actor or task of Ray then waits until its driver attaches it.
         rank: the global rank. None: that of torch.distributed, if it is initialised, else of the launcher's variables, else 0 of 1.
         world_size: the number of ranks, if ``rank`` is given.
         run_id: the name of the run. None: from the launcher, so that all ranks agree.
@@ -60,10 +62,35 @@ def init(
             ``output_dir`` is not writable, or ``name`` is not a plain name.
     """
     settled = load(config)
-    called = None if name is None else process_name(name)
-    configured = config is not None or any(
-        os.environ.get(name) for name in ("STEPPROF_CONFIG", *KEY_OF_VARIABLE)
+    ignored = {} if config is None else ignored_variables(settled, os.environ)
+    waits = config is None and _is_ray_worker() and not any(map(os.environ.get, _CONFIGURING))
+    return open_session(
+        settled, rank=rank, world_size=world_size, run_id=run_id, name=name, ignored=ignored, waits=waits
     )
+
+
+def open_session(
+    settled: Config,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    run_id: str | None = None,
+    name: str | None = None,
+    ignored: Mapping[str, str] | None = None,
+    waits: bool = False,
+) -> Session:
+    """Do the work of `init`; adapters and attached actors call it with a configuration that is not the script's.
+
+    Args:
+        settled: the configuration.
+        rank: as `init` takes it, like `world_size`, `run_id` and `name`.
+        world_size: the same.
+        run_id: the same.
+        name: the same.
+        ignored: variables that the script's own configuration contradicts.
+        waits: the driver will configure this process.
+    """
+    called = None if name is None else process_name(name)
     with _starting:
         session = current_session()
         if session is not None and session.by_adapter:
@@ -75,7 +102,11 @@ def init(
                 raise ConfigError(_difference(session.config, settled))
             return session
         identity = find_identity(rank, world_size, os.environ, called)
-        if not configured or not settled.enabled or (settled.off and not settled.spans):
+        if ignored:
+            logger.warning("config.variables_ignored", variables=", ".join(ignored))
+        if waits:
+            logger.info("init.waiting")
+        if waits or not settled.enabled or (settled.off and not settled.spans):
             return Session(settled, identity, None)
         if identity.world_size is not None and (identity.final or world_size is not None):
             settled.check_world(identity.world_size)
@@ -90,7 +121,7 @@ def init(
             rank=identity.rank,
             world_size=identity.world_size,
             environ=os.environ,
-            description=describe(settled),
+            description={**describe(settled), "ignored_variables": dict(ignored or {})},
             store=store,
         )
         session = Session(settled, identity, run, store)
@@ -153,9 +184,11 @@ def describe(config: Config) -> dict[str, object]:
 
 def _command() -> list[str] | None:
     """Return the command line; None in a worker of Ray: that is not the job's."""
-    if Path(sys.argv[0] if sys.argv else "").name == "default_worker.py":
-        return None
-    return command_line(sys.orig_argv, os.environ)
+    return None if _is_ray_worker() else command_line(sys.orig_argv, os.environ)
+
+
+def _is_ray_worker() -> bool:
+    return Path(sys.argv[0] if sys.argv else "").name == "default_worker.py"
 
 
 def _commit() -> str | None:

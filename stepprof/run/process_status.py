@@ -83,7 +83,7 @@ class ProcessStatus:
     backend: str | None = _read_by(_text)
     health: str | None = _read_by(_text)
     engines: _Tables = field(
-        default_factory=dict, metadata=_tables("kind", "name", "host", "state", "health")
+        default_factory=dict, metadata=_tables("kind", "name", "host", "state", "health", "roles")
     )
     last_error: str | None = _read_by(_text)
     pending_exports: Sequence[str] | None = _read_by(_texts)

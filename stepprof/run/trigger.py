@@ -143,20 +143,21 @@ def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str,
 
     content = read_run(path)
     world = next((s["world_size"] for s in statuses if s["world_size"]), content.get("world_size"))
-    roles = {role for status in statuses for role in status["roles"] or ()}
+    engines = [engine for status in statuses for engine in status["engines"].values()]
+    begun = {role for status in statuses for role in (*(status["roles"] or ()), status["role"]) if role}
+    begun |= {role for engine in engines for role in (engine["roles"] or "").split(",") if role}
     try:
         known = Config.from_mapping(content.get("config"))
     except ConfigError:
         known = Config()  # damaged, or of another version of stepprof: the ranks check the request themselves
-    roles |= set(known.roles)
-    if request.role is not None and roles and request.role not in roles:
-        raise ConfigError.at(
-            "role", request.role, f"no window of this role has begun{nearest(request.role, sorted(roles))}"
-        )
+    roles = begun | set(known.roles)
+    if request.role is not None and statuses and request.role not in roles:
+        others = nearest(request.role, sorted(roles)) if roles else ", nor of any other one; leave role out"
+        raise ConfigError.at("role", request.role, f"no window of this role has begun{others}")
     for role in (None, request.role, *known.roles):
         if request.concerns(role):
             request.policy(known.policy(role))
-    if request.ranks is not None and isinstance(world, int) and request.role is None:
+    if request.ranks is not None and isinstance(world, int) and (request.role is None or not engines):
         request.ranks.check(world)
 
 

@@ -9,6 +9,7 @@ import enum
 import json
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,9 @@ from stepprof.errors import ConfigError, StateError
 from stepprof.instrument.context import cell
 from stepprof.instrument.scope import LARGEST_STEP
 from stepprof.run.manifest import read_step
-from stepprof.run.runs import steps
+from stepprof.run.runs import read_run, steps
 from stepprof.run.spans import EVIDENCE, read_spans
+from stepprof.run.status import read_statuses
 
 
 def loop(steps, role=None) -> None:
@@ -87,13 +89,46 @@ class TestInit:
         second = init({"steps": "3"})
         assert first.path != second.path
 
-    def test_nothing_configured_is_off(self, init, tmp_path) -> None:
-        """Without a configuration, `init` writes no file, and a later `init` can open a run."""
+    @pytest.mark.parametrize("variables", [{}, {"STEPPROF_STEPS": "", "STEPPROF_CONFIG": "", "STEPPROF": ""}])
+    def test_nothing_configured_selects_no_step(self, init, monkeypatch, variables) -> None:
+        """Without a configuration, or with empty variables, `init` keeps spans, and `trigger` can request a step."""
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        session = init()
+        assert cell.session is session
+        assert session.path is not None
+        with stepprof.profile_step(1):
+            pass
+        stepprof.trigger(step=3, backend="null")
+        deadline = time.monotonic() + 20
+        while not any(status["requests"] for status in read_statuses(session.path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        loop([2, 3, 4])
+        stepprof.shutdown()
+        assert [path.name for path in session.path.glob("step-*")] == ["step-000003"]
+
+    def test_nothing_configured_in_a_worker_of_ray_waits(self, init, monkeypatch, log, tmp_path) -> None:
+        """The driver attaches an actor, with its own configuration. Until then `init` without one starts nothing."""
+        monkeypatch.setattr(sys, "argv", ["/ray/workers/default_worker.py"])
         session = init()
         assert (session.path, session.run_id, cell.session, session.rank) == (None, None, None, 0)
-        session.shutdown()
+        assert [line["event"] for line in log] == ["init.waiting"]
         assert list(tmp_path.iterdir()) == []
-        assert init({"steps": "2"}).path is not None
+        monkeypatch.setenv("STEPPROF_STEPS", "2")
+        assert init().path is not None
+
+    def test_variables_that_a_configuration_contradicts(self, init, monkeypatch, log) -> None:
+        """They do not count, which is logged once. A variable with the same value is not named."""
+        for name, value in {"STEPS": "5", "RANKS": "0", "BACKEND": "", "OUTPUT_DIR": "x"}.items():
+            monkeypatch.setenv(f"STEPPROF_{name}", value)
+        session = init({"steps": "2", "ranks": [0]})
+        (line,) = [line for line in log if line["event"] == "config.variables_ignored"]
+        assert line["variables"] == "STEPPROF_STEPS, STEPPROF_OUTPUT_DIR"
+        assert read_run(session.path)["ignored_variables"] == {
+            "STEPPROF_STEPS": "5",
+            "STEPPROF_OUTPUT_DIR": "x",
+        }
 
     @pytest.mark.parametrize(
         "config",

@@ -25,6 +25,7 @@ from stepprof.config.loaders import CONFIG_VARIABLE, switched_off
 from stepprof.config.validators import Mistakes
 from stepprof.errors import ConfigError
 from stepprof.integrations import bootstrap
+from stepprof.integrations.activation import FRAMEWORKS
 from stepprof.redaction import quoted
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
@@ -185,9 +186,15 @@ def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterat
     after = recorded(folder)
     runs = [run for run in after if run not in before or after[run] - before[run]]
     if not runs:
-        yield f"stepprof: nothing was recorded in {folder}: no process of the job started a session; see: stepprof doctor"
+        yield f"stepprof: nothing was recorded in {folder}: no process of the job started a session there"
+        yield f"stepprof: `stepprof run` looks for {', '.join(FRAMEWORKS)}; stepprof doctor shows which of them it finds here"
+        yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md); if it passes a configuration to init(), the output_dir of that one counts"
     for run in runs:
         new = sorted(after[run] - before.get(run, set()))
+        for variable, value in ignored_in(run).items():
+            yield quoted(
+                f'stepprof: {option_of(variable)} "{value}" was ignored: the script passes its own configuration to stepprof.init; stepprof.init() without arguments reads the variables'
+            )
         for name, adapter in sorted(adapters_of(run).items()):
             if adapter.get("status") != "attached":
                 yield quoted(
@@ -199,6 +206,19 @@ def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterat
             found = next(each for each in summarize_step(run, step) if each.occurrence == occurrence)
             counts = ", ".join(f"{count} {status}" for status, count in sorted(found.statuses.items()))
             yield f"stepprof: step {step} is recorded ({counts}); next: stepprof report {shlex.quote(str(run))} --step {step}"
+
+
+def ignored_in(run: Path) -> dict[str, str]:
+    """Return the variables that the configuration of the run's script contradicts, with their values."""
+    found = read_run(run).get("ignored_variables")
+    stated = found if isinstance(found, dict) else {}
+    return {name: text for name, _ in OPTIONS.values() if isinstance(text := stated.get(name), str)}
+
+
+def option_of(variable: str) -> str:
+    """Return the option that sets a variable, and the variable."""
+    option = next(name for name, (known, _) in OPTIONS.items() if known == variable)
+    return f"--{option.replace('_', '-')} (${variable})"
 
 
 def adapters_of(run: Path) -> Mapping[str, Mapping[str, str]]:

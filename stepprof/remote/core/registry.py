@@ -134,7 +134,7 @@ class Fleet:
         return statuses, awaited
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """Return the kind, name, host, state and health of each engine, JSON-able."""
+        """Return the kind, name, host, state, health and roles of each engine, JSON-able."""
         return {
             target.label: {
                 "kind": target.driver.kind,
@@ -142,6 +142,7 @@ class Fleet:
                 "host": target.driver.host,
                 "state": target.machine.state,
                 "health": target.health,
+                "roles": ",".join(sorted({engine.role, *engine.also})),
             }
             for engine in self.engines
             for target in engine.targets

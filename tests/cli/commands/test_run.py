@@ -23,6 +23,14 @@ framework.Trainer().fit()
 print(os.environ["STEPPROF_STEPS"], os.environ.get("STEPPROF_RANKS"), len(framework.CALLS), *sys.argv[1:])
 """
 
+LOOP = """
+import stepprof
+stepprof.init({given})
+for step in range(1, 5):
+    with stepprof.profile_step(step):
+        pass
+"""
+
 
 def run(folder, *arguments, **variables):
     """Run `stepprof run` in a folder and return the finished process."""
@@ -64,10 +72,45 @@ class TestRun:
         assert done.stdout.split() == ["True"] * 3, done.stderr
 
     def test_nothing_was_recorded(self, tmp_path) -> None:
-        """The job uses no supported framework, so the command says that nothing was recorded."""
+        """The job uses no supported framework: the command says what it looked for, and what such a loop needs."""
         done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")
         assert done.stdout == "1\n"
-        assert "nothing was recorded" in done.stderr
+        assert "nothing was recorded in stepprof-runs" in done.stderr
+        assert "looks for accelerate, areal," in done.stderr
+        assert "trl, verl" in done.stderr
+        assert "calls stepprof.init() once, and has `with stepprof.profile_step(step):`" in done.stderr
+
+    @pytest.mark.parametrize("given", ["'stepprof.toml'", "{'steps': 2, 'backend': 'null'}"])
+    def test_options_that_the_script_overrides(self, tmp_path, given) -> None:
+        """The script passes its own configuration: one line in the job, and one at its end, name the options."""
+        (tmp_path / "stepprof.toml").write_text('steps = "2"\nbackend = "null"\n')
+        (tmp_path / "job.py").write_text(LOOP.format(given=given))
+        done = run(tmp_path, "--steps", "3", "--ranks", "0", "--backend", "null", sys.executable, "job.py")
+        assert done.returncode == 0
+        assert "step 2 is recorded" in done.stderr
+        said = [line for line in done.stderr.splitlines() if "its own configuration" in line]
+        assert len(said) == 2, done.stderr
+        assert "STEPPROF_STEPS" in said[0]
+        assert "STEPPROF_RANKS" not in done.stderr
+        assert said[1].startswith('stepprof: --steps ($STEPPROF_STEPS) "3" was ignored: ')
+
+    @pytest.mark.parametrize("given", ["", "{'steps': 3, 'backend': 'null'}"])
+    def test_options_that_the_script_reads_or_repeats(self, tmp_path, given) -> None:
+        """`init()` without arguments reads the options; a configuration may agree with them. Nothing is said then."""
+        (tmp_path / "job.py").write_text(LOOP.format(given=given))
+        done = run(tmp_path, "--steps", "3", "--backend", "null", sys.executable, "job.py", STEPPROF_RANKS="")
+        assert "step 3 is recorded" in done.stderr
+        assert "ignored" not in done.stderr
+
+    def test_an_output_folder_that_the_script_overrides(self, tmp_path) -> None:
+        """The run is elsewhere: the command does not find it, and says which folder counts."""
+        (tmp_path / "job.py").write_text(
+            LOOP.format(given="{'steps': 2, 'backend': 'null', 'output_dir': 'there'}")
+        )
+        done = run(tmp_path, "--output-dir", "here", sys.executable, "job.py")
+        assert "STEPPROF_OUTPUT_DIR" in done.stderr
+        assert "nothing was recorded in here" in done.stderr
+        assert "the output_dir of that one counts" in done.stderr
 
     @pytest.mark.parametrize(
         ("code", "status"),

@@ -386,6 +386,7 @@ class TestStatus:
             (["--set", f"torch={'[' * 100_000}"], "torch"),
             (["--ranks", "9"], "did you mean 3?"),
             (["--role", "actr"], 'did you mean "actor"'),
+            (["--role", "actor", "--ranks", "9"], "did you mean 3?"),
             (["--backend", "nul"], 'did you mean "null"'),
             (["--set", "max_seconds"], "expected KEY=VALUE"),
             (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is already set to a value"),
@@ -408,6 +409,30 @@ class TestStatus:
         assert main(["trigger", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not (run / "requests").exists()
+
+    @pytest.mark.parametrize(
+        ("status", "message"),
+        [
+            ({"roles": []}, "no window of this role has begun, nor of any other one; leave role out"),
+            ({"roles": [], "step": None}, "no window of this role has begun, nor of any other one"),
+            ({"roles": [], "role": "actor"}, 'did you mean "actor"'),
+            ({"roles": [], "engines": {"actor/0": {"roles": "actor,eval"}}}, "(one of: actor, eval)"),
+        ],
+    )
+    def test_a_role_that_no_window_has_is_refused(
+        self,
+        written: Path,
+        tmp_path: Path,
+        status: dict[str, Any],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """A job may have no roles, only an open window of one, or only engines that have one."""
+        run = half_written_run(written, tmp_path, **{"role": None, **status})
+        assert main(["trigger", str(run), "--step", "20", "--role", "actr"]) == 2
+        assert message in capsys.readouterr().err
+        if "actor" in message:
+            assert ask(run, 20, count=1, role="actor", ranks="all").role == "actor"
 
     @pytest.mark.parametrize(("command", "option"), [("trigger", "--wait"), ("status", "--watch")])
     @pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
@@ -671,12 +696,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def half_written_run(written: Path, folder: Path) -> Path:
-    """Return a copy of the run whose status was published just now by this process."""
+def half_written_run(written: Path, folder: Path, **changes: object) -> Path:
+    """Return a copy of the run whose status, with these changes, was published just now by this process."""
     run = Path(shutil.copytree(written, folder / "job"))
     path = run / "status" / "rank-0.json"
     status = json.loads(path.read_text())
-    path.write_text(json.dumps({**status, "published_unix_ns": time.time_ns()}))
+    path.write_text(json.dumps({**status, **changes, "published_unix_ns": time.time_ns()}))
     return run
 
 

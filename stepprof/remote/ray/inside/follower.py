@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends import make_backend
+from stepprof.config.config import load
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.instrument.announced_window import AnnouncedWindows
 from stepprof.instrument.step import StepWindow, profile_step
-from stepprof.recording.lifecycle import init
+from stepprof.recording.lifecycle import open_session
 from stepprof.recording.session import Session, current_session
 from stepprof.recording.window_handle import LeftOpen, Ticket
 from stepprof.remote.base import EngineFailure
@@ -195,8 +196,8 @@ class Follower:
                 config["output_dir"] = str(run.parent)
                 rank, is_final = (attachment.rank, True) if self._spans else _rank(attachment)
                 try:
-                    session = init(
-                        spans_only(config) if self._spans else config,
+                    session = open_session(
+                        load(spans_only(config) if self._spans else config),
                         rank=rank,
                         world_size=attachment.world_size or _distributed()[1],
                         run_id=attachment.run_id,
