@@ -159,7 +159,22 @@ def _missing(rows: Sequence[Shortfall]) -> str:
     if high == "0%":
         return ""
     of = "its window was" if len(rows) == 1 else "their windows were"
-    return f"; {low if low == high else f'{low} to {high}'} of {of} not recorded"
+    return f"; {low if low == high else f'{low} to {high}'} of {of} not recorded{_rest(rows)}"
+
+
+def _rest(rows: Sequence[Shortfall]) -> str:
+    """Return the longest regions in which processes were after their captures had ended; empty: their spans show none."""
+    longest: dict[str, float] = {}
+    for row in rows:
+        for name, seconds in row.regions.items():
+            longest[name] = max(seconds, longest.get(name, 0.0))
+    whole = max(((row.window or 0.0) - (row.recorded or 0.0) for row in rows), default=0.0)
+    names = sorted(
+        (name for name in longest if longest[name] >= WORTH_SAYING * whole), key=lambda name: -longest[name]
+    )
+    up_to = "" if len(rows) == 1 else "up to "
+    shown = [f"{quoted(name)} {up_to}{seconds_text(longest[name])}" for name in names[:MOST_NAMES]]
+    return f": {', '.join(shown)}" if shown else ""
 
 
 _NOTHING = ("lost", "failed", "skipped")

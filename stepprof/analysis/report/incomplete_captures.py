@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,14 +62,18 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
     ):
         return None
     start = window["start_unix_ns"]
+    end = window["end_unix_ns"]
     own, early = None, False
+    rest: dict[str, float] = {}
     if start is not None:  # the spans have the window's own end
         begin = int(start) - process.offset_ns
         spans = [each for each in process.windows if each.ends and each.role == window["role"]]
         nearest = min(spans, key=lambda each: abs(each.start - begin), default=None)
         if nearest is not None and nearest.end > begin:
             own, early = nearest.end - nearest.start, nearest.early
-    recorded = _seconds(start, window["end_unix_ns"]) if status in COVERS and not short else None
+            if capped is not None and end is not None:
+                rest = _regions(process, int(end) - process.offset_ns, nearest.end)
+    recorded = _seconds(start, end) if status in COVERS and not short else None
     return Shortfall(
         label=process.label,
         status=_of_file(short) if short and status in WHOLE else status,
@@ -79,7 +84,19 @@ def _of_window(process: Process, window: Mapping[str, Any]) -> Shortfall | None:
         if own is None or early
         else own / 1e9,  # the whole length of a window that ended early is not known
         early=early,
+        regions=rest,
     )
+
+
+def _regions(process: Process, begin: int, until: int) -> dict[str, float]:
+    """Return the seconds of the outermost regions of a process between two times, from its spans, the longest first."""
+    found: Counter[str] = Counter()
+    for nest in (digest.nest for digest in process.digests if digest.origin.kind == "spans"):
+        for start, end, place in [] if nest is None else nest.stretches():
+            spent = min(end, until) - max(start, begin)
+            if nest is not None and spent > 0 and (path := nest.path(place)):
+                found[path[0]] += spent
+    return {name: nanoseconds / 1e9 for name, nanoseconds in found.most_common()}
 
 
 def _of_file(short: Sequence[Digest]) -> str:

@@ -565,6 +565,8 @@ class Shortfall(msgspec.Struct, frozen=True):
     """Forward steps that an engine recorded before it ended its capture by itself; None: another reason, or not known."""
     early: bool = False
     """Its window ended early too: by an exception, SIGTERM or the end of the session."""
+    regions: dict[str, float] = {}
+    """Seconds of the outermost regions in the rest of the window, after the capture had ended, the longest first; {}: not known."""
 
 
 class PathSegment(msgspec.Struct, frozen=True):

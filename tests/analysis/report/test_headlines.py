@@ -177,6 +177,17 @@ class TestShortfalls:
         unknown = Shortfall("actor rank 0", "complete", "max_seconds", None, 1.0, None)
         assert texts(shortfalls=[unknown]) == ["the capture of actor rank 0 ended after 1.0 s (max_seconds)"]
 
+    def test_the_regions_after_the_end_of_the_capture(self):
+        """The sentence names the longest ones: no stacks and operators show what the process did there."""
+        regions = {"save": 6.0, "log": 2.5, "gather": 0.01}
+        short = Shortfall("rank 0", "complete", "max_seconds", None, 1.0, 10.0, regions=regions)
+        (text,) = texts(shortfalls=[short])
+        assert text.endswith("; 90% of its window was not recorded: `save` 6.0 s, `log` 2.5 s")
+        other = Shortfall("rank 1", "complete", "max_seconds", None, 1.0, 10.0, regions={"save": 7.0})
+        assert texts(shortfalls=[short, other])[0].endswith(
+            "90% of their windows were not recorded: `save` up to 7.0 s, `log` up to 2.5 s"
+        )
+
     def test_an_engine_that_ended_its_capture_at_max_iterations(self):
         """The sentence says that only the first forward steps were recorded."""
         one = Shortfall("rollout/0", "complete", "engine", None, None, 8.0, 32)

@@ -38,6 +38,21 @@ class TestWindows:
             ("actor rank 0", "complete", "max_seconds", None, 0.04, 0.1)
         ]
 
+    def test_the_regions_after_its_end(self):
+        """They are known from spans. Those before the end of the capture and after the window are left out."""
+        made = spans(
+            0,
+            ("window", "actor", 0, 100, "actor"),
+            ("region", "forward", 0, 50, "actor"),
+            ("region", "save", 60, 30, "actor"),
+            ("region", "write", 65, 20, "actor"),
+            ("window", "eval", 100, 50, "eval"),
+            ("region", "generate", 100, 50, "eval"),
+        )
+        capped = window(end=40, capped_by="max_seconds")
+        (found,) = shortfalls_of(gather([digest(made)], [capped]), ())
+        assert found.regions == {"save": 0.03, "forward": 0.01}
+
     def test_without_spans_the_windows_length_is_not_known(self):
         assert short(window(end=40, capped_by="max_seconds")) == [
             ("actor rank 0", "complete", "max_seconds", None, 0.04, None)
