@@ -53,7 +53,7 @@ from stepprof.analysis.report.totals import (
 )
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
-from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.model import Alignment
 from stepprof.run.evidence import Evidence
 from stepprof.run.layout import WHOLE_STEP
 from stepprof.run.summary import SESSIONS, engine_label, without_references
@@ -132,7 +132,7 @@ def combine(
         version=next(
             (manifest["version"] for manifest in manifests if manifest["version"] is not None), None
         ),
-        sources=[*(_source(digest) for digest in digests), *_without_trace(windows, engines)],
+        sources=[*(_source(digest) for digest in digests), *_without_trace(everyone, engines)],
         processes=[_recorded(process, shortfalls) for process in everyone],
         tree=region_rows(everyone, islands[0].seconds if islands else 0.0),
         skew=[
@@ -373,26 +373,19 @@ def _source(digest: Digest) -> SourceInfo:
     )
 
 
-def _without_trace(
-    windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
-) -> Iterable[SourceInfo]:
+def _without_trace(everyone: Sequence[Process], engines: Sequence[Mapping[str, Any]]) -> Iterable[SourceInfo]:
     """Yield the captures that should have produced a trace but did not."""
-    for kind, entries in (("rank", windows), ("engine", engines)):
-        for entry in entries:
-            if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":
-                continue
-            if entry.get("kind") in SESSIONS and entry["status"] == "complete":
-                continue  # the driver's entry about a rank, which has an entry of its own for its trace
-            if kind == "rank":
-                label = Origin(
-                    "rank", "", role=entry["role"], rank=entry["rank"], occurrence=entry["occurrence"] or 1
-                ).label
-            else:
-                label = engine_label(entry)
-            yield SourceInfo(
-                label, kind, None, entry["role"], entry.get("rank"), entry.get("replica"), entry["host"], entry["status"],
-                events=0, bytes=None, alignment="", offset_ns=0, error_ns=None,
-            )  # fmt: skip
+    of_ranks = [(each.label, "rank", window) for each in everyone for window in each.manifest_windows]
+    of_engines = [(engine_label(engine), "engine", engine) for engine in engines]
+    for label, kind, entry in (*of_ranks, *of_engines):
+        if entry["artifacts"] or entry["status"] == "joined" or entry.get("backend") == "null":
+            continue
+        if entry.get("kind") in SESSIONS and entry["status"] == "complete":
+            continue  # the driver's entry about a rank, which has an entry of its own for its trace
+        yield SourceInfo(
+            label, kind, None, entry["role"], entry.get("rank"), entry.get("replica"), entry["host"], entry["status"],
+            events=0, bytes=None, alignment="", offset_ns=0, error_ns=None,
+        )  # fmt: skip
 
 
 def _left_out(digests: Sequence[Digest]) -> Iterable[Problem]:

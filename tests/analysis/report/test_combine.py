@@ -131,6 +131,15 @@ class TestTimes:
         assert {time.label for row in made.roles for time in row.per_process} == {label}
         assert {each.process for each in made.findings if each.process} <= {label}
 
+    def test_a_capture_without_a_trace_has_the_label_of_its_process(self):
+        """One sentence says that the capture of `rank 0` was lost; the same capture is not counted again as that of `actor rank 0`."""
+        made = report(
+            spans(0, ("window", "step", 0, 100, None), ("window", "actor", 0, 50, "actor")),
+            manifests=[manifest({**window(status="lost"), "artifacts": []})],
+        )
+        assert [each.label for each in made.sources if each.kind == "rank"] == ["rank 0"]
+        assert len([each for each in made.findings if each.topic == "coverage"]) == 1
+
     def test_ranks_with_the_same_roles_are_grouped_by_their_start(self):
         made = report(
             *(spans(rank, ("window", "actor", 50 + rank, 10, "actor"), host="a") for rank in range(2)),
