@@ -5,6 +5,7 @@ offline.
 import hashlib
 import json
 import os
+import time
 
 import torch
 from datasets import Dataset
@@ -22,8 +23,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
 
 
-def small_model() -> Qwen2ForCausalLM:
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+def small_model(width: int = 32, layers: int = 2) -> Qwen2ForCausalLM:
+    size = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     return Qwen2ForCausalLM(
@@ -32,12 +33,15 @@ def small_model() -> Qwen2ForCausalLM:
 
 
 def digits(completions: list[str], **_: object) -> list[float]:
+    time.sleep(float(os.environ.get("REWARD_SECONDS", "0")))
     return [float(sum(letter.isdigit() for letter in text)) for text in completions]
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    given = json.loads(os.environ.get("JOB_SETTINGS", "{}"))
+    model = small_model(**given.pop("model", {}))
     settings = {
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 4,
@@ -46,11 +50,10 @@ def main() -> None:
         "max_steps": 4,
         "max_completion_length": 8,
         "save_strategy": "no",
-        **json.loads(os.environ.get("JOB_SETTINGS", "{}")),
+        **given,
     }
     quiet = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "use_cpu": True}
     data = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(10)])
-    model = small_model()
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=digits,
