@@ -202,7 +202,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 
 @_reads(
     rf"(?P<who>.+) was the last to finish (?P<phase>.+?): (?P<seconds>{TIME}) behind (?P<others>.+?)"
-    rf"(?:, having started (?P<later>{TIME}) later)?(?:, (?P<held>{TIME}) of it due to the profiler)?"
+    rf"(?:, having started (?P<later>{TIME}) later)?(?:, (?P<held>{TIME}) of it due to the profiler)?(?:, {TIME} of it lost in this phase)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     role, region = sentences.phase(match["phase"])

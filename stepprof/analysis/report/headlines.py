@@ -272,14 +272,21 @@ def _stragglers(
                 text += f"; {row.straggler} began {row.role or 'the step'} {seconds_text(later)} later"
         else:
             others = row.waited[0].label if len(row.waited) == 1 else "the median of the others"
-            text = f"{row.straggler} was the last to finish {phase}: {seconds_text(row.behind_median)} behind {others}"
+            behind = text = (
+                f"{row.straggler} was the last to finish {phase}: {seconds_text(row.behind_median)} behind {others}"
+            )
             if row.began_later is not None and row.began_later > seconds / 4:
                 text += f", having started {seconds_text(row.began_later)} later"
             if row.by_profiler > seconds / 4:
                 text += f", {seconds_text(row.by_profiler)} of it due to the profiler"
+            if text == behind and seconds_text(seconds) != seconds_text(row.behind_median):
+                text += f", {seconds_text(seconds)} of it lost in this phase"
         key = (row.straggler, row.role, row.basis)
         if key not in found or seconds > (found[key].seconds or 0.0):
-            found[key] = Finding(text, "straggler", seconds, advice=BALANCE_EACH if in_turns else None)
+            advice = BALANCE_EACH if in_turns else None
+            found[key] = Finding(
+                text, "straggler", seconds, row.straggler, row.role, row.region, advice=advice
+            )
     return sorted(found.values(), key=lambda finding: -(finding.seconds or 0.0))[:MOST_STRAGGLERS]
 
 

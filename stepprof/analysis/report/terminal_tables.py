@@ -213,7 +213,7 @@ def _ribbon(part: Part, total: float, plain: bool, length: int) -> str:
 
 def rollouts_table(rollouts: Sequence[Rollout], plain: bool, room: int) -> Table | None:
     """Return each engine's batch sizes and tail; `plain`: without the curve."""
-    headers = ["engine", "seconds", "peak", "mean", "below half", "tail", "batch over time"]
+    headers = ["engine", "seconds", "peak", "mean", "below half", "at the end", "batch over time"]
     rows: list[list[str | Text]] = [
         [
             rollout.label,

@@ -73,7 +73,7 @@ def regions_only() -> Report:
     return Report(
         "r", 3, 0, 4.0, "one clock", 0, findings=[Finding("the step took 4.00 s: `train` 75%, `load` 25%", "step", 4.0), finding],
         gantt=[GanttRow("rank 0", "h", "rank", bars)], roles=[TimeOf(None, None, 4.0, 1.0, [])], regions=each, path=path,
-        parts=[Part(name, None, name, took, took / 4, took, took / 4) for name, took in (("load", 1.0), ("train", 3.0))],
+        parts=[Part(name, None, name, took, took / 4, took, took / 4, [(start, took)]) for name, start, took in (("load", 0.0, 1.0), ("train", 1.0, 3.0))],
     )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ class TestPlaces:
         ]
         show(page, tmp_path, msgspec.structs.replace(report, findings=[report.findings[0], *placed]), 1280)
         lines = page.evaluate(
-            "[...document.querySelectorAll('.bracket path')].map(e => Math.round(e.getBoundingClientRect().top))"
+            "[...document.querySelectorAll('.bracket path:not(.between)')].map(e => Math.round(e.getBoundingClientRect().top))"
         )
         assert len(lines) == 4
         assert len(set(lines)) == 2

@@ -5,6 +5,7 @@ with pointer and keyboard, and is readable in both schemes. Hostile names do not
 from __future__ import annotations
 
 import base64
+import random
 import re
 import struct
 import zlib
@@ -18,7 +19,9 @@ import pytest
 from chromium import Chromium, chromium
 from reports import make_comparison, make_report
 from rich.console import Console
+from truth.programs import reported
 
+from stepprof.analysis.report.division import WORTH_SAYING
 from stepprof.analysis.report.page import render
 from stepprof.analysis.report.schema import (
     SCHEMA_VERSION,
@@ -52,7 +55,7 @@ from stepprof.analysis.report.schema import (
 )
 from stepprof.analysis.report.store import dump
 from stepprof.analysis.report.terminal import print_report
-from stepprof.analysis.report.wording import causes
+from stepprof.analysis.report.wording import causes, seconds, share
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 READY = "document.documentElement !== null && document.documentElement.dataset.ready === 'yes'"
@@ -314,7 +317,7 @@ class TestPage:
         names = "[...document.querySelectorAll('#tree tbody tr')].map(row => row.cells[0].textContent.replace(/[▸▾]/, ''))"
         click = "document.querySelector(`#tree button.fold[data-at='%d']`).click()"
         tools = "[...document.querySelectorAll('#tree .tools button')].find(each => each.textContent === '%s').click()"
-        regions = ["step", "actor", "update_actor", "forward_backward", *["outside any region"] * 2]
+        regions = ["step", "actor", "update_actor", "forward_backward"]
         assert page.evaluate(names) == regions
         page.evaluate(tools % "Open all")
         page.evaluate(tools % "Regions only")
@@ -323,7 +326,7 @@ class TestPage:
         assert page.evaluate(names)[4:7] == ["aten::mm", "other operators", "sm90_xmma_gemm_bf16bf16_bf16f32"]
         assert page.evaluate("document.activeElement.getAttribute('data-at')") == "3"
         page.evaluate(click % 1)
-        assert page.evaluate(names) == ["step", "actor", "outside any region"]
+        assert page.evaluate(names) == ["step", "actor"]
         page.evaluate(tools % "Close all")
         assert page.evaluate(names) == ["step"]
         page.evaluate(tools % "Open all")
@@ -359,6 +362,46 @@ class TestPage:
         assert any(
             "Longest on the path" in each and "no role or region" in each for each in page.evaluate(names)
         )
+
+    @pytest.mark.parametrize("number", range(8))
+    def test_the_first_screen_agrees(self, page: Chromium, tmp_path: Path, number: int) -> None:
+        """Title, legend, tile, strips and brackets of a random step have the figures of its parts and findings."""
+        report = reported(random.Random(number), late=number % 2 == 1)
+        show(page, tmp_path, report)
+        spent = [
+            each for each in sorted(report.parts, key=lambda part: -(part.seconds or 0.0)) if each.seconds
+        ]
+        text = "(selector => [...document.querySelectorAll(selector)].map(each => each.textContent))"
+        if len(report.islands) == 1 and report.findings[0].topic == "step":
+            (title,) = page.evaluate(f"{text}('h1')")
+            assert title.lower() == report.findings[0].text.replace("`", "").lower()
+            legend = [
+                f"{part.name} {share(part.share or 0.0)}"
+                for part in spent
+                if (part.share or 0.0) >= WORTH_SAYING
+            ]
+            assert page.evaluate(f"{text}('.step-path .legend span')") == legend[:8]
+            took = seconds(spent[0].seconds)
+            tiles = page.evaluate(f"{text}('.tile')")
+            assert (
+                f"Longest on the path{took}{spent[0].name}, {share(spent[0].share or 0.0)} of the step"
+                in tiles
+            )
+            placed = [finding for finding in report.findings if finding.start is not None]
+            assert len(page.evaluate(f"{text}('.step-bar .bracket')")) == len(placed)
+        shown = [
+            part
+            for part in report.parts
+            if part.wall_seconds is not None or (part.share or 0.0) >= WORTH_SAYING
+        ]
+        names = [part.name if part.clock is None else f"{part.name} on {part.clock}" for part in shown]
+        assert page.evaluate(f"{text}('.ribbon .name')") == names
+        cells = [
+            "\u2013" if took is None else f"{seconds(took)}{share(of or 0.0)}"
+            for part in shown
+            for took, of in ((part.wall_seconds, part.wall_share), (part.seconds, part.share))
+        ]
+        assert page.evaluate(f"{text}('.ribbon .secs')") == cells
 
     def test_calls_of_a_region_with_regions_are_apart(self, page: Chromium, tmp_path: Path) -> None:
         """A region with inner regions has one row for its own calls, with their sum. The row is

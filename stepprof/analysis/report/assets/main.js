@@ -41,8 +41,8 @@ function tiles(report) {
   const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
   const longest = most(division.parts.filter(part => part.seconds > 0), part => part.seconds);
   if (longest) list.push(tile("Longest on the path", ...split(seconds(longest.seconds)), `${longest.name}, ${share(longest.share)} of the step`));
-  const tail = most(report.rollout, rollout => rollout.tail);
-  if (tail) list.push(tile("Rollout's tail", ...split(seconds(tail.tail)), `${tail.label} below half of its peak batch`));
+  const tail = report.findings.find(finding => finding.topic === "tail" && finding.seconds !== null && finding.role !== null);
+  if (tail) list.push(tile(`Tail of ${tail.role}`, ...split(seconds(tail.seconds)), `${share(tail.seconds / report.seconds)} of the step`));
   const slow = report.findings.find(finding => finding.topic === "straggler" && finding.process !== null && finding.seconds !== null);
   if (slow) list.push(tile("Slowest rank", ...split(`+${seconds(slow.seconds)}`), `${slow.process} in ${slow.region || slow.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));

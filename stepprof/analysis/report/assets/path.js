@@ -49,7 +49,7 @@ function stepBar(report, before) {
         const y = height + 5 + lane * 17;
         return hover(svg("a", { href: "#timeline", class: "bracket", onclick: event => goTo(event, finding), "aria-label": `Finding ${at + 1} in the timeline` },
           svg("path", { class: "between", d: `M${marks[0][0]} ${y + 1}H${marks[marks.length - 1][1]}` }),
-          svg("path", { d: marks.map(([left, right]) => `M${left} ${y + 7}V${y + 1}H${right}V${y + 7}`).join("") }),
+          marks.map(([left, right, covered]) => svg("path", { "stroke-opacity": Math.max(0.3, Math.min(1, covered / (right - left))), d: `M${left} ${y + 7}V${y + 1}H${right}V${y + 7}` })),
           svg("text", { x: Math.min(width - 8, Math.max(8, number)), y: y + 14, "text-anchor": "middle" }, String(at + 1))),
           () => [capital(finding.text), finding.seconds === null ? [] : [["seconds", seconds(finding.seconds)], ["in", plural(finding.stretches.length, "stretch", "stretches")]], "click to see it in the timeline"]);
       }),
@@ -58,14 +58,15 @@ function stepBar(report, before) {
   return el("div", { class: "step-path" }, box, el("div", { class: "caption" }, "What the step waited for, from its begin to its end:"), legend(onPath.filter(part => part.share >= 0.01).slice(0, 8).map(part => [`${part.name} ${share(part.share)}`, `var(${part.colour})`])));
 }
 
-// A bracket over all stretches of each finding, its number at the longest one, and a lane for each, so that none covers another.
+// A bracket over all stretches of each finding, its number at the longest one, and a lane for each, so that none covers another. Stretches closer than a pixel
+// are one mark, which is the paler the less of it they cover.
 function brackets(placed, x, width) {
   const ends = [];
   return placed.sort((a, b) => a.finding.start - b.finding.start).map(each => {
     const { finding } = each, found = [];
     for (const [from, took] of finding.stretches.length ? finding.stretches : [[finding.start, finding.end - finding.start]]) {
-      const left = Math.min(x(from), width - 3), right = Math.max(left + 2, x(from + took)), last = found[found.length - 1];
-      if (last && left <= last[1] + 1) last[1] = right; else found.push([left, right]);
+      const left = Math.min(x(from), width - 3), right = Math.max(left + 2, x(from + took)), last = found[found.length - 1], covered = x(took);
+      if (last && left <= last[1] + 1) { last[1] = right; last[2] += covered; } else found.push([left, right, Math.max(covered, right - left)]);
     }
     if (found.length === 1) found[0][1] = Math.max(found[0][1], found[0][0] + 4);
     const number = x((finding.start + finding.end) / 2), from = Math.min(found[0][0], number - 9), to = Math.max(found[found.length - 1][1], number + 9);

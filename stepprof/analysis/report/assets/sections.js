@@ -19,7 +19,7 @@ function rolloutPart(report) {
   const cards = engines.map(rollout => el("div", { class: "card" },
     el("h3", null, rollout.label),
     el("p", { class: "sub" }, `${seconds(rollout.seconds)} of generation · peak batch ${count(rollout.peak_batch)}, mean ${count(rollout.mean_batch)} · `,
-      el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · tail ${seconds(rollout.tail)}`),
+      el("b", null, `${share(rollout.below_half)} below half of the peak`), ` · the last ${seconds(rollout.tail)} below half of it`),
     tailCurve(rollout),
     rollout.samples.length ? [spreadOf(rollout.sample_seconds, spread => plural(spread.count, "sample")), spreadOf(rollout.first_token, spread => `first token of ${plural(spread.count, "request")}`), spreadOf(rollout.per_token, spread => `between tokens of ${plural(spread.count, "request")}`), spreadOf(rollout.generated_tokens, spread => `tokens of ${plural(spread.count, "request")}`, count), el("h3", { style: { margin: "16px 0 6px" } }, "Longest samples"), sampleBars(rollout.samples)] : null));
   const shown = 4, rest = cards.slice(shown);
