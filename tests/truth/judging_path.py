@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from stepprof.analysis.report.schema import PathSegment, Report, Slack
 from truth.judging import name_of
 from truth.scheduling import Piece, Ran, run
-from truth.worlds import COMPUTING, Action, Close, Name, Programs, Signal, Spend, World
+from truth.worlds import COMPUTING, HELD, Action, Close, Name, Programs, Signal, Spend, World
 
 __all__ = ["false_path", "false_slack"]
 
 UNSURE = 0.01
 """How much of the step the path may assign to other processes."""
 LATE = 0.002
-"""How far slack may be off [s], as clocks and the begins of windows are."""
+"""How far slack may be off [s], as clocks are."""
 SHARE = 0.01
 """The same, as a share of the step."""
 NEARLY = 1_000_000
@@ -31,7 +31,7 @@ def false_path(ran: Ran, report: Report) -> list[str]:
     for each in report.path:
         name = name_of(each.process)
         if each.kind in ("work", "engine", "handover", "outside") and name is not None:
-            wrong[each.process] += each.seconds - _inside(each, ran.start, true[name])
+            wrong[each.process] += each.seconds - _inside(each, ran.start, [*true[name], *true[HELD]])
     gaps = report.seconds - sum(each.seconds for each in report.path)
     found = [
         f"the path has {of} for {seconds:.3f} s too long"
@@ -70,8 +70,8 @@ def _path(ran: Ran) -> dict[Name, list[Stretch]]:
             found[name].append((ran.start, time))
             continue
         start, end, awaited = before[-1]
-        if end < time:  # the recording takes its time
-            found[name].append((end, time))
+        if end < time:  # the recording takes its time, and others wait for that
+            found[HELD].append((end, time))
         if awaited:
             open_ones += [(other, min(end, time)) for other in awaited if other != name]
         if not awaited or name in awaited:
@@ -93,12 +93,18 @@ def false_slack(world: World, ran: Ran, report: Report) -> list[str]:
         name = name_of(each.process)
         if name is None:
             continue
-        within = LATE + SHARE * report.seconds
+        within = LATE + SHARE * report.seconds + _held(ran)
         less = _later(programs, ran, name, each, each.seconds - within)
         more = _later(programs, ran, name, each, each.seconds + within)
         if less > 0 or more <= 0:
             found.append(f"slack: {each} is too {'long' if less > 0 else 'short'}")
     return found
+
+
+def _held(ran: Ran) -> float:
+    """Return the longest time that the recording took around a window [s]: others may wait for that."""
+    windows = (window for line in ran.lines.values() for window in line.windows)
+    return max(window.arm + window.begin + window.stall for window in windows) / 1e9
 
 
 def _later(programs: Programs, ran: Ran, name: Name, slack: Slack, seconds: float) -> int:

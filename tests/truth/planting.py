@@ -54,6 +54,8 @@ class Builder:
     noise: float
     """How much the same work differs, as a share of it."""
     planted: Sequence[Planted]
+    held: int = 1
+    """How much longer than usual the recording takes."""
     programs: dict[Name, list[Action]] = field(default_factory=dict)
     _drawn: dict[Name, random.Random] = field(default_factory=dict)
 
@@ -103,11 +105,13 @@ class Builder:
     def open(self, name: Name, role: str | None) -> None:
         """Append the begin of a window, which takes time if it is recorded."""
         drawn = self.drawn(name)
-        self.add(name, Open(role, drawn.randint(1, 20) * MS, drawn.randint(1, 30) * MS))
+        self.add(
+            name, Open(role, drawn.randint(1, 20) * self.held * MS, drawn.randint(1, 30) * self.held * MS)
+        )
 
     def close(self, name: Name) -> None:
         """Append the end of a window."""
-        self.add(name, Close(self.drawn(name).randint(1, 30) * MS))
+        self.add(name, Close(self.drawn(name).randint(1, 30) * self.held * MS))
 
 
 def _slower(action: Action, planted: Planted | None) -> Action:

@@ -52,6 +52,7 @@ class Shape:
     update: int
     noise: float
     recorded: int
+    held: int
 
     @property
     def ns(self) -> int:
@@ -73,6 +74,7 @@ def _shape(seed: int) -> Shape:
         drawn.randint(300, 900) * MS,
         drawn.choice((0.001, 0.01)),
         drawn.randint(2, 4),
+        1,  # not yet more: what the recording of its ranks takes is said to be a wait of the driver
     )
 
 
@@ -91,7 +93,7 @@ def _generation(build: Builder, shape: Shape, engine: str) -> list[Action]:
 
 
 def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
-    build = Builder(f"{shape.seed}", step, shape.noise, planted)
+    build = Builder(f"{shape.seed}", step, shape.noise, planted, shape.held)
     ranks = tuple(range(shape.ranks))
     engines = [f"engine-{number}" for number in range(shape.engines)]
 

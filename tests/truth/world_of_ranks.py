@@ -49,6 +49,7 @@ class Shape:
     """Whether the ranks meet in `backward`, or in `optimizer_step` only."""
     noise: float
     recorded: int
+    held: int
     innocent: str
     device: str
 
@@ -72,13 +73,14 @@ def _shape(seed: int) -> Shape:
         drawn.random() < 0.7,
         drawn.choice((0.001, 0.002, 0.01)),
         drawn.randint(2, 6),
+        drawn.choice((1, 1, 10)),
         drawn.choice(INNOCENT),
         drawn.choice(("cpu", "cpu", "cuda")),
     )
 
 
 def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Programs:
-    build = Builder(f"{shape.seed} {again}", step, shape.noise, planted)
+    build = Builder(f"{shape.seed} {again}", step, shape.noise, planted, shape.held)
     ranks = tuple(range(shape.ranks))
 
     def meeting(key: str) -> list[Action]:

@@ -74,7 +74,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
         ledger.claim(
             part,
-            last_part(part.when, int(excess)),
+            share_of(part.when, excess / part.when.total),
             "straggler",
             text,
             why="; ".join(
