@@ -18,7 +18,9 @@ from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
 AROUND = 4
-"""Number of steps to read before and after the recorded one."""
+"""Number of steps before and after the recorded one whose names are compared."""
+FAR = 40
+"""Number of steps to read before and after the recorded one: a period needs several of its steps."""
 FEWEST = 2
 """Fewer steps are not counted in a sentence."""
 MOST_BYTES = 256 << 20
@@ -64,14 +66,14 @@ class Neighbours:
 
     def __init__(self, runs: Sequence[Path], step: int) -> None:
         self._files = [files for run in runs for files in files_of(run)]
-        self._step = step
+        self.step = step
         self._of = lru_cache(maxsize=64)(self._read)
         self._having = lru_cache(maxsize=4096)(self._compared)
 
     def seconds(self, origin: Origin, role: str | None, region: str) -> dict[int, float]:
         """Return how long a process was in a region in each of these steps that it had."""
         others = self._of(origin.rank, origin.host, origin.pid)
-        return {step: of.total[role, region] / 1e9 for step, of in others.items() if step != self._step}
+        return {step: of.total[role, region] / 1e9 for step, of in others.items() if step != self.step}
 
     def having(self, origin: Origin, name: str) -> Having | None:
         """Return which of these steps of a process have regions or windows of a name, whatever number is in it.
@@ -83,9 +85,10 @@ class Neighbours:
 
     def _compared(self, process: tuple[int | str | None, str | None, int | None], kind: str) -> Having | None:
         steps = self._of(*process)
-        this = steps.get(self._step)
+        this = steps.get(self.step)
         found = Having([], [])
-        for step in sorted(steps.keys() - {self._step}):
+        near = [step for step in sorted(steps) if 0 < abs(step - self.step) <= AROUND]
+        for step in near:
             (found.have if kind in steps[step].kinds else found.lack).append(step)
         if (
             this is None
@@ -97,14 +100,14 @@ class Neighbours:
 
     def _read(self, rank: int | str | None, host: str | None, pid: int | None) -> dict[int, StepTimes]:
         """Return the steps of a process, also the recorded one; {} if its number was used for several steps."""
-        wanted = range(max(self._step - AROUND, 0), self._step + AROUND + 1)
+        wanted = range(max(self.step - FAR, 0), self.step + FAR + 1)
         own = [each.files for each in self._files if (each.rank, each.host, each.pid) == (rank, host, pid)]
         try:
             few = [files for files in own if sum(file.stat().st_size for file in files) <= MOST_BYTES]
             found = step_times((file for files in few for file in files), wanted)
         except OSError:
             return {}
-        return found if self._step in found else {}
+        return found if self.step in found else {}
 
 
 def files_of(run: Path) -> list[SpanFiles]:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
+from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.wording import seconds_text
@@ -24,8 +26,9 @@ LOOK = "look at what it does there: its stacks and its operators; a region aroun
 OWN = "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
 WAITS = "the rank waits there, it does not compute: see what its stacks wait for"
 ONCE = "look at what it did there in this step: its stacks, its operators, other processes at that time; `[watch]` records the step after a slow one"
-ALONE = "in this step alone"
-ALWAYS = "also in each of"
+EVERY = (
+    "look at what it does there in these steps: a log, a checkpoint, an evaluation, a batch of another size"
+)
 LITTLE = 0.05
 """If the others need at most this share of the rank's time, only this rank does the work."""
 FEWEST_STEPS = 2
@@ -63,8 +66,9 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
         elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
-        if elsewhere and elsewhere.startswith(ALWAYS) and not (more or alone or idle):
-            elsewhere += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
+        steps = elsewhere.text
+        if elsewhere.often and not (more or alone or idle):
+            steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         if not others:
@@ -82,7 +86,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     None,
                     [
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
-                        elsewhere,
+                        steps,
                         _waited(ledger, part),
                         doing(ledger.facts, part),
                     ],
@@ -109,7 +113,7 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
 
 def _advice(
-    more: str | None, elsewhere: str | None, *, equal: bool, alone: bool, named: bool, idle: bool
+    more: str | None, elsewhere: Elsewhere, *, equal: bool, alone: bool, named: bool, idle: bool
 ) -> str:
     """Return what to try.
 
@@ -129,7 +133,9 @@ def _advice(
         return OWN
     if idle:
         return WAITS
-    if elsewhere and elsewhere.startswith(ALONE):
+    if elsewhere.length is not None:
+        return EVERY
+    if elsewhere.alone:
         return ONCE
     if alone:
         return LOOK
@@ -140,26 +146,45 @@ def _advice(
     )
 
 
-def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> str | None:
+class Elsewhere(NamedTuple):
+    """Whether a rank exceeds the others in other steps too."""
+
+    text: str = ""
+    alone: bool = False
+    """In no other step."""
+    often: bool = False
+    """In nearly all of them."""
+    length: int | None = None
+    """The period of the steps in which it does."""
+
+
+OFTEN = 0.9
+
+
+def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> Elsewhere:
     """Return whether the rank exceeds the others in the steps around this one too.
 
     In steps that were not recorded, waits for a late rank are part of a region that contains a collective: it is equally long in all ranks.
     """
     if facts.neighbours is None or part.name is None or not others:
-        return None
+        return Elsewhere()
     if any(_meeting(facts, label, part) > excess / 3 for label in (part.process, *others)):
-        return None
+        return Elsewhere()
     origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
     mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
     steps = [step for step in mine if all(step in of for of in theirs)]
     if len(steps) < FEWEST_STEPS or not any(mine[step] for step in steps):  # they have no such region
-        return None
+        return Elsewhere()
     late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
     if not late:
-        return f"{ALONE}: not in {len(steps)} steps around it"
-    if len(late) < len(steps):
-        return f"also in {len(late)} of {len(steps)} steps around it"
-    return f"{ALWAYS} {len(steps)} steps around it"
+        return Elsewhere(f"in this step alone: not in {len(steps)} steps around it", alone=True)
+    if len(late) == len(steps):
+        return Elsewhere(f"also in each of {len(steps)} steps around it", often=True)
+    length = period(facts.neighbours.step, late, steps)
+    often = len(late) >= OFTEN * len(steps)
+    if length is not None and not often:
+        return Elsewhere(f"also in {every(length)}", length=length)
+    return Elsewhere(f"also in {len(late)} of {len(steps)} steps around it", often=often)
 
 
 def _meeting(facts: Facts, label: str, part: Part) -> float:

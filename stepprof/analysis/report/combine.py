@@ -169,7 +169,7 @@ def combine(
         report,
         findings=sentences(report, tables["findings"], notices),
         neighbourhood=neighbourhood_of(
-            report, runs, tables["findings"], {each.label: each.origin.rank for each in everyone}
+            report, runs, tables["findings"], {each.label: each.origin.rank for each in everyone}, windows
         ),
     )
 

@@ -2,8 +2,10 @@
 
 Where no role divides the step, its outermost regions take the place of roles.
 
-Recording can make a step longer, and the first step of a run compiles, allocates and opens connections:
-such steps are shown, and nothing is compared with them. A step is compared with steps that have the
+Recording can make a step longer, and the first steps of a process compile, allocate and open connections:
+such steps are shown, and nothing is compared with them. Nor does the time count for which the profiler held
+the recorded step up. A step is usual if it is near the median of the others, as these vary: one long step
+makes no other one usual. A step is compared with steps that have the
 same roles: one without a rollout is no fast one with it.
 """
 
@@ -11,13 +13,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec.structs import replace
 
+from stepprof.analysis.periodic import every, period, tolerance, warm_up
 from stepprof.analysis.report.critical_path import DRIVER
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
@@ -28,14 +34,15 @@ from stepprof.analysis.run_windows import (
     repeated_steps,
     windows_of,
 )
+from stepprof.analysis.timeline.profiler_stalls import profiler_times
 from stepprof.run.runs import steps as recorded_steps
 
 AROUND = 200
 """Number of steps to show before and after this one."""
 FEWEST = 3
 """Fewer other steps say nothing."""
-CLOSE = 0.05
-"""Share of the median within which a step is typical, whatever the range of the others."""
+SIMILAR = 0.5
+"""A step is as unusual as another one if it is at least this share of that one's distance from the median."""
 MOST_PROCESSES = 3
 """The number of processes in which the step is searched."""
 MOST_ROLES = 3
@@ -45,7 +52,11 @@ MOST_REGIONS = 6
 
 
 def neighbourhood_of(
-    report: Report, runs: Sequence[Path], causes: Iterable[Finding], ranks: Mapping[str, int | str | None]
+    report: Report,
+    runs: Sequence[Path],
+    causes: Iterable[Finding],
+    ranks: Mapping[str, int | str | None],
+    windows: Iterable[Mapping[str, Any]] = (),
 ) -> Neighbourhood | None:
     """Return the step of a report among the others of its run: in the process of the first cause, else in the one with the most time on the path.
 
@@ -54,6 +65,7 @@ def neighbourhood_of(
         runs: the folders of the run.
         causes: its findings with a place.
         ranks: by the label of the process.
+        windows: of the step, in the manifests.
     """
     if report.step is None:
         return None
@@ -73,11 +85,17 @@ def neighbourhood_of(
             for process, start in places
         )
     }
-    return neighbourhood(runs, report.step, [ranks[label] for label in order if label in ranks], regions)
+    return neighbourhood(
+        runs, report.step, [ranks[label] for label in order if label in ranks], regions, windows
+    )
 
 
 def neighbourhood(
-    runs: Sequence[Path], step: int, ranks: Sequence[int | str | None] = (), regions: Collection[str] = ()
+    runs: Sequence[Path],
+    step: int,
+    ranks: Sequence[int | str | None] = (),
+    regions: Collection[str] = (),
+    windows: Iterable[Mapping[str, Any]] = (),
 ) -> Neighbourhood | None:
     """Return the steps of a run around one of them.
 
@@ -86,13 +104,16 @@ def neighbourhood(
         step: the number of the step.
         ranks: the ranks whose spans are preferred, in this order, unless the run has a driver.
         regions: the outermost regions to show, if the process has them, however short they are.
+        windows: of the step, in the manifests: they have the times at which profilers held processes up.
 
     Returns:
         None: no process has spans of it and of another step, or the number was used for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
+    held = _held(windows)
     for process, files in _processes(runs, [str(rank) for rank in ranks]):
-        times = _steps(windows_of(files), recorded)
+        of_process = windows_of(files)
+        times = _steps(of_process, recorded, held)
         at = next((at for at, each in enumerate(times) if each.step == step), None)
         if at is None or len(times) < 2:
             continue
@@ -100,9 +121,26 @@ def neighbourhood(
         if not _is_divided(times[at]):
             around = _with_regions(around, files, step, regions)
         this = next(each for each in around if each.step == step)
-        # the first step of the run is no neighbour
-        return _placed(process, around, this, first=times[0].step)
+        return _placed(process, around, this, _warm_up(of_process, times))
     return None
+
+
+def _held(windows: Iterable[Mapping[str, Any]]) -> dict[str, Intervals]:
+    """Return when profilers held each process up, by its host and id."""
+    times: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for window in windows:
+        times[f"{window.get('host')} {window.get('pid')}"] += [each[1:] for each in profiler_times(window)]
+    return {process: Intervals.of(of) for process, of in times.items()}
+
+
+def _warm_up(windows: Iterable[RunWindow], times: Sequence[StepTime]) -> set[int]:
+    """Return the first steps of each process of a rank: a run that was resumed has several."""
+    process = {window.step: window.process for window in windows}
+    found = set()
+    for _, of in groupby(times, key=lambda each: process[each.step]):
+        steps = [each for each in of if not each.recorded]
+        found |= {each.step for each in steps[: max(1, warm_up([each.seconds for each in steps]))]}
+    return found
 
 
 def _is_divided(step: StepTime) -> bool:
@@ -135,7 +173,7 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
         yield f"rank {name}" if name.isdecimal() else name, files
 
 
-def _steps(windows: Iterable[RunWindow], recorded: set[int]) -> list[StepTime]:
+def _steps(windows: Iterable[RunWindow], recorded: set[int], held: Mapping[str, Intervals]) -> list[StepTime]:
     """Return the steps in the order in which they began, without numbers that were used for several steps."""
     ordered = sorted(windows, key=lambda window: window[:2])
     several = {*later_visits(window[:4] for window in ordered), *repeated_steps(ordered)}
@@ -143,23 +181,28 @@ def _steps(windows: Iterable[RunWindow], recorded: set[int]) -> list[StepTime]:
     for window in ordered:
         if window.step not in several:
             by_step[window.step].append(window)
-    return [_step(number, of, number in recorded) for number, of in by_step.items()]
+    return [_step(number, of, number in recorded, held) for number, of in by_step.items()]
 
 
-def _step(number: int, windows: Sequence[RunWindow], recorded: bool) -> StepTime:
+def _step(
+    number: int, windows: Sequence[RunWindow], recorded: bool, held: Mapping[str, Intervals]
+) -> StepTime:
+    stalls = held.get(windows[0].process, EMPTY)
     roles: dict[str, int] = {}
     reach: dict[str, int] = {}
     for window in windows:  # sorted by start
         if window.role is not None:
             since = max(window.start, reach.get(window.role, window.start))
-            roles[window.role] = roles.get(window.role, 0) + max(window.end - since, 0)
+            length = max(window.end - since, 0) - stalls.clip(since, max(window.end, since)).total
+            roles[window.role] = roles.get(window.role, 0) + length
             reach[window.role] = max(window.end, since)
-    length = max(window.end for window in windows) - windows[0].start
+    start, end = windows[0].start, max(window.end for window in windows)
+    length = end - start - stalls.clip(start, end).total
     return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
 
 
-def _placed(process: str, times: list[StepTime], this: StepTime, first: int) -> Neighbourhood:
-    plain = [each for each in times if not each.recorded and each.step != first and each is not this]
+def _placed(process: str, times: list[StepTime], this: StepTime, warm: Collection[int]) -> Neighbourhood:
+    plain = [each for each in times if not each.recorded and each.step not in warm and each is not this]
     alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
     parts = [] if len(alike) < FEWEST else list(_parts(this, alike))
     text = _sentence(process, this, plain, alike, parts)
@@ -178,7 +221,7 @@ def _parts(this: StepTime, others: Sequence[StepTime]) -> Iterator[Usual]:
 
 def _usual(role: str | None, length: float, others: Sequence[float], region: str | None = None) -> Usual:
     middle, least, most = median(others), min(others), max(others)
-    typical = least <= length <= most or abs(length - middle) <= CLOSE * middle
+    typical = abs(length - middle) <= tolerance(others)
     return Usual(role, length, middle, least, most, len(others), typical, region)
 
 
@@ -193,14 +236,19 @@ def _sentence(
     whole = parts[0]
     spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
-    verdict = (
-        "typical"
-        if whole.typical
-        else "longer than usual"
-        if this.seconds > whole.median
-        else "shorter than usual"
-    )
+    verdict = "typical" if whole.typical else _unusual(this, whole.median, alike)
     return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"
+
+
+def _unusual(this: StepTime, usual: float, others: Sequence[StepTime]) -> str:
+    """Return whether a step is longer or shorter than usual, and how many of the others are so too."""
+    apart = this.seconds - usual
+    alike = [each.step for each in others if (each.seconds - usual) / apart >= SIMILAR]
+    length = period(this.step, alike, [each.step for each in others])
+    text = "longer than usual" if apart > 0 else "shorter than usual"
+    if length is not None:
+        return f"{text}, as {every(length)}"
+    return f"{text}, as {_of(len(alike), len(others))}" if alike else text
 
 
 def _reasons(parts: Sequence[Usual]) -> str:

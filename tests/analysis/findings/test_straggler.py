@@ -7,7 +7,7 @@ from digested import manifest, source, spans, trace, window
 from spanning import write_steps
 
 from stepprof.analysis.findings.neighbours import Neighbours
-from stepprof.analysis.findings.straggler import BALANCE, LOOK, OWN
+from stepprof.analysis.findings.straggler import BALANCE, EVERY, LOOK, OWN
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.timeline.model import Origin
@@ -96,6 +96,25 @@ class TestOtherSteps:
             write_steps(run, steps, number)
             made.append(spans(number, *steps[3], ("region", "meet", length, 100 - length, None)))
         return straggler(*made, neighbours=Neighbours([run], 3))
+
+    def test_a_rank_that_is_late_at_a_period(self, tmp_path):
+        """Rank 1 is late in every 7th step: a slow machine is none of its causes."""
+        made = []
+        for number in range(2):
+            steps = {
+                at: [
+                    ("window", "step", 0, 100, None),
+                    ("region", "load", 0, 90 if number and at % 7 == 0 else 10, None),
+                ]
+                for at in range(1, 30)
+            }
+            write_steps(tmp_path, steps, number)
+            length = steps[14][1][3]
+            made.append(spans(number, *steps[14], ("region", "meet", length, 100 - length, None)))
+        found = straggler(*made, neighbours=Neighbours([tmp_path], 14))
+        assert (found.process, found.region) == ("rank 1", "load")
+        assert "also in every 7th step" in found.why
+        assert found.advice == EVERY
 
     def test_a_region_around_the_window_of_a_role(self, tmp_path):
         """The time is of the role, and in a region that has none: it is the same in the steps around."""

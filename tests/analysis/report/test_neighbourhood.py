@@ -74,6 +74,41 @@ class TestTypical:
         assert ": longer than usual; " in found.text
         assert found.text.endswith("; actor 3.00 s instead of 1.00 s")
 
+    def test_one_long_step_makes_no_other_usual(self, run) -> None:
+        """Ten times the median is longer than usual, although one other step took as long."""
+        spans(run, 0, [(number, {None: 10.0 if number in (3, 12) else 1.0}) for number in range(20)])
+        found = neighbourhood([run.path], 3)
+        assert not found.parts[0].typical
+        assert ": longer than usual, as 1 of 18 other steps; " in found.text
+
+    def test_steps_at_a_period(self, run) -> None:
+        """Steps 3, 10, 17 and 24 are long: the sentence names the period."""
+        spans(run, 0, [(number, {None: 3.0 if number % 7 == 3 else 1.0}) for number in range(28)])
+        assert ": longer than usual, as every 7th step; " in neighbourhood([run.path], 3).text
+        spans(run, 0, [(number, {None: 3.0 if number in (3, 10) else 1.0}) for number in range(14)])
+        assert ": longer than usual, as 1 of 12 other steps; " in neighbourhood([run.path], 3).text
+
+    def test_the_first_steps_warm_the_run_up(self, run) -> None:
+        """No step is compared with them, nor is the range theirs."""
+        lengths = [60.0, 20.0, 5.0, *[1.0] * 10]
+        runs.record(run, step=8)
+        spans(run, 0, [(number, {None: length}) for number, length in enumerate(lengths)])
+        found = neighbourhood([run.path], 8)
+        assert found.others == [4, 5, 6, 7, 9, 10, 11, 12]
+        assert "(1.00 s to 1.00 s)" in found.text
+
+    def test_the_profiler_held_the_step_up(self, run) -> None:
+        """The profiler started for 4 s between the two windows of the step: the step took 3 s."""
+        spans(run, 0, [(number, both(2.0, 5.0 if number == 3 else 1.0)) for number in range(8)])
+        begin = START + 4 * SECOND * 3 + 2 * SECOND
+        window = {
+            "host": "h", "pid": 7, "start_unix_ns": begin + 4 * SECOND, "start_seconds": 4.0,
+            "end_unix_ns": None, "stall_seconds": 0.0,
+        }  # fmt: skip
+        found = neighbourhood([run.path], 3, windows=[window])
+        assert found.parts[0].seconds == pytest.approx(3.0)
+        assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
+
     def test_a_shorter_step(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
         found = neighbourhood([run.path], 3)
