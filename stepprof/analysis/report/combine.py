@@ -245,7 +245,7 @@ def _recorded(process: Process, shortfalls: Sequence[Shortfall]) -> RecordedProc
         whole = not _unfinished([process], {each.label for each in shortfalls}) if is_engine else None
     return RecordedProcess(
         process.label, process.kind, origin.rank, origin.role if is_engine else None, origin.replica,
-        spans=len(traces) < len(process.digests), captures=sorted(captures), whole=whole,
+        spans=len(traces) < len(process.digests) and not process.open_ended(), captures=sorted(captures), whole=whole,
     )  # fmt: skip
 
 

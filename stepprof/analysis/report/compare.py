@@ -102,7 +102,7 @@ def _steps(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) 
         error = ((a.clock_error_ns or 0) + (b.clock_error_ns or 0)) / 1e9
         times = (a.seconds, b.seconds)
         yield _Row(change_of_steps("step", "step", times, noise, error), in_other_steps(STEP, runs, times))
-    elif own := _of_slowest(a, b, runs):
+    elif own := _of_slowest(a, b, likes, runs):
         yield _Row(change_of_steps(ONE_PROCESS, "step", own, noise), in_other_steps(STEP, runs, own))
     if a.recording is not None and b.recording is not None:
         lengths = [[*run.lengths.values()] for run in runs]
@@ -113,7 +113,9 @@ def _steps(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) 
         yield _Row(change)
 
 
-def _of_slowest(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> tuple[float, float] | None:
+def _of_slowest(
+    a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]
+) -> tuple[float, float] | None:
     """Return the step in the slowest of the ranks that both have, each by its own clock; None: not known.
 
     Clocks that were never compared do not show when the last process ended, nor do the ranks that are there if
@@ -123,7 +125,7 @@ def _of_slowest(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> tuple[
         run.by_rank(run.visit(report.step, report.occurrence, report.occurrences))
         for run, report in zip(runs, (a, b), strict=True)
     )
-    both = before.keys() & after.keys()
+    both = (before.keys() & after.keys()) - likes.unfollowed_ranks
     return (max(before[rank] for rank in both), max(after[rank] for rank in both)) if both else None
 
 

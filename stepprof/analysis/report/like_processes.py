@@ -35,6 +35,8 @@ class Likes:
         """What keeps processes from being compared."""
         self.is_whole = not self._unlike
         """Whether both steps have the same processes, with all of their windows and regions."""
+        self.unfollowed_ranks: set[int | str | None] = set()
+        """The ranks of which a part is missing in A or B."""
         reasons = []
         unknown = False
         for key in sides[0].keys() & sides[1].keys():
@@ -42,6 +44,7 @@ class Likes:
             if any(each.whole is False and not each.spans for each in (one, other)):
                 self._unfollowed.add(key)
                 self.is_whole = False
+                self.unfollowed_ranks.add(one.rank)
             reason = _why_not(one, other)
             if reason is not None:
                 self._unlike.add(key)

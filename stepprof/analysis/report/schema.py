@@ -60,7 +60,7 @@ class RecordedProcess(msgspec.Struct, frozen=True):
     replica: int | None = None
     """The number of an engine among those of its role."""
     spans: bool = False
-    """Whether its spans are in the report: they show its windows and regions from begin to end."""
+    """Whether its spans show its windows and regions from begin to end: it has spans, and did not end in a window."""
     captures: list[str] = []
     """The windows that its captures cover, by their roles (``step`` without one), with the region if only that was captured; for an engine or a trace its files."""
     whole: bool | None = None
