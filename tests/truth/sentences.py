@@ -348,7 +348,7 @@ def _around(
 
 
 @_reads(
-    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?"
+    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?(?P<also>, as did .+)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])

@@ -49,10 +49,10 @@ def findings_of(facts: Facts) -> list[Finding]:
     rare_work(ledger)
     exposed_communication(ledger)
     host_bound(ledger)
-    return sorted(ledger.found, key=_worth, reverse=True)
+    return sorted(ledger.found, key=worth, reverse=True)
 
 
-def _worth(finding: Finding) -> tuple[float, float]:
+def worth(finding: Finding) -> tuple[float, float]:
     """Return the most that mending the cause can save, then its seconds."""
     seconds = finding.seconds or 0.0
     return (seconds if finding.saves is None else finding.saves), seconds

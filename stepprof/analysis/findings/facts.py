@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.signs import Signs
-from stepprof.analysis.report.critical_path import Segment, Timeline
+from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.nesting import Place
 from stepprof.analysis.report.schema import Rollout
 from stepprof.analysis.report.step_graph import StepGraph
+from stepprof.analysis.report.timelines import Timeline
 
 
 class Recomputing(NamedTuple):

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.signs import IDLE
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
+
+POLLS = "wait for the result itself (a future, a queue) instead of polling for it, or poll more often"
 
 
 def poll(ledger: Ledger) -> None:
@@ -19,7 +22,7 @@ def poll(ledger: Ledger) -> None:
             if part.role in facts.engine_roles
             else "the recorded ranks had finished"
         )
-        _claim(ledger, part, part.when, what)
+        _claim(ledger, part, _polls(facts, part), what)
     for part in ledger.parts("work"):
         for when in _after_others(facts, part):
             _claim(ledger, part, when, "its other threads or coroutines had finished", in_all=True)
@@ -27,16 +30,32 @@ def poll(ledger: Ledger) -> None:
 
 def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bool = False) -> None:
     after = Part(part.process, part.role, part.region, when)
+    seen = doing(ledger.facts, after)
     ledger.claim(
         part,
         when,
         "poll",
         f"{part.process} stayed in {inside(part)} for {{seconds}} after {what}",
-        why=doing(ledger.facts, after) or "no work was recorded in this time",
-        advice="wait for the result itself (a future, a queue) instead of polling for it, or poll more often",
+        why=seen or "no work was recorded in this time",
+        advice=POLLS if seen else f"if it waits there: {POLLS}",
         assumption="the window ends when the work ends",
         without=(lambda each: Intervals.all_of(_after_others(ledger.facts, each))) if in_all else None,
     )
+
+
+def _polls(facts: Facts, part: Part) -> Intervals:
+    """Return the time of a part in which its process may wait for what has finished.
+
+    Other threads and coroutines did not work then, and its stacks show no other call, such as one that writes a file.
+    """
+    signs, timeline = facts.signs[part.process], facts.timelines[part.process]
+    other = [
+        (start, end)
+        for stack, start, end in signs.shown(part.whole)
+        if not (stack.waits or stack.names_own or stack.shows(IDLE))
+    ]
+    concurrent = [Intervals.unpack(nest.concurrent) for nest in timeline.nests]
+    return part.when - Intervals.of(other) - Intervals.all_of(concurrent) - timeline.activity.others
 
 
 def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:

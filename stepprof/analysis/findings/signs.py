@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.timelines import Activity
 from stepprof.run.evidence import SAMPLE_NS, Call, Collection, Evidence, Frame, HeldTasks, StackStretch
 
 COMPILE = "torch.compile"
@@ -81,6 +82,22 @@ class Stack(NamedTuple):
         if not self.line:
             return self.call
         return self.line if self.line.startswith(f"{self.call} (") else f"{self.call} in {self.line}"
+
+    @property
+    def computes(self) -> bool:
+        """Whether its thread computed. Without its CPU time, a call whose name is that of a wait does not show it."""
+        if self.waits or COLLECTIVES in self.modules or SYNCHRONISES.search(self.label):
+            return False
+        return not self.shows(IDLE) if self.wants_cpu is None else self.wants_cpu
+
+    @property
+    def awaits(self) -> bool:
+        """Whether its thread waited for another thread, process or device."""
+        if self.waits or COLLECTIVES in self.modules:
+            return True
+        if SLEEPS.search(self.label):
+            return False
+        return self.shows(SURELY_IDLE) if self.wants_cpu is None else not self.wants_cpu
 
     def shows(self, calls: re.Pattern[str]) -> bool:
         """Return whether its label is that of a call of some names."""
@@ -224,6 +241,18 @@ class Signs:
         """Return for how many nanoseconds of some intervals the thread was ready and had no CPU."""
         return sum(stack.queued * (end - start) for stack, start, end in self.shown(when))
 
+    def activity(self) -> Activity:
+        """Return when the thread computed and when it waited, and when other threads worked.
+
+        A thread in a collective, or in a call that waits for a device, may use the CPU and wait all the same. One that sleeps waits for a time, and
+        for nothing else that is known.
+        """
+        return Activity(
+            Intervals.of((each.start, each.end) for each in self.stacks if each.computes),
+            Intervals.of((each.start, each.end) for each in self.stacks if each.awaits),
+            Intervals.of((each.stack.start, each.stack.end) for each in self.tasks if each.stack.computes),
+        )
+
     def are_idle(self, when: Intervals) -> bool:
         """Return whether the thread waited for at least half of some intervals, by the labels and its CPU time, and whether they are long enough to tell."""
         idle = sum(
@@ -259,5 +288,8 @@ SHORTEST_NS = 2 * SAMPLE_NS
 """Sampled stacks show too little of a shorter time."""
 IDLE = re.compile(r"(?i)sleep|wait|acquire|select|poll|join|\.get\b|result|recv|epoll")
 """Calls that wait if they use no CPU."""
+SLEEPS = re.compile(r"(?i)sleep")
+SYNCHRONISES = re.compile(r"synchronize\b|\.(?:item|tolist|cpu|numpy)$")
+"""Calls that wait for a device, and may use the CPU meanwhile."""
 SURELY_IDLE = re.compile(r"(?i)sleep|wait|acquire|epoll|selector")
 """Of these, those whose CPU time need not be known."""

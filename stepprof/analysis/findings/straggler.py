@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from stepprof.analysis.findings.facts import Facts, Part, place_of
-from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
+from stepprof.analysis.findings.ledger import Ledger, share_of
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
 from stepprof.analysis.periodic import every, period
-from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
+from stepprof.analysis.report.timelines import Timeline
 from stepprof.analysis.report.wording import seconds_text
 
 Key = tuple["str | None", tuple[str, ...]]
@@ -53,13 +53,20 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         if not peers or bool(others) != shared or part.process not in own:
             continue
         times = [*others.values()] or [0]
-        # where ranks leave a region together, the early ones waited in it
-        waits = ledger.facts.timelines[part.process].waits
-        met = Intervals.of((start, end) for start, end, _ in waits)
-        mine = own[part.process][key] - (_stretches(ledger.facts, part) & met).total
-        excess = mine - median(times)
+        mine = own[part.process][key]
+        excess = mine - median(times) - _absorbed(ledger.facts, part)
         if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
             continue
+        without = {part.process: share_of(part.when, excess / part.when.total)}
+        also: list[str] = []
+        if _saves_nothing(ledger, without):
+            also = [label for label, time in others.items() if time - median(times) >= excess / 2]
+            slow = {label: replace(part, process=label) for label in also}
+            for label, each in slow.items():
+                when = _stretches(ledger.facts, each)
+                without[label] = share_of(when, (others[label] - median(times)) / max(when.total, 1))
+            if not also or _saves_nothing(ledger, without):
+                continue  # another rank takes as long by other work
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more, equal = _more(ledger.facts, part, others)
         alone = middle <= LITTLE * own_seconds
@@ -75,7 +82,9 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             text = f"{part.process} spent {{seconds}} in {inside(part)}{apart}, and no other rank did"
         else:
             than = "the median of the others" if len(others) > 1 else next(iter(others))
-            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
+            text = (
+                f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}{_as_did(also)}"
+            )
         ledger.claim(
             part,
             share_of(part.when, excess / part.when.total),
@@ -87,7 +96,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     [
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
                         steps,
-                        _waited(ledger, part),
+                        _waited(ledger, part) or _may_have_waited(ledger.facts, part),
                         doing(ledger.facts, part),
                     ],
                 )
@@ -95,11 +104,46 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
             else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle),
-            assumption="the rank takes as long as the median of the others"
+            assumption=("the ranks take" if also else "the rank takes")
+            + " as long as the median of the others"
             if others
             else "no rank spends this time",
-            without={part.process: share_of(part.when, excess / part.when.total)},
+            without=without,
         )
+
+
+def _saves_nothing(ledger: Ledger, without: Mapping[str, Intervals]) -> bool:
+    """Return whether the step is known to take as long without some time."""
+    gain = ledger.facts.graph.gain(without)
+    return gain is not None and gain < ledger.least * 1e9
+
+
+def _as_did(labels: Sequence[str]) -> str:
+    """Return which other ranks are as slow."""
+    if not labels:
+        return ""
+    return f", as did {labels[0] if len(labels) == 1 else f'{len(labels)} other ranks'}"
+
+
+def _absorbed(facts: Facts, part: Part) -> int:
+    """Return the nanoseconds of a part in which other ranks computed until an end that they had in common with it.
+
+    Such a rank did not keep them waiting: they all ended at a time, whenever it came.
+    """
+    others = facts.timelines.values()
+    met, apart = (
+        Intervals.of((start, end) for each in links for start, end, last in each if last == part.process)
+        for links in ([each.waits for each in others], [each.apart for each in others])
+    )
+    return ((apart - met) & part.when).total
+
+
+def _may_have_waited(facts: Facts, part: Part) -> str | None:
+    """Return what is not known of ranks that left a region together with this one, which entered last."""
+    links = [link for each in facts.timelines.values() for link in each.maybe if link[2] == part.process]
+    if not any(len(part.when.clip(start, end)) for start, end, _ in links):
+        return None
+    return "whether another rank waited for it is not known"
 
 
 def _is_in_collectives(facts: Facts, part: Part) -> bool:
@@ -303,12 +347,14 @@ def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
 def _own(ledger: Ledger) -> dict[str, dict[Key, int]]:
     """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler,
     and nothing that another finding explains.
+
+    Where ranks leave a region together, an early one was not slow in it: it waited there, or all worked until a common time.
     """
     found: dict[str, dict[Key, int]] = {}
     for label, each in ledger.facts.timelines.items():
         parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for start, end, role, region in each.stretches:
             parts[role, region].append((start, end))
-        stood = _met(each) | each.held | ledger.explained.get(label, EMPTY)
+        stood = _met(each) | each.common | each.held | ledger.explained.get(label, EMPTY)
         found[label] = {key: (Intervals.of(pairs) - stood).total for key, pairs in parts.items()}
     return found

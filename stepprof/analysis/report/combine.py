@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from stepprof.analysis.findings.catalogue import findings_of
+from stepprof.analysis.findings.catalogue import findings_of, worth
 from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours, no_rollout
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.report.allocators import Counts, allocators_of
-from stepprof.analysis.report.critical_path import Segment, critical_path, timelines
+from stepprof.analysis.report.critical_path import Segment, critical_path
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.division import divide
 from stepprof.analysis.report.engines import engines_of, recomputing_of, without_steps
@@ -44,6 +44,7 @@ from stepprof.analysis.report.schema import (
 from stepprof.analysis.report.skew import collective_skew, end_skew, unmatched_times, waits_of
 from stepprof.analysis.report.step_graph import StepGraph
 from stepprof.analysis.report.stop_cost import stop_costs
+from stepprof.analysis.report.timelines import DRIVER, timelines
 from stepprof.analysis.report.totals import (
     memory_peaks,
     overheads,
@@ -120,6 +121,7 @@ def combine(
     for _, of in parts:
         for name, rows in of.items():
             tables[name] += rows
+    blameless = frozenset(tables.pop("blameless"))
     tables["engines"] += without_steps(tables["engines"], engines)
     report = Report(
         run_id=run_id,
@@ -165,11 +167,12 @@ def combine(
         *replaced(everyone),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
+    causes = sorted(tables["findings"], key=worth, reverse=True)
     return msgspec.structs.replace(
         report,
-        findings=sentences(report, tables["findings"], notices),
+        findings=sentences(report, causes, notices, blameless),
         neighbourhood=neighbourhood_of(
-            report, runs, tables["findings"], {each.label: each.origin.rank for each in everyone}, windows
+            report, runs, causes, {each.label: each.origin.rank for each in everyone}, windows
         ),
     )
 
@@ -188,7 +191,9 @@ def _part(
     """Return an island, and the tables of the report that compare its times, by their names."""
     start, end = _bounds(processes)
     short = {each.label for each in shortfalls}
-    known = timelines(processes, waits, _unfinished(processes, short))
+    signs = _signs(processes, evidence)
+    activities = {label: each.activity() for label, each in signs.items()}
+    known = timelines(processes, waits, _unfinished(processes, short), activities)
     path = critical_path(known, start, end, engine_roles)
     rollouts, works, generations = engines_of(processes, start, short, engines)
     graph = StepGraph(known, start, engine_roles)
@@ -200,7 +205,7 @@ def _part(
         rollouts,
         generations,
         graph,
-        _signs(processes, evidence),
+        signs,
         engine_roles,
         recomputing_of(processes, engines),
         neighbours,
@@ -218,13 +223,20 @@ def _part(
         "memory": memory_peaks(processes, start),
         "parts": [_without_path(each, island) if several else each for each in division.parts],
         "path": [
-            _segment(each, start, None if several else part)
+            _segment(each, start, None if several else part, ", ".join(hosts) if several else None)
             for each, part in zip(path, division.of_path, strict=True)
         ],
-        "slack": graph.spare(
+        # what happens on other clocks may hold the step up meanwhile
+        "slack": []
+        if several
+        else graph.spare(
             [each for each in known if each.process.is_followed and not each.process.open_ended()]
         ),
-        "findings": findings_of(facts),
+        "blameless": [
+            *(last for each in known for _, _, last in each.apart),
+            *(each.label for each in processes if each.origin.rank == DRIVER),
+        ],
+        "findings": [_without_gain(each) if several else each for each in findings_of(facts)],
     }
 
 
@@ -281,7 +293,11 @@ def _unfinished(processes: Sequence[Process], short: set[str]) -> set[str]:
     }
 
 
-def _segment(segment: Segment, start: int, part: int | None) -> PathSegment:
+def _without_gain(finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, saves=None, assumption=None)
+
+
+def _segment(segment: Segment, start: int, part: int | None, clock: str | None) -> PathSegment:
     return PathSegment(
         segment.process,
         (segment.start - start) / 1e9,
@@ -290,6 +306,7 @@ def _segment(segment: Segment, start: int, part: int | None) -> PathSegment:
         segment.role,
         list(segment.region),
         part,
+        clock,
     )
 
 

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepprof.analysis.report.critical_path import Segment, Stretch
+from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Part
+from stepprof.analysis.report.timelines import Stretch
 
 NEARLY_ALL = 0.95
 """A single role with at least this share of the step does not divide it."""

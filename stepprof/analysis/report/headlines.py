@@ -8,7 +8,7 @@ shows that.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stepprof.analysis.report.division import WORTH_SAYING, stated
 from stepprof.analysis.report.schema import (
@@ -35,7 +35,12 @@ MOST_STATED = 5
 """Parts of the step in its first sentence."""
 
 
-def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Finding] = ()) -> list[Finding]:
+def sentences(
+    report: Report,
+    causes: Sequence[Finding],
+    notices: Sequence[Finding] = (),
+    blameless: Collection[str] = (),
+) -> list[Finding]:
     """Return the findings of a report: how long the step took, what is missing, the causes, and then their
     consequences.
 
@@ -43,6 +48,8 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         report: with all of its tables.
         causes: the findings on the critical path, the largest gain first.
         notices: findings about the step as a whole, without seconds.
+        blameless: drivers, which end after the ranks that they call, and processes that were late while the others computed until a
+            common time.
     """
     least = report.seconds * WORTH_SAYING
     explained: dict[str | None, float] = defaultdict(float)
@@ -50,7 +57,7 @@ def sentences(report: Report, causes: Sequence[Finding], notices: Sequence[Findi
         if cause.topic == "straggler":
             explained[cause.process] += cause.seconds or 0.0
     consequences = [
-        *_stragglers(report.skew, explained, least, _begins(report), 2e-9 * (report.clock_error_ns or 0)),
+        *_stragglers(report, blameless, explained, least),
         *_unmatched(report.unmatched, least),
         *_busy(report.overlap),
         *_preempted([] if any(cause.topic == "preemption" for cause in causes) else report.engines),
@@ -233,27 +240,38 @@ they wait for it.
 BALANCE_EACH = "let the ranks meet less often (one collective for several micro-batches), or balance each micro-batch and not only their sum"
 
 
+def _is_on_path(report: Report, row: PhaseSkew) -> bool:
+    """Return whether the step waited for the last process of a phase there. Without a path, that is not known."""
+    return not report.path or any(
+        each.process == row.straggler
+        and each.role == row.role
+        and (row.region is None or row.region in each.region)
+        for each in report.path
+    )
+
+
 def _stragglers(
-    rows: Iterable[PhaseSkew],
+    report: Report,
+    blameless: Collection[str],
     explained: Mapping[str | None, float],
     least: float,
-    begins: Mapping[tuple[str, str | None], float],
-    unsure: float,
 ) -> list[Finding]:
     """Return, for each process and role, the phase with its largest own delay.
 
     A delay that existed before the phase began is not counted again, nor one of which causes explain at
-    least half.
+    least half. Being the last to finish is worth a sentence only if the step waited for that.
 
     Args:
-        rows: the phases.
+        report: with the phases and the path.
+        blameless: processes that kept no other one waiting.
         explained: seconds of each process that causes explain.
         least: shorter delays are left out.
-        begins: when each process began each role.
-        unsure: the error of comparing two of these times, in seconds.
     """
+    begins, unsure = _begins(report), 2e-9 * (report.clock_error_ns or 0)
     found: dict[tuple[str, str | None, str], Finding] = {}
-    for row in rows:
+    for row in report.skew:
+        if row.basis == "end" and (row.straggler in blameless or not _is_on_path(report, row)):
+            continue
         seconds = row.behind_median - max(row.began_later or 0.0, row.by_profiler, 0.0) - row.by_waiting
         own = row.waited[0].seconds - row.spread if row.basis == "collectives" else 0.0
         in_turns = own >= max(least, IN_TURNS * row.waited[0].seconds)

@@ -1,8 +1,8 @@
-"""Find regions that several ranks leave together: those that entered earlier waited for the last one.
+"""Find regions that several ranks leave together: those that entered earlier may have waited for the last one.
 
 Ranks meet in what no profiler records: a barrier of the operating system, a socket, an actor's call.
-If ranks enter a region at different times, and all leave it at the same time or the first one leaves
-it as soon as the last one has entered, the time before the last entry counts as a wait for that rank.
+If ranks enter a region at different times and the first one leaves it as soon as the last one has entered, they have met.
+If they all leave it at the same time but later, they may have met, or worked until a common time.
 """
 
 from __future__ import annotations
@@ -35,15 +35,29 @@ class Visit(NamedTuple):
     """Whether a collective inside, which shows where it met the others, was matched."""
 
 
-def meetings(
-    visits: dict[tuple[object, ...], list[Visit]],
-) -> dict[str, list[tuple[int, int, str]]]:
-    """Return the waits of each process, by label, as (start, end, label of the last to enter).
+class CommonEnd(NamedTuple):
+    """A process was in a region before the last one entered, and left it together with the others."""
+
+    start: int
+    end: int
+    """When the last one entered."""
+    until: int
+    """When the process left it."""
+    last: str
+    """The label of the last one to enter."""
+    together: bool
+    """All left at the same time, or as soon as the last one had entered. False: at about the same time."""
+    met: bool
+    """They left as soon as it had entered."""
+
+
+def common_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list[CommonEnd]]:
+    """Return the common ends of each process, by label.
 
     Args:
         visits: of each region, those of all ranks that have it.
     """
-    found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    found: dict[str, list[CommonEnd]] = defaultdict(list)
     for of in visits.values():
         if len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS:
             error = largest_unsure_ns(of[0].process, [visit.process for visit in of[1:]])
@@ -52,7 +66,7 @@ def meetings(
     return found
 
 
-def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], error: int) -> None:
+def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> None:
     start = np.array([[start for start, _ in visit.times] for visit in of])
     end = np.array([[end for _, end in visit.times] for visit in of])
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
@@ -60,12 +74,23 @@ def _add(found: dict[str, list[tuple[int, int, str]]], of: Sequence[Visit], erro
     wait = last - start.min(axis=0)
     within = TOGETHER_NS + TOGETHER * wait
     released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
-    meet = ((differ <= within) | (released <= within)) & (wait >= CLEAR * np.maximum(differ, error))
-    meet &= (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
+    together = (differ <= within) | (released <= within)
+    meet = (
+        (wait >= CLEAR * np.maximum(differ, error)) & (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
+    )
     meet &= ~np.array([visit.matched for visit in of]).any(axis=0)
     for call in np.flatnonzero(meet).tolist():
         for row, visit in enumerate(of):
             begin = int(start[row, call])
             if row != latest[call] and begin < last[call]:
-                last_to_enter = of[int(latest[call])].process.label
-                found[visit.process.label].append((begin, int(last[call]), last_to_enter))
+                label = of[int(latest[call])].process.label
+                found[visit.process.label].append(
+                    CommonEnd(
+                        begin,
+                        int(last[call]),
+                        int(end[row, call]),
+                        label,
+                        bool(together[call]),
+                        bool(released[call] <= within[call]),
+                    )
+                )

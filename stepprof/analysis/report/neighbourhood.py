@@ -21,10 +21,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from stepprof.analysis.periodic import every, period, tolerance, warm_up
-from stepprof.analysis.report.critical_path import DRIVER
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
+from stepprof.analysis.report.timelines import DRIVER
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import (

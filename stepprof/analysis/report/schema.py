@@ -590,6 +590,8 @@ class PathSegment(msgspec.Struct, frozen=True):
     """The names of the regions around it, the innermost one last; empty: it is in no region."""
     part: int | None = None
     """The index of its row in `Report.parts`; None: the step has none."""
+    clock: str | None = None
+    """The hosts of this clock, if the step was recorded on clocks that were never compared: then each has a path of its own."""
 
 
 class Part(msgspec.Struct, frozen=True):

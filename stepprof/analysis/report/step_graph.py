@@ -16,15 +16,18 @@ from heapq import nlargest
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from stepprof.analysis.report.critical_path import LEAST_NS, Timeline
+from stepprof.analysis.report.driver_waits import served
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import unsure_ns
 from stepprof.analysis.report.schema import Slack
+from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Timeline
 
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
-MOST_AWAITED = 4
-"""Maximum number of engines that a rank waits for in one window: the last ones to finish."""
+FIXED = 0.05
+"""A process that computed but for this share of the time that is taken out would end no earlier."""
+LEAST_GAIN_NS = 1_000_000
+"""Gains that differ by less are equal."""
 
 
 class Wait(NamedTuple):
@@ -36,6 +39,8 @@ class Wait(NamedTuple):
     awaited: str
     mutual: bool
     """Whether the other one would wait too if it came first."""
+    done: int
+    """When the awaited one had finished: before `end` if the other one was not there yet."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class _Meeting:
     awaited: str
     end: int
     mutual: bool
+    done: int
     waits: list[Wait] = field(default_factory=list)
 
 
@@ -73,33 +79,68 @@ class StepGraph:
         known: the processes.
         start: of the step [ns].
         engine_roles: roles in which a process waits for engines.
+        possible: possible waits are waits.
     """
 
-    def __init__(self, known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None]) -> None:
+    def __init__(
+        self,
+        known: Sequence[Timeline],
+        start: int,
+        engine_roles: frozenset[str | None],
+        *,
+        possible: bool = False,
+    ) -> None:
         self.ends = {each.label: each.ends[-1] for each in known if each.stretches}
         self.end = max(self.ends.values(), default=start)
-        waits = [*_between_ranks(known), *_of_windows(known, start, engine_roles)]
+        waits = [
+            *_between_ranks(known, possible=possible),
+            *_of_windows(known, start, engine_roles),
+        ]
         kept = sorted(waits, key=lambda wait: wait.start - wait.end)[:MOST_WAITS]
         self.waited = _by_process(kept)
         self.meetings = _meetings(kept, known)
         self.group = _groups(self.meetings, [each.label for each in known])
+        drivers = {each.label for each in known if each.process.origin.rank == DRIVER}
+        self.led = {wait.label for wait in kept if not wait.mutual and wait.awaited in drivers} - drivers
+        """The ranks that a driver calls."""
+        self.computing = {each.label: each.computing for each in known if len(each.computing)}
         self.held = {each.label: each.held.clip(start, self.end) for each in known if len(each.held)}
         """The profiler is no part of the job: the replay leaves it out."""
         self.unrecorded_end = max(self.replay({}).values(), default=start)
+        self._other: StepGraph | None = None
+        """The same step, if the possible waits are waits."""
+        if not possible and any(each.maybe for each in known):
+            self._other = StepGraph(known, start, engine_roles, possible=True)
 
     def gain(self, without: Mapping[str, Intervals]) -> int | None:
         """Return how much earlier the step would end if processes did not spend some time [ns].
 
-        None: the end would depend on a process whose waits for these processes are not known.
+        None: the end would depend on a process whose waits for these processes are not known, or it depends on possible waits.
         """
+        gain = self._gain(without)
+        other = gain if self._other is None else self._other.gain(without)
+        if gain is None or other is None or abs(gain - other) > LEAST_GAIN_NS:
+            return None
+        return min(gain, other)
+
+    def _gain(self, without: Mapping[str, Intervals]) -> int | None:
         ends = self.replay(without)
         if not ends:
             return None
         last = max(ends, key=lambda label: ends[label])
-        wanted = {self.group[label] for label, when in without.items() if len(when) and label in self.group}
-        if self.group[last] not in wanted and len(ends) > 1:
+        removed = {label: when for label, when in without.items() if len(when) and label in self.group}
+        wanted = {self.group[label] for label in removed}
+        if self.group[last] not in wanted and len(ends) > 1 and not self._is_fixed(last, removed):
             return None
         return self.unrecorded_end - ends[last]
+
+    def _is_fixed(self, label: str, removed: Mapping[str, Intervals]) -> bool:
+        """Return whether a process computed from the first of some removed time to its end: it waited for nothing."""
+        if not removed or label not in self.computing:
+            return False
+        begin, end = min(int(when.start[0]) for when in removed.values()), self.ends[label]
+        rest = (Intervals.one(begin, end) - self.computing[label]).total if end > begin else 0
+        return rest <= FIXED * max(when.total for when in removed.values())
 
     def replay(self, without: Mapping[str, Intervals]) -> dict[str, int]:
         """Return when each process would end in a step that is not recorded."""
@@ -112,7 +153,7 @@ class StepGraph:
         shift: dict[str, int] = dict.fromkeys(self.group, 0)
         for meeting in self.meetings:
             of = gone.get(meeting.awaited, _NOTHING)
-            together = meeting.end + shift[meeting.awaited] - of.until(meeting.end)
+            together = meeting.done + shift[meeting.awaited] - of.until(meeting.done)
             arrivals = [
                 wait.start + shift[wait.label] - gone.get(wait.label, _NOTHING).until(wait.start)
                 for wait in meeting.waits
@@ -131,8 +172,19 @@ class StepGraph:
     def spare(self, known: Sequence[Timeline]) -> list[Slack]:
         """Return how much longer each process could have worked in a role before the step ends later, the longest first.
 
-        Where it waits, it works instead. Processes of which no wait in either direction is known are left out.
+        Where it waits, it works instead. Processes of which no wait in either direction is known are left out, and those whose slack depends on possible waits.
         """
+        found = self._spare(known)
+        if self._other is None:
+            return found
+        others = {(each.process, each.role): each.seconds for each in self._other.spare(known)}
+        return [
+            each
+            for each in found
+            if abs(others.get((each.process, each.role), -1.0) - each.seconds) <= LEAST_GAIN_NS / 1e9
+        ]
+
+    def _spare(self, known: Sequence[Timeline]) -> list[Slack]:
         allowed = self._allowed()
         found = []
         for each in known:
@@ -155,7 +207,12 @@ class StepGraph:
         """Return for each process by how much its work up to a time may end later, as (time, nanoseconds) in order."""
         last = max(self.ends, key=lambda label: self.ends[label], default="")
         labels = [label for label in self.group if self.group[label] == self.group.get(last)]
-        late = {label: self.end - self.ends[label] for label in labels if label in self.ends}
+        # a driver may need what its ranks have done before the step ends
+        late = {
+            label: self.end - self.ends[label]
+            for label in labels
+            if label in self.ends and label not in self.led
+        }
         found = {label: [(self.ends[label], late[label])] if label in late else [] for label in labels}
         if len(labels) < 2:
             return {}
@@ -170,8 +227,9 @@ class StepGraph:
                 after = least if meeting.mutual else late.get(wait.label, least)
                 late[wait.label] = after + wait.end - wait.start
                 found[wait.label] += [(wait.end, after), (wait.start, late[wait.label])]
+            least += meeting.end - meeting.done
             late[meeting.awaited] = min(least, late.get(meeting.awaited, least))
-            found[meeting.awaited].append((meeting.end, late[meeting.awaited]))
+            found[meeting.awaited].append((meeting.done, late[meeting.awaited]))
         return {label: sorted(rows) for label, rows in found.items()}
 
 
@@ -186,55 +244,48 @@ def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:
         yield role, begin, end
 
 
-def _between_ranks(known: Sequence[Timeline]) -> Iterator[Wait]:
-    """Yield the waits in collectives, and where ranks leave a region together; of very many only the longest."""
+def _between_ranks(known: Sequence[Timeline], *, possible: bool) -> Iterator[Wait]:
+    """Yield the waits in collectives, and where ranks meet in a region; of very many only the longest."""
     labels = {each.label for each in known}
-    lengths = [end - start for each in known for start, end, _ in each.waits]
+    links = {each.label: [*each.waits, *(each.maybe if possible else ())] for each in known}
+    lengths = [end - start for each in links.values() for start, end, _ in each]
     least = nlargest(MOST_WAITS, lengths)[-1] if len(lengths) > MOST_WAITS else 0
     for each in known:
-        for start, end, awaited in each.waits:
+        for start, end, awaited in links[each.label]:
             if end - start >= least and awaited in labels and awaited != each.label:
-                yield Wait(end, start, each.label, awaited, True)
+                yield Wait(end, start, each.label, awaited, True, end)
 
 
 def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None]) -> Iterator[Wait]:
     """Yield the waits of drivers for engines and ranks, and of these for the driver."""
-    engines = [
-        (each.label, each.generating.start.tolist(), each.generating.end.tolist())
-        for each in known
-        if len(each.generating)
-    ]
-    ranks = [each for each in known if each.stretches and isinstance(each.process.origin.rank, int)]
+    by_label = {each.label: each for each in known}
     opened = _Windows(known)
     openers: dict[tuple[int, int, str], tuple[int, str]] = {}
+    for label, waits in served(known, engine_roles).items():
+        each = by_label[label]
+        for wait in waits:
+            yield Wait(wait.end, wait.start, label, wait.label, False, wait.done)
+            engine = by_label[wait.label]
+            if len(engine.generating):
+                inside = each.before(wait.end)
+                begin = wait.start if inside is None else inside[0]
+                opening = _opening(engine, begin, wait.end, start)
+                if opening is not None:
+                    openers[opening] = max(openers.get(opening, (begin, label)), (begin, label))
     for each in known:
-        is_rank = isinstance(each.process.origin.rank, int)
-        for begin, end, role, _ in each.stretches:
-            ends: list[tuple[int, str]] = []
-            if role in engine_roles and not len(each.generating):
-                for label, starts, finishes in engines:
-                    at = bisect_left(starts, end) - 1
-                    if at >= 0 and finishes[at] > begin:
-                        ends.append((min(finishes[at], end), label))
-                    at = bisect_left(starts, begin)
-                    if at < len(starts) and starts[at] < end:
-                        since = finishes[at - 1] if at else min(start, starts[at])
-                        key = starts[at], since, label
-                        openers[key] = max(openers.get(key, (begin, each.label)), (begin, each.label))
-            elif not is_rank:
-                ends = [
-                    (min(inside[1], end), rank.label)
-                    for rank in ranks
-                    if (inside := rank.before(end)) is not None and inside[2] == role and inside[1] > begin
-                ]
-            since = begin
-            for last, label in sorted(nlargest(MOST_AWAITED, ends) if is_rank else ends):
-                if last > since:
-                    yield Wait(last, since, each.label, label, False)
-                    since = last
         yield from _before_windows(each, opened, start)
     for (began, since, label), (_, opener) in openers.items():
-        yield Wait(began, since, label, opener, False)
+        yield Wait(began, since, label, opener, False, began)
+
+
+def _opening(engine: Timeline, begin: int, end: int, start: int) -> tuple[int, int, str] | None:
+    """Return when an engine first began to generate between two times, and since when it had not: (begin, end before, label)."""
+    starts, finishes = engine.generating.start, engine.generating.end
+    at = int(starts.searchsorted(begin))
+    if at == len(starts) or starts[at] >= end:
+        return None
+    since = int(finishes[at - 1]) if at else min(start, int(starts[at]))
+    return int(starts[at]), since, engine.label
 
 
 def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wait]:
@@ -247,11 +298,11 @@ def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wa
             continue
         driver = opened.driver(each, begin, each.stretches[number][2])
         if driver is not None:
-            yield Wait(begin, since, each.label, driver.label, False)
+            yield Wait(begin, since, each.label, driver.label, False, begin)
             continue
         last, awaited = opened.last_end(each, since, begin)
         if awaited is not None:
-            yield Wait(last, since, each.label, awaited.label, False)
+            yield Wait(last, since, each.label, awaited.label, False, last)
 
 
 class _Windows:
@@ -259,20 +310,25 @@ class _Windows:
 
     def __init__(self, known: Sequence[Timeline]) -> None:
         having = [each for each in known if each.stretches]
-        self._drivers = [each for each in having if not isinstance(each.process.origin.rank, int)]
+        self._drivers = [each for each in having if not each.is_rank]
         ends = sorted((end, -number) for number, each in enumerate(having) for end in {*each.window_ends})
         self._ends = [end for end, _ in ends]
         self._of = [having[-number] for _, number in ends]
 
     def driver(self, each: Timeline, time: int, role: str | None) -> Timeline | None:
-        """Return a driver that is in a window of a role at a time, if the process is a rank."""
-        if not isinstance(each.process.origin.rank, int):
+        """Return the process that opens a window of a rank: one without a number that is in a window of its
+        role at this time, otherwise the driver that is in any window.
+        """
+        if not each.is_rank:
             return None
+        found = None
         for other in self._drivers:
             inside = other.before(time)
-            if inside is not None and inside[1] > time and inside[2] == role and _comparable(each, other):
-                return other
-        return None
+            if inside is not None and inside[1] > time and _comparable(each, other):
+                if inside[2] == role:
+                    return other
+                found = other if other.process.origin.rank == DRIVER else found
+        return found
 
     def last_end(self, each: Timeline, since: int, time: int) -> tuple[int, Timeline | None]:
         """Return the last end of a window of another process between two times."""
@@ -295,7 +351,7 @@ def _meetings(waits: Sequence[Wait], known: Sequence[Timeline]) -> list[_Meeting
     open_ones: dict[str, _Meeting] = {}
     for wait in sorted(waits):
         if not wait.mutual:
-            found.append(_Meeting(wait.awaited, wait.end, False, [wait]))
+            found.append(_Meeting(wait.awaited, wait.end, False, wait.done, [wait]))
             continue
         meeting = open_ones.get(wait.awaited)
         if (
@@ -303,7 +359,7 @@ def _meetings(waits: Sequence[Wait], known: Sequence[Timeline]) -> list[_Meeting
             or wait.end - meeting.end > error[wait.label]
             or any(other.label == wait.label for other in meeting.waits)
         ):
-            meeting = open_ones[wait.awaited] = _Meeting(wait.awaited, wait.end, True)
+            meeting = open_ones[wait.awaited] = _Meeting(wait.awaited, wait.end, True, wait.end)
             found.append(meeting)
         meeting.waits.append(wait)
     return found

@@ -769,7 +769,7 @@ def test_the_finding_with_the_largest_gain_comes_first():
 
 def test_ranks_meet_in_their_collective_and_not_when_the_last_one_enters_its_region():
     """Both ranks compute until they enter the all-reduce at 100 ms. Rank 1 enters the region around it 50 ms later than rank 0,
-    which does not wait for that.
+    which does not wait for that. Its `backward` is longer by as much, so that neither would make the step shorter.
     """
 
     def rank(number, load):
@@ -779,7 +779,7 @@ def test_ranks_meet_in_their_collective_and_not_when_the_last_one_enters_its_reg
         ]  # fmt: skip
 
     made = report(*rank(0, 20), *rank(1, 70), manifests=[manifest(*(window(n, end=120) for n in range(2)))])
-    assert ("straggler", "actor rank 0", "backward", 51) in causes(made)
+    assert [each for each in causes(made) if each[0] == "straggler"] == []
     assert [(each.process, each.seconds) for each in made.slack] == [
         ("actor rank 1", 0.001),
         ("actor rank 0", 0.0),

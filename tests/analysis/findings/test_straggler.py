@@ -197,3 +197,66 @@ class TestAmounts:
         (found,) = findings(rank(0, 20, 4), rank(1, 10, 2))
         assert "tokens" not in found.why
         assert found.advice != BALANCE
+
+
+def synchronised(*ranks, call=500):
+    """Return ranks that meet in an all-reduce when the last one has ended its regions (name, milliseconds)."""
+    ends = [sum(length for _, length in regions) for regions in ranks]
+    end, made = max(ends) + call, []
+    for number, regions in enumerate(ranks):
+        starts = [sum(length for _, length in regions[:at]) for at in range(len(regions))]
+        placed = zip(regions, starts, strict=True)
+        made += [
+            spans(
+                number,
+                ("window", "actor", 0, end, "actor"),
+                *(("region", name, start, length, "actor") for (name, length), start in placed),
+            ),
+            trace(
+                number,
+                ("thread", "cpu_op", "aten::mm", 0, ends[number]),
+                (("thread", "gloo"), "user_annotation", "gloo:all_reduce", ends[number], end - ends[number]),
+                world=len(ranks),
+            ),
+        ]
+    manifests = [manifest(*(window(number, end=end) for number in range(len(ranks))))]
+    return combine([digest(each) for each in made], step=2, run_id="r", manifests=manifests)
+
+
+def stragglers(made):
+    """Return (process, region, seconds, gain) of the ranks that are slow."""
+    return [
+        (each.process, each.region, round(each.seconds, 3), each.saves and round(each.saves, 3))
+        for each in made.findings
+        if each.topic == "straggler" and each.start is not None
+    ]
+
+
+class TestGain:
+    def test_equal_and_opposite_differences_get_no_advice(self):
+        """Rank 0 is slower in `g` by as much as rank 1 is in `f`. A rank that was as fast as the other one in either would
+        wait for it.
+        """
+        made = synchronised([("f", 1000), ("g", 1510)], [("f", 1500), ("g", 1000)])
+        assert stragglers(made) == []
+
+    def test_four_ranks_with_opposite_differences(self):
+        made = synchronised(*[[("f", 1000), ("g", 1510)]] * 2, *[[("f", 1500), ("g", 1000)]] * 2)
+        assert stragglers(made) == []
+
+    def test_opposite_differences_around_a_collective_are_each_worth_it(self):
+        """The ranks meet between `f` and `g`."""
+        first = synchronised([("f", 1000)], [("f", 1500)])
+        assert stragglers(first) == [("actor rank 1", "f", 0.5, 0.5)]
+
+    def test_of_unequal_differences_the_larger_one_is_worth_the_rest(self):
+        made = synchronised([("f", 1000), ("g", 1300)], [("f", 1500), ("g", 1000)])
+        assert stragglers(made) == [("actor rank 1", "f", 0.5, 0.2)]
+
+    def test_ranks_that_are_equally_slow_are_named_together(self):
+        """Ranks 1 and 2 of four take 0.5 s longer: only both of them make the step shorter."""
+        made = synchronised([("f", 1000)], [("f", 1500)], [("f", 1499)], [("f", 1000)])
+        assert stragglers(made) == [("actor rank 1", "f", 0.5, 0.5)]
+        (slow,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        assert ", as did actor rank 2" in slow.text
+        assert slow.assumption == "the ranks take as long as the median of the others"

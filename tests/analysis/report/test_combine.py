@@ -806,6 +806,38 @@ class TestIslands:
             "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
+    def test_each_clock_has_a_path_of_its_own(self):
+        """A time on one clock is no time on the other one."""
+        made = report(*self.two_hosts())
+        assert {each.clock for each in made.path} == {"a", "b"}
+        for hosts, length in (("a", 0.1), ("b", 0.06)):
+            assert sum(each.seconds for each in made.path if each.clock == hosts) == pytest.approx(length)
+        assert {each.clock for each in report(spans(0, ("window", "actor", 0, 9, "actor"))).path} == {None}
+
+    def test_what_mending_saves_on_one_clock_may_be_awaited_on_another(self):
+        """Rank 1 of host a is late for rank 0. Nothing says what host b did meanwhile: the finding has no gain, and
+        no process has slack.
+        """
+
+        def late(rank, load):
+            return spans(
+                rank,
+                ("window", "actor", 0, 100, "actor"),
+                ("region", "load", 0, load, "actor"),
+                ("region", "meet", load, 100 - load, "actor"),
+                host="a",
+            )
+
+        here = [late(0, 10), late(1, 99)]
+        (alone,) = [
+            each for each in report(*here).findings if each.topic == "straggler" and each.start is not None
+        ]
+        assert (round(alone.seconds, 3), round(alone.saves, 3)) == (0.089, 0.089)
+        made = report(*here, spans(2, ("window", "actor", 5, 90, "actor"), host="b", alignment=APART))
+        (apart,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        assert (round(apart.seconds, 3), apart.saves, apart.assumption) == (0.089, None, None)
+        assert made.slack == []
+
     def test_work_of_another_island_explains_no_wait(self):
         """Host b generated meanwhile. On clocks that were never compared, that does not explain the
         idle time of rank 0 on host a.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stepprof.analysis.report.critical_path import critical_path, timelines
+from stepprof.analysis.report.critical_path import critical_path
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.timelines import timelines
 from stepprof.analysis.timeline.model import Alignment, Origin
 
 US = 1000

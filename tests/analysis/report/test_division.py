@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepprof.analysis.report.critical_path import Segment, Stretch
+from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.division import divide, stated
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import Part
+from stepprof.analysis.report.timelines import Stretch
 from stepprof.analysis.timeline.model import Alignment, Origin
 
 SECOND = 10**9

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from stepprof.analysis.report.critical_path import Timeline
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.step_graph import StepGraph
+from stepprof.analysis.report.timelines import Timeline
 from stepprof.analysis.timeline.model import Alignment, Origin
 
 US = 1000
 ENGINES = frozenset({"rollout"})
 
 
-def process(label, *stretches, waits=(), generating=(), held=(), role=None):
+def process(label, *stretches, waits=(), maybe=(), generating=(), held=(), role=None):
     """Return a process with stretches (start, end, role), waits (start, end, label) and generation
     (start, end), in microseconds.
 
@@ -37,6 +37,7 @@ def process(label, *stretches, waits=(), generating=(), held=(), role=None):
         [(a * US, b * US, of, ()) for a, b, of in stretches],
         [(a * US, b * US, whom) for a, b, whom in waits],
         EMPTY, EMPTY, EMPTY, held, when,
+        maybe=[(a * US, b * US, whom) for a, b, whom in maybe],
     )  # fmt: skip
 
 
@@ -199,3 +200,19 @@ def test_how_much_longer_an_engine_could_generate():
 
 def test_a_process_without_known_waits_is_left_out():
     assert spare([process("rank_0", (0, 60, "actor")), process("rank_1", (0, 100, "actor"))]) == {}
+
+
+def test_a_gain_that_depends_on_a_possible_wait_is_not_known():
+    """Rank 0 may have waited from 50 to 90 µs. If it did not, rank 2 decides when the step ends."""
+    made = graph(
+        process("rank_0", (0, 100, "actor"), maybe=[(50, 90, "rank_1")], waits=[(96, 100, "rank_2")]),
+        process("rank_1", (0, 100, "actor"), waits=[(95, 100, "rank_2")]),
+        process("rank_2", (0, 100, "actor")),
+    )
+    assert gain(made, rank_1=[(0, 40)]) == 0
+    several = [
+        process("rank_0", (0, 100_000, "actor"), maybe=[(50_000, 90_000, "rank_1")]),
+        process("rank_1", (0, 100_000, "actor")),
+    ]
+    assert gain(graph(*several), rank_1=[(0, 40_000)]) is None
+    assert spare(several) == {}

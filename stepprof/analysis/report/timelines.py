@@ -1,0 +1,290 @@
+"""Collect what is known of each process over the step: where it was, when it waited, and when it computed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.meetings import CommonEnd, Visit, common_ends
+from stepprof.analysis.report.nesting import Nest
+from stepprof.analysis.report.processes import Process, unsure_ns
+from stepprof.analysis.report.waiting import Waiting
+
+DRIVER = "driver"
+"""The label of a driver, which has no rank."""
+Stretch = tuple[int, int, "str | None", tuple[str, ...]]
+"""Start, end, role and regions of the innermost window or region."""
+Link = tuple[int, int, str]
+"""Start and end of a wait, and the label of the awaited process."""
+LEAST_NS = 1000
+"""A shorter remainder of a wait results from rounding."""
+
+
+class Activity(NamedTuple):
+    """What samples show of the thread that opened the windows of a process."""
+
+    computing: Intervals = EMPTY
+    """It used a CPU, or was ready to."""
+    waiting: Intervals = EMPTY
+    """It waited for something other than a time."""
+    others: Intervals = EMPTY
+    """Another thread of the process worked."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What is known of one process over the step."""
+
+    process: Process
+    stretches: list[Stretch]
+    """(start, end, role, regions) of the innermost window or region, in order, disjoint."""
+    waits: list[Link]
+    """In collectives, and where ranks meet in a region; in order."""
+    waiting: Intervals
+    """While it waited in matched collectives, also for a rank on another clock."""
+    communicating: Intervals
+    """In collectives that were matched across ranks, while it computed nothing."""
+    unmatched: Intervals
+    """In communication that was not: waiting and transfer cannot be separated."""
+    held: Intervals
+    generating: Intervals
+    nests: list[Nest] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
+    computing: Intervals = EMPTY
+    """It computed, by its trace or its samples."""
+    maybe: list[Link] = field(default_factory=list)
+    """Possible waits, in order: ranks left a region together, and nothing shows whether they met in it."""
+    apart: list[Link] = field(default_factory=list)
+    """Ranks left a region together, and this one computed before the last one had entered: it did not wait."""
+    common: Intervals = EMPTY
+    """In regions that it left together with other ranks, before the last one had entered."""
+    ends: list[int] = field(default_factory=list)
+    window_ends: list[int] = field(default_factory=list)
+    _links: list[Link] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.window_ends = sorted(window.end for window in self.process.windows if window.ends)
+        self.ends = [end for _, end, _, _ in self.stretches]
+        self._links = sorted([*self.waits, *self.maybe])
+        self._starts = [start for start, _, _ in self._links]
+
+    @property
+    def label(self) -> str:
+        """The label of its process."""
+        return self.process.label
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether it is a numbered rank, which a driver may lead."""
+        return self.process.kind != "engine" and isinstance(self.process.origin.rank, int)
+
+    def before(self, time: int) -> Stretch | None:
+        """Return the stretch that contains the moment before a time, or the last one that ended before."""
+        at = bisect_left(self.ends, time)
+        if at < len(self.stretches) and self.stretches[at][0] < time:
+            return self.stretches[at]
+        return self.stretches[at - 1] if at else None
+
+    def last_window_end(self, time: int) -> int | None:
+        """Return when its last window before a time ended."""
+        at = bisect_right(self.window_ends, time)
+        return self.window_ends[at - 1] if at else None
+
+    def wait_before(self, time: int) -> Link | None:
+        """Return the wait, or the possible one, that contains the moment before a time."""
+        at = bisect_left(self._starts, time) - 1
+        return self._links[at] if at >= 0 and self._links[at][1] >= time - LEAST_NS else None
+
+    def last_wait(self, start: int, time: int) -> int:
+        """Return the end of the last wait between two times; `start` if there is none."""
+        at = bisect_left(self._starts, time) - 1
+        return max(start, min(self._links[at][1], time)) if at >= 0 else start
+
+
+def timelines(
+    processes: Sequence[Process],
+    waits: Mapping[str, Waiting],
+    short: Collection[str] = (),
+    activities: Mapping[str, Activity] | None = None,
+) -> list[Timeline]:
+    """Return the known times of each process; processes without any are omitted.
+
+    Args:
+        processes: of one island.
+        waits: inside collectives, by label.
+        short: labels of engines whose captures do not show when they finished.
+        activities: what samples show, by label.
+    """
+    activities = activities or {}
+    nests = {process.label: _nests(process) for process in processes}
+    computing = {
+        process.label: process.working()[0] | activities.get(process.label, Activity()).computing
+        for process in processes
+    }
+    stretches = _stretches_of(processes, nests, computing)
+    ends = common_ends(_visits(processes, stretches, waits))
+    made = []
+    for process in processes:
+        label = process.label
+        generating = process.generating() if label not in short else EMPTY
+        if stretches[label] or len(generating):
+            activity = activities.get(label, Activity())
+            links = _links(process, waits.get(label, Waiting()), ends.get(label, []), activity)
+            operating, communicating, _ = process.working()
+            unmatched, waited = EMPTY, EMPTY
+            if label in waits:
+                unmatched, waited = waits[label].unmatched, waits[label].when | waits[label].for_profiler
+            if any(digest.calls.left_out for digest in process.digests):
+                unmatched |= communicating
+            made.append(
+                Timeline(
+                    process,
+                    stretches[label],
+                    sorted([*links.collective, *links.met]),
+                    waited - operating,
+                    communicating - unmatched - waited - operating,
+                    unmatched - operating,
+                    process.held(),
+                    generating,
+                    nests[label],
+                    activity,
+                    computing[label],
+                    sorted(links.maybe),
+                    links.apart,
+                    Intervals.of(link[:2] for link in (*links.met, *links.maybe, *links.apart)),
+                )
+            )
+    return made
+
+
+def _stretches_of(
+    processes: Sequence[Process], nests: Mapping[str, Sequence[Nest]], computing: Mapping[str, Intervals]
+) -> dict[str, list[Stretch]]:
+    """Return where each process was."""
+    found = {process.label: _stretches(process, nests[process.label]) for process in processes}
+    drivers = [each for each in processes if each.origin.rank == DRIVER and found[each.label]]
+    for process in processes:
+        if _is_driven(process, found[process.label], drivers):
+            found[process.label] = _of_its_own(process, found[process.label], computing[process.label])
+    engines = [process for process in processes if _is_engine(process)]
+    alone = not any(found[process.label] for process in processes if process not in engines)
+    for process in engines:
+        # its annotations are parts of its forward steps; without these they do not show when it worked
+        if not alone or len(process.generating()):
+            found[process.label] = []
+    return found
+
+
+def _is_engine(process: Process) -> bool:
+    """Return whether a process generates, and does nothing else."""
+    return process.kind == "engine" or (process.kind == "trace" and len(process.generating()) > 0)
+
+
+def _is_driven(process: Process, stretches: Sequence[Stretch], drivers: Sequence[Process]) -> bool:
+    """Return whether the windows of a process follow those of a driver: it has roles."""
+    return (
+        process.origin.rank != DRIVER
+        and any(role is not None for _, _, role, _ in stretches)
+        and any(unsure_ns(process, each) is not None for each in drivers)
+    )
+
+
+def _of_its_own(process: Process, stretches: Sequence[Stretch], computing: Intervals) -> list[Stretch]:
+    """Leave out the time in which a process that follows a driver waits for a call: it is in no
+    region, computes nothing, and is no rank in a role.
+    """
+    is_rank = isinstance(process.origin.rank, int)
+    return [
+        each
+        for each in stretches
+        if each[3]
+        or (is_rank and each[2] is not None)
+        or 2 * computing.clip(*each[:2]).total >= each[1] - each[0]
+    ]
+
+
+class _Links(NamedTuple):
+    collective: list[Link]
+    met: list[Link]
+    maybe: list[Link]
+    apart: list[Link]
+
+
+def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activity: Activity) -> _Links:
+    """Return the waits in collectives, and what is known of the regions that ranks leave together.
+
+    There, a rank that entered early waited for the last one, unless it computed. Ranks that leave as soon as the last one has
+    entered have met. Ranks that go on together afterwards may as well have ended at a common time: then only samples show a wait.
+    Where a region contains a collective, this is why they leave it together.
+    """
+    operating, communicating, _ = process.working()
+    found = _Links([], [], [], [])
+    found.collective.extend(
+        link for link in waiting.links if 2 * operating.clip(*link[:2]).total < link[1] - link[0]
+    )
+    known = Intervals.of((start, end) for start, end, _ in waiting.links)
+    computing = operating | activity.computing | activity.others
+    for start, end, until, label, together, met in ends:
+        computes = 2 * computing.clip(start, end).total >= end - start
+        if len(known.clip(start, end)) or not (together or computes):
+            continue
+        if not computes and (met or 2 * activity.waiting.clip(start, end).total >= end - start):
+            found.met.append((start, end, label))
+        elif not len(communicating.clip(start, until)):
+            (found.apart if computes else found.maybe).append((start, end, label))
+    return found
+
+
+def _visits(
+    processes: Sequence[Process], stretches: Mapping[str, Sequence[Stretch]], waits: Mapping[str, Waiting]
+) -> dict[tuple[object, ...], list[Visit]]:
+    """Return the innermost stretches of each region of ranks. Where a matched collective is inside, it shows where they met."""
+    visits: dict[tuple[object, ...], dict[str, Visit]] = {}
+    for process in processes:
+        if process.kind != "rank" or not isinstance(process.origin.rank, int):
+            continue
+        own = waits.get(process.label)
+        matched = EMPTY if own is None else process.working()[1] - own.unmatched
+        inside = matched.within(
+            np.array([start for start, *_ in stretches[process.label]], np.int64),
+            np.array([end for _, end, *_ in stretches[process.label]], np.int64),
+        )
+        for (start, end, role, region), nanoseconds in zip(
+            stretches[process.label], inside.tolist(), strict=True
+        ):
+            of = visits.setdefault((role, region), {}).setdefault(process.label, Visit(process, [], []))
+            of.times.append((start, end))
+            of.matched.append(nanoseconds > 0)
+    return {key: [*of.values()] for key, of in visits.items()}
+
+
+def _nests(process: Process) -> list[Nest]:
+    """Return the nesting from its spans, otherwise from its traces."""
+    spans = [digest for digest in process.digests if digest.origin.kind == "spans"]
+    return [digest.nest for digest in spans or process.digests if digest.nest is not None]
+
+
+def _stretches(process: Process, nests: Sequence[Nest]) -> list[Stretch]:
+    """Return the innermost window or region at each moment; without nesting, the windows."""
+    found = []
+    for nest in nests:
+        paths = [nest.path(at) for at in range(len(nest.places))]
+        found += [
+            (start, end, nest.places[place].role, paths[place]) for start, end, place in nest.stretches()
+        ]
+    if not found:
+        found = [(window.start, window.end, window.role, ()) for window in process.windows if window.ends]
+    found.sort(key=lambda each: each[:2])
+    disjoint: list[Stretch] = []
+    for start, end, role, region in found:
+        # captures may overlap by an error of rounding
+        begin = max(start, disjoint[-1][1]) if disjoint else start
+        if end > begin:
+            disjoint.append((begin, end, role, region))
+    return disjoint

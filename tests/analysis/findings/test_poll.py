@@ -1,0 +1,80 @@
+"""Time in which a process kept waiting for what had finished, of hand-made steps. Times are in milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from combined import found, path, report, stacks, topics
+from digested import spans
+
+
+def led(*more, end=5000):
+    """Return a driver in its window of the role `actor` until 5 s, and two ranks that have finished at 3 s."""
+    return [
+        spans("driver", ("window", "actor", 0, end, "actor"), *more),
+        *(
+            spans(rank, ("window", "actor", 0, 3000, "actor"), ("region", "update", 0, 3000, "actor"))
+            for rank in range(2)
+        ),
+    ]
+
+
+class TestPoll:
+    @pytest.mark.parametrize("call", ["time.sleep", "ray.get", "future.result", "self.queue.get"])
+    def test_a_driver_that_waits_on(self, call):
+        made = report(*led(), evidence=[stacks("driver", (0, 5000, call, 0.0))])
+        assert found(made, "poll") == [("actor driver", None, 2.0, 2.0)]
+        (poll,) = [each for each in made.findings if each.topic == "poll"]
+        assert poll.advice.startswith("wait for the result itself")
+
+    def test_a_driver_that_computes_on_the_cpu_waits_for_nothing(self):
+        made = report(
+            *led(), evidence=[stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, "np.percentile", 1.0))]
+        )
+        assert topics(made) == []
+        assert path(made)[-1] == ("actor driver", 3.0, 5.0, "work", "actor")
+
+    def test_where_cpu_time_is_not_known_the_call_says_it(self):
+        made = report(*led(), evidence=[stacks("driver", (0, 5000, "np.percentile", None))])
+        assert topics(made) == []
+
+    def test_only_the_time_without_computing_is_a_wait(self):
+        """It computes for 1.5 s, then sleeps for 0.5 s."""
+        of = stacks(
+            "driver",
+            (0, 3000, "ray.get", 0.0),
+            (3000, 1500, "np.percentile", 1.0),
+            (4500, 500, "time.sleep", 0.0),
+        )
+        made = report(*led(), evidence=[of])
+        assert found(made, "poll") == [("actor driver", None, 0.5, 0.5)]
+
+    @pytest.mark.parametrize("call", ["os.fsync", "file.write"])
+    def test_a_driver_that_writes_a_file_does_not_poll(self, call):
+        made = report(*led(), evidence=[stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, call, 0.0))])
+        assert topics(made) == ["io"]
+
+    def test_a_driver_whose_threads_work_does_not_poll(self):
+        """Its thread waits for a pool that scores the samples."""
+        of = stacks("driver", (0, 5000, "future.result", 0.0))
+        (pool,) = stacks("driver", (3000, 2000, "verify", 1.0)).stretches
+        of = replace(of, stretches=(*of.stretches, replace(pool, thread=8, task="score", pool=True)))
+        assert "poll" not in topics(report(*led(), evidence=[of]))
+
+    def test_without_stacks_the_advice_has_a_condition(self):
+        (poll,) = [each for each in report(*led()).findings if each.topic == "poll"]
+        assert poll.why == "no work was recorded in this time"
+        assert poll.advice.startswith("if it waits there: ")
+
+    def test_time_in_a_step_window_after_its_ranks_is_other_work(self):
+        """A step window is about more than its ranks: nothing says that its rest is a wait for them."""
+        made = report(
+            spans("driver", ("window", "step", 0, 5000, None)),
+            *(
+                spans(rank, ("window", "actor", 0, 3000, "actor"), ("region", "update", 0, 3000, "actor"))
+                for rank in range(2)
+            ),
+        )
+        assert topics(made) == []
+        assert path(made)[-1] == ("driver", 3.0, 5.0, "work", None)
