@@ -121,7 +121,7 @@ def combine(
     for _, of in parts:
         for name, rows in of.items():
             tables[name] += rows
-    blameless = frozenset(tables.pop("blameless"))
+    blameless = frozenset(tables.pop("blameless", ()))
     tables["engines"] += without_steps(tables["engines"], engines)
     report = Report(
         run_id=run_id,

@@ -47,7 +47,7 @@ class TestStepWindow:
             ("driver", 9.8, 10.0, "work", None),
         ]
         assert found(made, "straggler") == [("actor rank 0", "update", 3.0, 3.0)]
-        assert made.findings[0].text == "the step took 10.0 s: actor 60%, rollout 37%"
+        assert made.findings[0].text == "the step took 10.0 s: actor 60%, rollout 37%, no role 3%"
         assert {key: spare for key, spare in slack(made).items() if key[1] == "actor"} == {
             ("actor rank 0", "actor"): 0.0,
             ("actor rank 1", "actor"): 3.0,
@@ -92,12 +92,12 @@ class TestStepWindow:
         ]
         assert found(made, "straggler") == [("rank 0", "forward", 2.0, 2.0)]
 
-    def test_shares_that_overlap_say_so(self):
-        """The driver computes in no role while its ranks work."""
+    def test_the_shares_are_those_of_the_path(self):
+        """The driver computes in no role while its ranks work: they are not on the path."""
         made = report(
             driver(), rank(0, ("actor", 500, 6000)), evidence=[stacks("driver", (0, 10_000, "torch.mm", 1.0))]
         )
-        assert made.findings[0].text == "the step took 10.0 s: actor 60%, no role 100% (they overlap)"
+        assert made.findings[0].text == "the step took 10.0 s: no role 100%"
 
 
 class TestComputingDriver:
