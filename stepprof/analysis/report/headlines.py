@@ -31,6 +31,10 @@ from stepprof.formatting import counted
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
 MOST_NAMES = 3
+OUTSTANDING = 0.05
+"""If each finding is below this share of the step, nothing stands out."""
+QUIET = "quiet"
+"""The topic of the sentence that says so."""
 MOST_STATED = 5
 """Parts of the step in its first sentence."""
 
@@ -71,9 +75,29 @@ def sentences(
         *_shortfalls(report.shortfalls),
         *_coverage(report),
         *notices,
+        *_quiet(report, [*causes, *consequences]),
         *causes,
         *consequences,
     ]
+
+
+def shown_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings without those that do not stand out, if none does."""
+    if not any(each.topic == QUIET for each in findings):
+        return [*findings]
+    return [
+        each for each in findings if each.start is None and (each.topic == "step" or each.seconds is None)
+    ]
+
+
+def _quiet(report: Report, findings: Sequence[Finding]) -> list[Finding]:
+    """Return that nothing stands out, if there are findings with seconds and each is short: small ones are noise of a busy machine."""
+    lengths = [each.seconds for each in findings if each.seconds is not None]
+    if not lengths or max(lengths) >= OUTSTANDING * report.seconds:
+        return []
+    whose = "the only finding is" if len(lengths) == 1 else f"the longest of {len(lengths)} findings is"
+    text = f"nothing stands out: {whose} {seconds_text(max(lengths))}, {percent(max(lengths) / report.seconds)} of the step"
+    return [Finding(text, QUIET, advice="`report.json` and the page list them")]
 
 
 def _where(report: Report) -> list[Finding]:

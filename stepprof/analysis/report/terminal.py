@@ -11,6 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from stepprof.analysis.report.headlines import shown_first
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
@@ -154,7 +155,7 @@ def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in findings:
+    for finding in shown_first(findings):
         cost = "" if finding.seconds is None else seconds(finding.seconds)
         table.add_row(
             Text(cost, style=f"bold {_TOPICS.get(finding.topic, 'blue')}"), Text(printable(finding.text))

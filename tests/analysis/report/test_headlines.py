@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepprof.analysis.report.headlines import sentences
+from stepprof.analysis.report.headlines import sentences, shown_first
 from stepprof.analysis.report.schema import (
     Bar,
     Finding,
@@ -310,3 +310,29 @@ def test_causes_come_before_consequences():
         "rank 2 was the last to finish update_actor (actor): 3.0 s behind the median of the others",
         "rank 1 was the last to finish update_actor (actor): 2.5 s behind the median of the others",
     ]
+
+
+class TestNothingStandsOut:
+    """Several short findings are those of any step on a busy machine."""
+
+    SMALL = tuple(
+        Finding(f"{at} ms of something", "gc", at / 1e3, start=0.1, end=0.2) for at in range(70, 200, 20)
+    )
+    TEXT = "nothing stands out: the longest of 7 findings is 190 ms, 2% of the step"
+
+    def test_one_sentence_comes_first(self):
+        """The sentence stands before the short findings, which stay in the report."""
+        made = sentences(report_of(), self.SMALL)
+        assert [each.text for each in made] == [self.TEXT, *(each.text for each in self.SMALL)]
+
+    def test_what_is_printed(self):
+        """The terminal and the page in Markdown have the sentence alone."""
+        made = sentences(report_of(), self.SMALL)
+        assert [each.text for each in shown_first(made)] == [self.TEXT]
+
+    def test_a_finding_that_stands_out(self):
+        """With one finding of 5 % of the step, all are shown."""
+        long = Finding("long", "data", 0.5, start=0.1, end=0.2)
+        made = sentences(report_of(), [long, *self.SMALL])
+        assert made == [long, *self.SMALL]
+        assert shown_first(made) == made
