@@ -84,7 +84,7 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
         b=_name(b),
         findings=findings,
         changes=[row.change for row in rows][:MOST_CHANGES],
-        problems=list(_problems(a, b, likes)),
+        problems=[*_problems(a, b, likes), *_warm_up(a, b, runs)],
     )
 
 
@@ -266,6 +266,16 @@ def noise_text(change: Change) -> str:
 def _than(before: float, after: float) -> str:
     more = f"{abs(after / before - 1):.0%} " if before > 0 else ""
     return f"{more}{'longer' if after > before else 'shorter'}: {seconds_text(before)} before, {seconds_text(after)} now"
+
+
+def _warm_up(a: Report, b: Report, runs: tuple[RunSteps, RunSteps]) -> Iterator[Problem]:
+    """Yield the step that is the first one of its process, if the other one is not."""
+    first = [
+        run.visit(report.step, report.occurrence, report.occurrences) in run.first
+        for run, report in zip(runs, (a, b), strict=True)
+    ]
+    if first[0] != first[1]:
+        yield Problem(_name(a if first[0] else b), "it is the first step of its process, which takes longer")
 
 
 def _problems(a: Report, b: Report, likes: Likes) -> Iterator[Problem]:

@@ -103,10 +103,21 @@ def gate_steps(run: RunSteps, a: Visit | None, b: Visit | None, limit: float) ->
     missing = _missing((f"step {a[0]}", run, [a]), (f"step {b[0]}", run, [b]))
     if missing is not None:
         return _unknown(missing, limit)
-    others = [run.windows[visit] for visit in run.usual if visit not in (a, b)]
+    for name, visit in (("A", a), ("B", b)):
+        if visit in run.first:
+            return _unknown(
+                f"step {name} is the first one of its process, which takes longer than the others", limit
+            )
+    roles, b_roles = run.roles(a), run.roles(b)
+    for name, alone in (("A", roles - b_roles), ("B", b_roles - roles)):
+        if alone:
+            named = ", ".join(sorted(role or "no role" for role in alone))
+            return _unknown(f"step {name} alone has windows of {named}: it is more work", limit)
+    others = [run.windows[visit] for visit in run.usual if visit not in (a, b) and run.roles(visit) == roles]
     noise = noise_of_difference(others, others)
     if noise is None:
-        return _unknown(f"fewer than {FEWEST} other steps that were not recorded have spans", limit)
+        why = f"fewer than {FEWEST} other steps that were not recorded have spans, with the same roles"
+        return _unknown(why, limit)
     basis = (
         f"two steps of one run, noise from {len(others)} other steps, from the first window to the last: "
         "the time until the next step does not count"

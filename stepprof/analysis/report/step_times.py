@@ -96,15 +96,22 @@ class RunSteps:
         return dict(chain.from_iterable(pairwise(process.windows) for process in self._lives))
 
     @cached_property
+    def first(self) -> set[Visit]:
+        """The first visit of each process: it compiles, allocates and opens connections."""
+        return {next(iter(process.windows)) for process in self._lives if process.windows}
+
+    def roles(self, visit: Visit) -> set[str | None]:
+        """Return the roles that have windows in a visit."""
+        return {role for (role, region), of in self.parts.items() if region is None and visit in of}
+
+    @cached_property
     def usual(self) -> list[Visit]:
-        """The visits that show how long a step usually takes: without recorded ones, and without the first one
-        of a process, which compiles, allocates and opens connections.
-        """
+        """The visits that show how long a step usually takes: without recorded ones, and the first one of a process."""
         return [
             visit
             for process in self._lives
-            for visit in [*process.windows][1:]
-            if visit[0] not in self.recorded and visit[0] not in self.unclear
+            for visit in process.windows
+            if visit not in self.first and not {visit[0]} & (self.recorded | self.unclear)
         ]
 
     @cached_property

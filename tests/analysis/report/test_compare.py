@@ -314,6 +314,16 @@ class TestMissing:
         ]
 
 
+class TestWarmUp:
+    def test_the_first_step_of_a_process_is_named(self):
+        """B is the first step of its run, and A is not."""
+        run = others(actor=[1.0] * 4)
+        first = msgspec.structs.replace(report(), step=0)
+        problem = "it is the first step of its process, which takes longer"
+        assert compare(report(), first, run, run).problems == [Problem("r step 0", problem)]
+        assert compare(first, first, run, run).problems == []
+
+
 class TestOtherSteps:
     def test_other_steps_that_do_not_change_are_said(self):
         """The recorded step of B is longer, but its other steps are as long as those of A."""

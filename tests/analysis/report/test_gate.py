@@ -254,3 +254,18 @@ class TestTwoSteps:
         run = self.run((1.0, 1.0), [1.0] * 8)
         run.processes.append(ProcessSteps(1, {self.A: (0, SECOND)}, {self.A}))
         assert "step 21 has no spans of rank 1" in gate_steps(run, self.A, self.B, LIMIT).text
+
+    def test_the_first_step_of_a_process(self):
+        """It compiles and allocates: that it is longer is no regression."""
+        run = self.run((1.0, 1.0), [1.0] * 8)
+        found = gate_steps(run, self.A, (0, 0), LIMIT)
+        assert "step B is the first one of its process" in found.text
+
+    def test_a_step_with_more_roles(self):
+        """Step B alone evaluates. The noise is that of the steps without an evaluation."""
+        run = self.run((1.0, 2.0), [1.0] * 4 + [2.0] * 4)
+        run.parts["eval", None] = {(step, 0): 1.0 for step in (5, 6, 7, 8, 21)}
+        found = gate_steps(run, self.A, self.B, LIMIT)
+        assert found.text == "cannot be judged: step B alone has windows of eval: it is more work"
+        del run.parts["eval", None][self.B]
+        assert gate_steps(run, self.A, self.B, LIMIT).verdict == "regression"

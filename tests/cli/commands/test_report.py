@@ -84,7 +84,7 @@ class TestOneStep:
         path = make(runs)
         assert report("--json") == 0
         content = json.loads(capsys.readouterr().out)
-        assert (content["run_id"], content["schema_version"]) == ("r", 3)
+        assert (content["run_id"], content["schema_version"]) == ("r", 4)
         assert not list(path.rglob("report.*"))
 
     def test_output_files_can_be_named(self, runs, tmp_path):
