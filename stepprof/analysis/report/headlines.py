@@ -326,9 +326,7 @@ def _stragglers(
         key = (row.straggler, row.role, row.basis)
         if key not in found or seconds > (found[key].seconds or 0.0):
             advice = BALANCE_EACH if in_turns else None
-            found[key] = Finding(
-                text, "straggler", seconds, row.straggler, row.role, row.region, advice=advice
-            )
+            found[key] = Finding(text, "straggler", seconds, advice=advice)
     return sorted(found.values(), key=lambda finding: -(finding.seconds or 0.0))[:MOST_STRAGGLERS]
 
 

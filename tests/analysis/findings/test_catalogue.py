@@ -283,7 +283,7 @@ def test_where_no_role_divides_the_step_its_regions_do():
     made = report(
         spans(0, ("window", "step", 0, 100, None), ("region", "update", 0, 70, None), ("region", "forward", 10, 40, None), ("region", "save", 80, 20, None))
     )  # fmt: skip
-    assert made.findings[0].text == "the step took 100 ms: `update` 70%, `save` 20%"
+    assert made.findings[0].text == "the step took 100 ms: `update` 70%, `save` 20%, no region 10%"
     (bare,) = report(spans(0, ("window", "step", 0, 100, None))).findings
     assert bare.text == "the step took 100 ms, and no role or region divides it"
     assert "stepprof.region" in (bare.advice or "")
