@@ -64,7 +64,6 @@ TESTED_THROUGH = {
     "real/ray/test_ray_engines.py": "remote/ray/driver",
     "real/ray/test_ray_nodes.py": "remote/ray/clock remote/ray/files",
     "real/ray/test_ray_run.py": "integrations/ray",
-    "real/viewers/test_viewer_path.py": "analysis/report/step_tracks",
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
     "recording/evidence/test_collector.py": "recording/evidence/garbage",
     "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
