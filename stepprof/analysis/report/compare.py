@@ -286,13 +286,16 @@ def _problems(a: Report, b: Report, likes: Likes) -> Iterator[Problem]:
         why = "clocks of hosts were never compared" if islands else "a process or a part of it is missing"
         yield Problem(None, f"{why}: the step as a whole is not compared, but the slowest rank by its spans")
     parts = [_by_part(report) for report in (a, b)]
-    for here, there, report, other in ((parts[0], parts[1], a, b), (parts[1], parts[0], b, a)):
-        for part, times in here.items():
-            if part not in there and _most(times) >= WORTH_SAYING * report.seconds:
-                knows = likes.is_whole and len(other.regions) < MOST_REGIONS
-                lacks = "does not occur in" if knows else "is not known of"
-                took = seconds_text(_most(times))
-                yield Problem(_name(report), f"{_what(part)} took {took} and {lacks} {_name(other)}")
+    for side, (report, other) in enumerate(((a, b), (b, a))):
+        if len(other.regions) >= MOST_REGIONS:
+            continue  # it has the longest regions only
+        for part, times in parts[side].items():
+            known = likes.followed(times, times)[side]
+            if part not in parts[1 - side] and known and _most(known) >= WORTH_SAYING * report.seconds:
+                took = seconds_text(_most(known))
+                yield Problem(
+                    _name(report), f"{_what(part)} took {took} and does not occur in {_name(other)}"
+                )
     for part, times in parts[0].items():
         counts = len(times), len(parts[1].get(part, ()))
         if part[1] is None and counts[1] and counts[0] != counts[1]:

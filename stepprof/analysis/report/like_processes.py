@@ -34,10 +34,10 @@ class Likes:
         self.problems = [*_absent(*sides)]
         """What keeps processes from being compared."""
         self.is_whole = not self._unlike
-        """Whether both steps have the same processes, with all of their windows and regions."""
+        """Whether both steps have the same processes, with all of their windows."""
         self.unfollowed_ranks: set[int | str | None] = set()
         """The ranks of which a part is missing in A or B."""
-        reasons = []
+        reasons, without = [], []
         unknown = False
         for key in sides[0].keys() & sides[1].keys():
             one, other = sides[0][key], sides[1][key]
@@ -45,6 +45,9 @@ class Likes:
                 self._unfollowed.add(key)
                 self.is_whole = False
                 self.unfollowed_ranks.add(one.rank)
+            elif one.spans != other.spans:  # a trace does not state the roles of its regions
+                self._unfollowed.add(key)
+                without.append(one.label)
             reason = _why_not(one, other)
             if reason is not None:
                 self._unlike.add(key)
@@ -54,6 +57,10 @@ class Likes:
             more = f", and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
             shown = "; ".join(sorted(reasons)[:MOST_REASONS])
             self.problems.append(Problem(None, f"operators and kernels are not compared: {shown}{more}"))
+        if without:
+            shown = ranges(without, MOST_REASONS)
+            problem = f"roles and regions of {shown} are not compared: A or B alone has its spans"
+            self.problems.append(Problem(None, problem))
         if unknown:
             problem = (
                 "stepprof did not record these traces: whether both sides did the same work is not known"

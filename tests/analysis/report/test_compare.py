@@ -303,14 +303,30 @@ class TestMissing:
         before, after = report(processes=[rank(0)]), report(1.0, processes=[rank(0, whole=False)])
         assert compare(before, after).findings == []
 
+    def test_a_rank_with_spans_in_one_step_alone(self):
+        """Without spans, the regions of B's rank 1 are those of its trace, which has no roles. The slowest rank
+        of the others is compared with itself.
+        """
+        before = [time_of("load", 1.0, 3.0)]
+        after = [time_of("load", 1.0), TimeOf(None, "load", 3.0, 0.3, [ProcessTime("rank 1", 3.0)])]
+        found = compare(
+            report(regions=before, processes=[rank(0, spans=True), rank(1, spans=True)]),
+            report(step=3, regions=after, processes=[rank(0, spans=True), rank(1)]),
+        )
+        assert (change(found, "actor: load").a, change(found, "actor: load").b) == (1.0, 1.0)
+        assert [each.problem for each in found.problems] == [
+            "roles and regions of rank 1 are not compared: A or B alone has its spans",
+        ]
+
     def test_what_is_missing_does_not_count_as_absent(self):
         """The spans of rank 1, which alone evaluates, are missing in B."""
         evaluation = [TimeOf("eval", "score", 2.0, 0.2, [ProcessTime("rank 1", 2.0)])]
         found = compare(
             report(regions=evaluation, processes=[rank(0), rank(1)]), report(step=3, processes=[rank(0)])
         )
-        assert "eval: score took 2.0 s and is not known of r step 3" in [
-            each.problem for each in found.problems
+        assert [each.problem for each in found.problems] == [
+            "B has no rank 1: what these did is not compared",
+            "a process or a part of it is missing: the step as a whole is not compared, but the slowest rank by its spans",
         ]
 
 
