@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepprof.interrupts import ours
+
 MASK = "…"
 MOST = 2000
 """Maximum characters of one quotation."""
@@ -114,7 +116,7 @@ def _without(text: str, patterns: tuple[re.Pattern[str] | None, ...]) -> str:
 def _string(text: object) -> str:
     try:
         return str(text)
-    except Exception:  # noqa: BLE001 - an exception of another library whose message cannot be made
+    except ours(Exception):  # an exception of another library whose message cannot be made
         return type(text).__name__
 
 

@@ -18,6 +18,7 @@ from transitions import Event, Machine, MachineError
 
 from stepprof.errors import StateError
 from stepprof.instrument.state import Status
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 STATES: tuple[Status, ...] = ("idle", "armed", "recording", "flushing")
@@ -170,7 +171,7 @@ class EngineTargetMachine:
         source, started = self.state, self.since
         try:
             _ENGINES.events[trigger].trigger(self)
-        except (MachineError, KeyError) as error:
+        except ours(MachineError, KeyError) as error:
             raise StateError(f"{self.target}: cannot {trigger} while {source}") from error
         self.since = time.monotonic()
         if logger.is_enabled("info"):

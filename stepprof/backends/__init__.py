@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.backends.base import Backend
 from stepprof.config.plugins import BUILT_IN, GROUP
 from stepprof.errors import BackendError, ConfigError, shown
+from stepprof.interrupts import ignored
 
 if TYPE_CHECKING:
     from stepprof.config.config import Policy
@@ -43,7 +43,7 @@ def check_plugins(names: Iterable[str]) -> None:
     for name in names:
         problem = None
         if name not in BUILT_IN:
-            with contextlib.suppress(Exception):
+            with ignored(Exception):
                 problem = _problem(_factory(name))
         if problem is not None:
             raise ConfigError.at("backend", name, problem)

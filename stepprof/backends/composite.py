@@ -15,6 +15,7 @@ from typing import Any
 
 from stepprof.backends.base import Backend, Busy, Export, ExportCall, ExportError, Incomplete, Mark
 from stepprof.errors import BackendError
+from stepprof.interrupts import is_interrupt, ours
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture, Window
 
@@ -94,7 +95,7 @@ class Together(Backend):
         for part in reversed(self.parts):
             try:
                 exports.insert(0, (part.name, part.stop(capture, annotations)))
-            except Exception as error:  # noqa: BLE001 - the recordings of the others must not be lost
+            except ours(Exception) as error:  # the recordings of the others must not be lost
                 failures.insert(0, _failure_text(part.name, error))
                 _abort(part)
         if not exports:
@@ -110,10 +111,10 @@ class Together(Backend):
         """End the open ranges of each backend, before any backend stops."""
         failure: Exception | None = None
         for part in reversed(self._marking):
-            ours = list(marks) if len(self._marking) == 1 else [m for mark in marks for m in _of(part, mark)]
+            mine = list(marks) if len(self._marking) == 1 else [m for mark in marks for m in _of(part, mark)]
             try:
-                part.leave(ours)
-            except Exception as error:  # noqa: BLE001 - the others' ranges are still open
+                part.leave(mine)
+            except ours(Exception) as error:  # the others' ranges are still open
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -137,7 +138,7 @@ class Together(Backend):
             except BaseException as error:  # a KeyboardInterrupt must not leave half of them recording either
                 for other in reversed(done):
                     _abort(other)
-                if not isinstance(error, Exception):
+                if is_interrupt(error):
                     raise
                 kind = Busy if isinstance(error, Busy) else BackendError
                 raise kind(_failure_text(part.name, error)) from error
@@ -205,7 +206,7 @@ class _Exports(Export):
             try:
                 artifacts += export()
                 whole += 1
-            except Exception as error:  # noqa: BLE001 - as above
+            except ours(Exception) as error:  # as above
                 artifacts += getattr(error, "artifacts", ())
                 whole += isinstance(error, Incomplete)
                 failures.append(_failure_text(name, error))
@@ -234,11 +235,11 @@ def _of(part: Backend, mark: Any) -> list[Mark]:
 def _abort(part: Backend) -> None:
     try:
         part.abort()
-    except Exception as error:  # noqa: BLE001 - a violation of its contract; the others must be left too
+    except ours(Exception) as error:  # a violation of its contract; the others must be left too
         logger.warning("abort.failed", backend=part.name, reason=_failure_text(part.name, error))
 
 
-def _failure_text(name: str, error: Exception) -> str:
+def _failure_text(name: str, error: BaseException) -> str:
     """Return which backend failed, and why. The message of its own errors says both."""
     text = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
     return f"{name}: {text}"

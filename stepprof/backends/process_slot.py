@@ -26,9 +26,9 @@ class _Slot:
         self._name = ""
 
     def take(self, backend: object, name: str) -> None:
-        """Take the slot. Raise Busy if another backend records."""
+        """Take the slot. Raise Busy if another backend records. An interrupt may have left it to the same backend."""
         with self._lock:
-            if self._holder is not None:
+            if self._holder is not None and self._holder is not backend:
                 raise Busy(f"a {self._name} capture of another stepprof backend runs in this process")
             self._holder, self._name = backend, name
 

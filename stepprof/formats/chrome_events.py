@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from stepprof.interrupts import ours
 from stepprof.run.model import Annotation
 
 _DEEPEST = 8  # attributes are small; a list that contains itself has no end
@@ -102,5 +103,5 @@ def _plain(value: object, depth: int = 0) -> object:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 - a user's __str__ fails: a trace is not lost over one attribute
+    except ours(Exception) as error:  # a user's __str__ fails: a trace is not lost over one attribute
         return f"<{type(value).__name__}: {type(error).__name__}>"

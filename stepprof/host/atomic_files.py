@@ -21,6 +21,7 @@ import re
 from pathlib import Path
 
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start
+from stepprof.interrupts import ours
 
 # Errors of file systems without hard links: FAT and exFAT (EPERM), FUSE and object stores (ENOSYS, EOPNOTSUPP), some overlays (EXDEV), a directory at its limit of links (EMLINK).
 _NO_LINKS = frozenset(
@@ -162,7 +163,7 @@ def place(tmp: Path, final: Path) -> bool:
         # over NFS, the reply to a successful link may be lost; the repeated request then finds its own result
         if not _is_same(tmp, final):
             return False
-    except OSError as error:
+    except ours(OSError) as error:
         if error.errno not in _NO_LINKS:
             raise
         return _place_without_links(tmp, final)
@@ -192,12 +193,12 @@ def _place_without_links(tmp: Path, final: Path) -> bool:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # the file has disappeared meanwhile: it is not ours
+    except ours(OSError):  # the file has disappeared meanwhile: it is not ours
         return False
 
 
 def _remove(path: Path) -> None:
-    try:  # noqa: SIM105 - each window of a recorded step does this
+    try:
         os.unlink(path)  # noqa: PTH108 - as above
-    except OSError:  # a hidden temporary file that cannot be removed does no harm
+    except ours(OSError):  # a hidden temporary file that cannot be removed does no harm
         pass

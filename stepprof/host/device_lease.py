@@ -10,7 +10,6 @@ is the device's only user may keep the lease while it is only armed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from stepprof.errors import BackendError, Busy
 from stepprof.host.plain_json import parse_json
+from stepprof.interrupts import ignored, ours
 from stepprof.redaction import quoted
 
 _LOOK_SECONDS = 0.02
@@ -38,7 +38,7 @@ def lease_folder(configured: Path | None = None) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat() if configured is None else path.stat()
-    except OSError as error:
+    except ours(OSError) as error:
         raise BackendError(
             f"the folder of device leases, {path}, cannot be made: {error.strerror or error}; name another one: lease_dir"
         ) from error
@@ -60,7 +60,7 @@ def physical_device(index: int, environ: Mapping[str, str]) -> int:
     visible = environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
     try:
         return [int(part) for part in visible.split(",") if part.strip()][index]
-    except (ValueError, IndexError):
+    except ours(ValueError, IndexError):
         return index
 
 
@@ -110,7 +110,7 @@ class DeviceLease:
         if self._lock is None:
             return
         text = json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()})
-        with contextlib.suppress(OSError):  # a full disk: the lock is held nevertheless
+        with ignored(OSError):  # a full disk: the lock is held nevertheless
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, text.encode(), 0)
 
@@ -120,9 +120,9 @@ class DeviceLease:
 
         descriptor, self._lock = self._lock, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have the same descriptor open
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 os.close(descriptor)
 
     def is_shared(self) -> bool:
@@ -138,13 +138,13 @@ class DeviceLease:
             alone = True
         except BlockingIOError:
             alone = False
-        except (OSError, BackendError):
+        except ours(OSError, BackendError):
             return True
         for _ in range(_TRIES):  # another process may be asking at this moment
             try:
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except ours(OSError):
                 time.sleep(0.001)
         return not alone
 
@@ -152,7 +152,7 @@ class DeviceLease:
         """Forget the lease in a forked process: the parent keeps its lock."""
         for descriptor in (self._lock, self._users):
             if descriptor is not None:
-                with contextlib.suppress(OSError):
+                with ignored(OSError):
                     os.close(descriptor)
         self._lock = self._users = None
 
@@ -170,7 +170,7 @@ class DeviceLease:
                     raise Busy(
                         f"{self.device} is recorded by {self._holder(descriptor)}{waited}; only one process records a device at a time"
                     ) from None
-            except OSError as error:
+            except ours(OSError) as error:
                 raise BackendError(
                     f"{self._path} cannot be locked: {error.strerror or error}; name a folder on a local disk: lease_dir"
                 ) from error
@@ -182,14 +182,14 @@ class DeviceLease:
             return quoted(
                 f"process {reported['pid']} ({reported['holder']}, for {max(0.0, time.time() - reported['since']):.1f} s)"
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except ours(OSError, ValueError, KeyError, TypeError):
             return "another process"
 
     @staticmethod
     def _open(path: Path) -> int:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
+        except ours(OSError) as error:
             raise BackendError(
                 f"the device lease {path} cannot be opened: {error.strerror or error}; name another folder: lease_dir"
             ) from error

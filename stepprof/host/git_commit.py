@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from stepprof.host.plain_files import open_plain
+from stepprof.interrupts import ours
 
 MOST_FOLDERS = 32
 """The number of parent folders that are searched for a `.git`."""
@@ -28,7 +29,7 @@ def git_commit(folder: Path) -> str | None:
             if git.is_file():
                 pointed = _text(git).removeprefix("gitdir:").strip()
                 return _head(place / pointed)
-    except (OSError, ValueError):
+    except ours(OSError, ValueError):
         return None
     return None
 

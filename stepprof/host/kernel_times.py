@@ -10,6 +10,8 @@ import os
 import resource
 from pathlib import Path
 
+from stepprof.interrupts import ours
+
 _TASKS = "/proc/self/task"
 _IO = "/proc/self/io"
 _BLOCK = 512
@@ -33,7 +35,7 @@ class ThreadTimes:
         try:
             # joined as strings, here and below: each recorded window waits for it
             self._file = os.open(f"{_TASKS}/{thread}/schedstat", os.O_RDONLY | _CLOEXEC)
-        except OSError:
+        except ours(OSError):
             self.ended = Path(_TASKS).is_dir() and not Path(_TASKS, str(thread)).is_dir()
 
     def read(self) -> tuple[int, int] | None:
@@ -45,7 +47,7 @@ class ThreadTimes:
             return int(on_cpu), int(waiting)
         except ProcessLookupError:
             self.ended = True
-        except (OSError, ValueError):
+        except ours(OSError, ValueError):
             pass
         return None
 

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepprof.interrupts import ours
+
 _STATM = Path("/proc/self/statm")
 
 _MEMINFO = Path("/proc/meminfo")
@@ -77,7 +79,7 @@ def _address_space() -> tuple[int, int] | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:
+    except ours(OSError):
         return ""
 
 

@@ -6,7 +6,6 @@ the open file is checked. Links, pipes and long files are refused.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import open_plain
+from stepprof.interrupts import ignored, ours
 
 MAX_BYTES = 65_536
 """Maximum size; such a file has some hundred bytes."""
@@ -34,7 +34,7 @@ def read_own(path: Path, uid: int | None) -> bytes:
     """
     try:
         file = open_plain(path)
-    except OSError as error:
+    except ours(OSError) as error:
         if error.errno in (errno.ENXIO, errno.EISDIR):
             raise ConfigError(f"{path.name}: not a plain file") from error
         raise
@@ -61,13 +61,13 @@ def own_uid(folder: Path) -> int | None:
     path = folder / f".owner-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # no file can be created there: assume this process's user
+    except ours(OSError):  # no file can be created there: assume this process's user
         return os.getuid()
     try:
         return os.fstat(descriptor).st_uid
     finally:
         os.close(descriptor)
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             path.unlink()
 
 
@@ -93,5 +93,5 @@ def is_foreign(path: Path) -> bool:
     try:
         status = path.lstat()
         return not stat.S_ISREG(status.st_mode) or owner_for(path) not in (None, status.st_uid)
-    except OSError:
+    except ours(OSError):
         return False

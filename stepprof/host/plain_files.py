@@ -13,7 +13,6 @@ creates no links in a run. Folders may be links (a step that was moved to anothe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.host.plain_json import parse_json
+from stepprof.interrupts import ignored, ours
 
 MOST_BYTES = 1 << 25
 """Maximum size of a JSON object (`run.json`, a manifest, a status file): a manifest of 4,096
@@ -46,9 +46,9 @@ def _descriptor(path: Path | str) -> tuple[int, int]:
     """Return the descriptor of a plain file, and its size in bytes."""
     try:
         descriptor = os.open(path, _FLAGS)
-    except ValueError as error:  # a NUL, or half a surrogate pair
+    except ours(ValueError) as error:  # a NUL, or half a surrogate pair
         raise OSError(errno.EINVAL, "no file can have this name", str(path)) from error
-    except OSError as error:
+    except ours(OSError) as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
             raise OSError(errno.ELOOP, "a link, and links in a run are not followed", str(path)) from None
         raise
@@ -76,7 +76,7 @@ def data_bytes(file: io.BufferedReader) -> int:
     at = os.lseek(file.fileno(), 0, os.SEEK_CUR)
     try:
         return min(size, os.lseek(file.fileno(), 0, os.SEEK_HOLE))
-    except OSError:  # empty, or a file system that does not report holes
+    except ours(OSError):  # empty, or a file system that does not report holes
         return size
     finally:
         os.lseek(file.fileno(), at, os.SEEK_SET)
@@ -86,10 +86,10 @@ def data_chunks(file: io.BufferedReader, chunk: int = 1 << 20) -> Iterator[bytes
     """Yield the content of an open file up to its first hole. Raise OSError if it cannot be read."""
     at, end = 0, os.fstat(file.fileno()).st_size
     while at < end:
-        with contextlib.suppress(AttributeError):  # a system without SEEK_DATA
+        with ignored(AttributeError):  # a system without SEEK_DATA
             try:
                 at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError as error:
+            except ours(OSError) as error:
                 if error.errno == errno.ENXIO:
                     return
         file.raw.seek(at, os.SEEK_SET)
@@ -146,7 +146,7 @@ def read_table(path: Path | str, most_bytes: int = MOST_BYTES) -> dict[str, Any]
         raise ValueError("damaged: empty")
     try:
         content = parse_json(data)
-    except ValueError as error:
+    except ours(ValueError) as error:
         raise ValueError(f"damaged: {error}") from None
     if not isinstance(content, dict):
         raise ValueError("damaged: not a JSON object")

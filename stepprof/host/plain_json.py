@@ -16,6 +16,8 @@ import re
 import sys
 from typing import Any
 
+from stepprof.interrupts import ours
+
 DEPTH = 64
 _LONGEST_NUMBER = 20
 _LONG_NUMBER = b"0" * _LONGEST_NUMBER
@@ -56,7 +58,7 @@ def _quickly(data: bytes) -> Any:
         return None
     try:
         return decode(data)
-    except (ValueError, RecursionError):
+    except ours(ValueError, RecursionError):
         return None
 
 

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from stepprof.interrupts import ours
+
 _POSIX = os.name == "posix"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -68,7 +70,7 @@ def process_start(pid: int) -> int | None:
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    except ours(OSError):
         return None
     # the second field, the name in parentheses, may contain spaces and parentheses
     fields = text.rpartition(")")[2].split()
@@ -81,7 +83,7 @@ def boot_id() -> str | None:
     """Return the kernel's id of this boot of the machine."""
     try:
         return _BOOT_ID.read_text().strip()
-    except OSError:
+    except ours(OSError):
         return None
 
 
@@ -89,7 +91,7 @@ def pid_namespace() -> str | None:
     """Return the namespace of process ids, such as `pid:[4026531836]`: that of the container."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
+    except ours(OSError):
         return None
 
 
@@ -104,6 +106,6 @@ def _answers(pid: int) -> bool | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # EPERM: it exists and is another user's
+    except ours(OSError):  # EPERM: it exists and is another user's
         return True
     return True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 
 SHORT_ID = 8
 """The number of digits of an actor's id that distinguish the actors of one job."""
@@ -104,7 +105,7 @@ def _whole(name: str, value: object) -> int:
     if not isinstance(value, (bool, str)):
         try:
             return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+        except ours(TypeError):
             pass
     raise ConfigError.at(name, value, "expected an integer")
 
@@ -112,7 +113,7 @@ def _whole(name: str, value: object) -> int:
 def _number(name: str, environ: Mapping[str, str]) -> int:
     try:
         return int(environ[name])
-    except ValueError:
+    except ours(ValueError):
         raise ConfigError.at(f"${name}", environ[name], "expected an integer, as launchers set it") from None
 
 

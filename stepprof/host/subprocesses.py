@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from stepprof.interrupts import ignored
+
 LOOK_SECONDS = 0.1
 DEATH_SECONDS = 5.0
 CHUNK = 1 << 16
@@ -156,11 +158,11 @@ def end(child: subprocess.Popen[bytes]) -> int | None:
             waited = False
     if child.returncode is None and waited:
         # not yet reaped: the number of its group is not used again
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 pipe.close()
     try:
         status = child.wait(DEATH_SECONDS)

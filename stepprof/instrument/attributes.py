@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stepprof.instrument.scope import LONGEST_NAME
+from stepprof.interrupts import ours
 
 DEEPEST_VALUE = 4
 MOST_ITEMS = 64
@@ -50,7 +51,7 @@ def plain(value: object) -> Any:
     """
     try:
         return _plain(value, DEEPEST_VALUE, itertools.count())
-    except Exception:  # noqa: BLE001 - a user's subclass may raise anything; the span keeps its type
+    except ours(Exception):  # a user's subclass may raise anything; the span keeps its type
         return f"<{type(value).__name__}>"
 
 
@@ -79,7 +80,7 @@ def _plain(value: Any, depth: int, seen: itertools.count[int]) -> Any:
 def _item(value: object, depth: int, seen: itertools.count[int]) -> Any:
     try:
         return _plain(value, depth - 1, seen)
-    except Exception:  # noqa: BLE001 - as in `plain`: the others of a list are kept
+    except ours(Exception):  # as in `plain`: the others of a list are kept
         return f"<{type(value).__name__}>"
 
 

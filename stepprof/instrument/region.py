@@ -29,6 +29,7 @@ from stepprof.instrument.scope import (
     newest,
     set_scope,
 )
+from stepprof.interrupts import ours
 
 if TYPE_CHECKING:
     from stepprof.instrument.scope import Span
@@ -95,7 +96,9 @@ class Region:
             start = self._start
             if not start or start < recorder.began:  # entered under a session that has ended
                 return
-        except AttributeError:  # the session began inside the block, or another thread has just ended it
+        except ours(
+            AttributeError
+        ):  # the session began inside the block, or another thread has just ended it
             return
         end = perf_counter_ns()
         self._start = 0

@@ -28,6 +28,7 @@ from stepprof.instrument.scope import (
     holding,
     newest,
 )
+from stepprof.interrupts import ours
 
 RECENT = 8
 """Ended windows in which a region that is still open may have begun."""
@@ -169,7 +170,7 @@ class Recorder:
         if len(self.pending) > MAX_PENDING:
             try:
                 self.pending.popleft()
-            except IndexError:
+            except ours(IndexError):
                 return
             next(self._dropped)
 

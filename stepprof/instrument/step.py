@@ -28,6 +28,7 @@ from stepprof.instrument.scope import (
     set_scope,
 )
 from stepprof.instrument.state import State
+from stepprof.interrupts import ours
 
 if TYPE_CHECKING:
     from stepprof.instrument.ports import EarlyStart, OpenWindow, Session, WindowEngines
@@ -317,7 +318,7 @@ def _ask(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
     """Call the user's callable that returns the step. Its exceptions must not reach the decorated function."""
     try:
         return step(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - the session reports it, as an invalid step
+    except ours(Exception) as error:  # the session reports it, as an invalid step
         return error
 
 

@@ -11,6 +11,7 @@ import wrapt
 from stepprof.instrument.context import cell
 from stepprof.integrations.adapter import Adapter, is_tested, missing_names
 from stepprof.integrations.patches import Patches
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 from stepprof.redaction import quoted
@@ -77,7 +78,7 @@ def attach(adapter: Adapter) -> bool:
         patches = Patches(adapter.name)
         try:
             adapter.attach(patches)
-        except Exception as error:  # noqa: BLE001 - the framework must not see the exception
+        except ours(Exception) as error:  # the framework must not see the exception
             patches.undo()
             _refuse(adapter, version, "failed", f"{type(error).__name__}: {error}")
             return False
@@ -91,7 +92,7 @@ def _when_imported(adapter: Adapter) -> Callable[[object], None]:
         try:
             if adapter.name in _registered:
                 attach(adapter)
-        except Exception as error:  # noqa: BLE001 - it would end the import
+        except ours(Exception) as error:  # it would end the import
             logger.warning("adapter.refused", name=adapter.name, reason=f"{type(error).__name__}: {error}")
 
     return hook

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from stepprof.integrations.patches import look_up
+from stepprof.interrupts import ours
 
 if TYPE_CHECKING:
     from stepprof.integrations.patches import Patches
@@ -67,14 +68,14 @@ def missing_names(adapter: Adapter) -> list[str]:
 def _problems(need: str, parameters: tuple[str, ...]) -> Iterator[str]:
     try:
         found = look_up(need)
-    except (ImportError, AttributeError):
+    except ours(ImportError, AttributeError):
         yield need
         return
     if not parameters:
         return
     try:
         accepted = inspect.signature(found).parameters
-    except (TypeError, ValueError):
+    except ours(TypeError, ValueError):
         yield f"{need} (its parameters are unknown)"
         return
     yield from (f"{need}({name})" for name in parameters if name not in accepted)

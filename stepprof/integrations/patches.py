@@ -18,6 +18,7 @@ from typing import Any
 import wrapt
 
 from stepprof.integrations.timer_switch import timers
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]
@@ -121,7 +122,7 @@ class Patches:
             return None
         try:
             return act(*arguments)
-        except Exception as error:  # noqa: BLE001 - the framework must not see the exception
+        except ours(Exception) as error:  # the framework must not see the exception
             self.fail(target, error)
             return None
 
@@ -228,7 +229,7 @@ def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -
         if timers.busy and measure is not None and patches.active:
             try:
                 measure(self, (), _NO_KEYWORDS)
-            except Exception as error:  # noqa: BLE001 - the framework must not see the exception
+            except ours(Exception) as error:  # the framework must not see the exception
                 measure = None
                 patches.fail(target, error)
         return function(self)
@@ -245,7 +246,7 @@ def _timer_exit(patches: Patches, target: str, function: Any, before: Before) ->
         if timers.busy and measure is not None and patches.active:
             try:
                 measure(self, (kind, error, traceback), _NO_KEYWORDS)
-            except Exception as mistake:  # noqa: BLE001 - the framework must not see the exception
+            except ours(Exception) as mistake:  # the framework must not see the exception
                 measure = None
                 patches.fail(target, mistake)
         return function(self, kind, error, traceback)

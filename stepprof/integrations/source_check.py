@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepprof.integrations.adapter import Adapter, is_tested
+from stepprof.interrupts import ours
 
 DEEPEST = 8
 """The maximum number of modules through which a name is followed."""
@@ -64,7 +65,7 @@ def _source(module: str) -> Path | None:
     top, *parts = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
+    except ours(ImportError, ValueError):
         return None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         place = Path(folder, *parts)

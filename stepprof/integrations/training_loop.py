@@ -13,6 +13,7 @@ from stepprof.instrument.region import Region, region
 from stepprof.instrument.step import StepWindow
 from stepprof.integrations import own_profiler
 from stepprof.integrations.timer_switch import timers
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.lifecycle import open_session
 from stepprof.recording.session import current_session
@@ -46,7 +47,7 @@ def ensure_session(name: str, config: Any = None, process: str | None = None) ->
             if config is None:
                 own_profiler.refuse(name)
             open_session(load(config), name=process)
-        except (StepprofError, OSError) as error:
+        except ours(StepprofError, OSError) as error:
             if _first("not started", name):
                 logger.warning("adapter.not_started", name=name, reason=str(error))
             return False

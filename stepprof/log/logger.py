@@ -8,7 +8,6 @@ steps and failures, never one per region.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar, Token
@@ -16,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from stepprof.interrupts import ignored, ours
 from stepprof.log.events import EVENTS
 from stepprof.redaction import redacted
 
@@ -74,9 +74,9 @@ class _Logger:
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
         if not self.is_enabled(level):
             return
-        try:  # noqa: SIM105 - contextlib would be one more frame below a signal handler
+        try:
             getattr(self._target(), level)(event, **_attributed(fields))
-        except Exception:  # noqa: BLE001, S110 - the application's own processor or stream refuses the line: there is nowhere to report it, and it must not end a training loop
+        except ours(Exception):
             pass
 
     def debug(self, event: str, **fields: object) -> None:
@@ -102,7 +102,7 @@ class _Logger:
         if structlog.is_configured() or kept or last is None:
             self._write("info", event, fields)
         elif _standard.level <= logging.INFO and _standard.manager.disable < logging.INFO:
-            with contextlib.suppress(Exception):
+            with ignored(Exception):
                 text = sentence({"event": event, **_attributed(fields)})
                 last.handle(_standard.makeRecord(_standard.name, logging.INFO, "", 0, text, (), None))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.backends import make_backend
 from stepprof.errors import BackendError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
@@ -60,7 +61,7 @@ class BackendPool:
             backend = make_backend(policy)
             backend.keep_near(self._folder)
             reason = backend.probe()
-        except Exception as error:  # noqa: BLE001 - a backend that cannot even be asked is one that cannot record
+        except ours(Exception) as error:  # a backend that cannot even be asked is one that cannot record
             reason = describe_error(error)
         if reason is None:
             return backend

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 QUIET_SECONDS = 1.0
@@ -113,7 +114,7 @@ class Background:
     def _try(work: Work) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - one chore that fails must not end the others
+        except ours(Exception) as error:  # one chore that fails must not end the others
             logger.warning(
                 "background.failed", work=getattr(work, "__qualname__", repr(work)), reason=repr(error)
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError
 from stepprof.instrument.attributes import plain
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import (
@@ -45,7 +46,7 @@ MAX_ANNOTATIONS = 200_000
 def _quietly(act: Callable[[], object]) -> None:
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - a range without a begin or an end must not ruin the capture
+    except ours(Exception) as error:  # a range without a begin or an end must not ruin the capture
         logger.warning("region.not_marked", reason=describe_error(error))
 
 
@@ -149,7 +150,7 @@ class LocalCapture:
             return 0
         try:
             return self.backend.bytes_so_far() or 0
-        except Exception as error:  # noqa: BLE001 - checked five times a second: reported once
+        except ours(Exception) as error:  # checked five times a second: reported once
             self._sized = False
             logger.warning("capture.size_unknown", backend=self.backend.name, reason=describe_error(error))
             return 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from stepprof.backends.base import Busy
 from stepprof.errors import BackendError
 from stepprof.host.memory import available_and_total
+from stepprof.interrupts import is_interrupt, ours
 from stepprof.log import logger
 from stepprof.recording.backend_pool import BackendPool
 from stepprof.recording.background_worker import is_background
@@ -138,7 +139,9 @@ class Capturer:
         if backend is not None:
             try:
                 backend.abort()
-            except Exception as error:  # noqa: BLE001 - a violation of its contract; the machine must not stay in its state
+            except ours(
+                Exception
+            ) as error:  # a violation of its contract; the machine must not stay in its state
                 logger.warning("abort.failed", backend=backend.name, reason=describe_error(error))
         if self.machine.state != "idle":
             self.machine.abort(**self._fields(self.machine.step, self.machine.role), reason=reason)
@@ -167,11 +170,11 @@ class Capturer:
                 break
             except BaseException as error:  # KeyboardInterrupt must not leave a profiler running
                 self.to_idle(describe_error(error))
-                if again and isinstance(error, Exception) and not isinstance(error, Busy):
+                if again and not is_interrupt(error) and not isinstance(error, Busy):
                     again = False
                     continue
                 self._not_started(capture, error)
-                if not isinstance(error, Exception):
+                if is_interrupt(error):
                     raise
                 return error
         capture.started = time.monotonic()
@@ -224,7 +227,7 @@ class Capturer:
             self.to_idle(reason)
             self.note(reason, window)
             capture.fail(ReasonCode.BACKEND_FAILED, reason)
-            if not isinstance(error, Exception):
+            if is_interrupt(error):
                 raise
             return None, error
         finally:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import wrappers
 from stepprof.instrument.state import State
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
 
@@ -155,7 +156,7 @@ def _reschedule_signal() -> bool:
     """Have the signal sent again soon. Return False if no thread can be started."""
     try:
         _thread.start_new_thread(_send_again, ())
-    except RuntimeError:
+    except ours(RuntimeError):
         return False
     return True
 
@@ -204,7 +205,7 @@ def _start_watchdog() -> float:
         try:
             _watchdog, pipe = fork.fork_for(watch_over, mask)
             os.close(pipe)
-        except (OSError, RuntimeError) as error:  # the launcher's SIGKILL is the limit then
+        except ours(OSError, RuntimeError) as error:  # the launcher's SIGKILL is the limit then
             logger.warning("signal.watchdog_failed", reason=str(error))
     return deadline
 

@@ -7,13 +7,13 @@ of other machines cannot be checked, so their files stay.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepprof.host.atomic_files import is_left_over
+from stepprof.interrupts import ignored, ours
 from stepprof.run.layout import AFTER, REQUESTS, SPANS, STATUS, step_number
 
 
@@ -31,7 +31,7 @@ def remove_leftovers(run: Path, seconds: float) -> int:
             break
         for name in _names(folder, _is_our_hidden_file):
             if is_left_over(name):
-                with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
+                with ignored(OSError):  # it belongs to another user, or was removed meanwhile
                     (folder / name).unlink()
                     removed += 1
     return removed
@@ -51,7 +51,7 @@ def _names(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if is_wanted(entry)]
-    except OSError:
+    except ours(OSError):
         return []
 
 

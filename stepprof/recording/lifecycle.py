@@ -23,6 +23,7 @@ from stepprof.host.command_line import command_line
 from stepprof.host.git_commit import git_commit
 from stepprof.host.rank import find_identity
 from stepprof.instrument.context import cell
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
@@ -194,5 +195,5 @@ def _is_ray_worker() -> bool:
 def _commit() -> str | None:
     try:
         return git_commit(Path.cwd())
-    except OSError:  # the working directory was removed
+    except ours(OSError):  # the working directory was removed
         return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stepprof.errors import BackendError, StateError, StepprofError
 from stepprof.host.frames import frames
 from stepprof.instrument.context import unfinished_windows
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.capture_controller import Capturer, Later
@@ -89,7 +90,7 @@ class LocalTarget:
             elif machine.state in ("idle", "armed") and backends.probe(policy) is None:
                 self.capturer.arm(step, role, policy, backends.find(policy))
                 self._changed()
-        except Exception as error:  # noqa: BLE001 - the entry tries again, and reports it
+        except ours(Exception) as error:  # the entry tries again, and reports it
             self.capturer.note(f"arm for step {step}: {describe_error(error)}")
         finally:
             self.capturer.access.release()

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepprof.errors import StateError
 from stepprof.instrument.scope import LARGEST_STEP
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.window_handle import LeftOpen
 from stepprof.run.manifest_writer import describe_error
@@ -65,7 +66,9 @@ class Refusals:
         """
         try:
             number = last if step is None else int(operator.index(step))  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - a string, a tensor of two elements, an exception of a step callable
+        except ours(
+            Exception
+        ) as error:  # a string, a tensor of two elements, an exception of a step callable
             mistake = (
                 f"the callable that returns it raised {describe_error(step)}"
                 if isinstance(step, Exception)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
@@ -66,7 +67,7 @@ class OutOfMemory:
             longest = max(asking, key=lambda options: options.on_oom_entries)
             if longest.on_oom_entries:
                 api.when_in_use(lambda: self._start_history(longest))
-        except Exception as error:  # noqa: BLE001 - a torch that has no observers is no reason not to train
+        except ours(Exception) as error:  # a torch that has no observers is no reason not to train
             logger.warning("memory.snapshot_failed", reason=describe_error(error))
 
     def end(self) -> None:
@@ -79,7 +80,7 @@ class OutOfMemory:
 
             try:
                 history.stop_outside(self._api)
-            except Exception as error:  # noqa: BLE001 - the run is over
+            except ours(Exception) as error:  # the run is over
                 logger.warning("memory.history_left_on", reason=repr(error))
 
     def _start_history(self, options: MemoryOptions) -> None:
@@ -103,7 +104,9 @@ class OutOfMemory:
             self.taken += 1
             event = {"device": device, "asked_bytes": asked, "total_bytes": total, "free_bytes": free}
             self._write(self._api, Window(step, role, visit=self._selector.visits.current(step, role)), event)
-        except Exception as error:  # noqa: BLE001 - the user's OutOfMemoryError propagates, whatever happens to the snapshot
+        except ours(
+            Exception
+        ) as error:  # the user's OutOfMemoryError propagates, whatever happens to the snapshot
             logger.warning("memory.snapshot_failed", reason=describe_error(error))
         finally:
             self._busy.release()
@@ -139,7 +142,7 @@ class OutOfMemory:
             context = None if running is None else running.context
             about = {"out_of_memory": event, "context": context, "devices": api.stats()}
             artifacts = SnapshotFile(api.snapshot(), place, about)()
-        except Exception as error:
+        except ours(Exception) as error:
             record.update(
                 status="failed",
                 pending=False,

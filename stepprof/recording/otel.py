@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.formatting import install
 from stepprof.host.clock import Anchor
 from stepprof.instrument.attributes import plain
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
@@ -238,7 +239,7 @@ class Sender:
             ]
             sent = not translated or self._exporter.export(translated) is SpanExportResult.SUCCESS
             reason = "the collector did not accept the spans"
-        except Exception as error:  # noqa: BLE001 - an exporter may raise anything
+        except ours(Exception) as error:  # an exporter may raise anything
             sent, reason = False, describe_error(error)
         self._under_way = 0
         if sent:

@@ -17,6 +17,7 @@ from stepprof.backends.base import keep_forever
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import Measured, Scope, current_scope, newest
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.capture import Ending
 from stepprof.recording.window_handle import Ticket, log_outcome
@@ -141,7 +142,7 @@ class RegionWatch:
         try:
             if capturer.arm(window.step, window.role, policy, capturer.backends.find(policy)):
                 capturer.changed()
-        except Exception as error:  # noqa: BLE001 - the first entry tries again, and reports it
+        except ours(Exception) as error:  # the first entry tries again, and reports it
             capturer.note(describe_error(error), window)
 
 
@@ -195,7 +196,7 @@ class RegionHook:
                         keep_forever(mark)  # the capture ended meanwhile, and has not left the range
                 if not lane and capturer.evidence is not None:
                     cpu = capturer.evidence.note_thread()
-        except Exception as error:  # noqa: BLE001 - a range that is missing from a trace must not end the region
+        except ours(Exception) as error:  # a range that is missing from a trace must not end the region
             self._log_once(error)
         number, recorder = next(self._numbers), context.cell.recorder
         if recorder is not None:
@@ -231,7 +232,7 @@ class RegionHook:
                 mark = marked[0].pop(marked[1], None)
                 if mark is not None:  # else its capture has ended and left the range
                     mark.__exit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - as above
+        except ours(Exception) as error:  # as above
             self._log_once(error)
         try:
             capture = self._capturer.capture
@@ -244,7 +245,7 @@ class RegionHook:
                     self._capturer.apply_here()
             if entry is not None:
                 self._watch.exit(entry)
-        except Exception as error:  # noqa: BLE001 - as above
+        except ours(Exception) as error:  # as above
             self._log_once(error)
         return measured
 
@@ -256,7 +257,7 @@ class RegionHook:
         if mark is not None:
             try:
                 mark.__exit__(None, None, None)
-            except Exception as error:  # noqa: BLE001 - as above
+            except ours(Exception) as error:  # as above
                 self._log_once(error)
 
     def _log_once(self, error: Exception) -> None:

@@ -22,6 +22,7 @@ from stepprof.host.rank import Identity
 from stepprof.instrument.context import cell
 from stepprof.instrument.span_recorder import Recorder
 from stepprof.instrument.state import State
+from stepprof.interrupts import ours
 from stepprof.log import bind_session, bound, logger
 from stepprof.recording import exit_handlers
 from stepprof.recording.background_worker import Background
@@ -205,7 +206,7 @@ class Session:
                     with bound(ticket.window.fields):
                         self.local.enter(ticket, wait_seconds=max(most, 0.0))
                     self.publish()
-            except Exception as error:  # noqa: BLE001 - raised again only if strict
+            except ours(Exception) as error:  # raised again only if strict
                 self._failed(error)
                 if ticket is not None:
                     self.abandon(ticket, error)
@@ -323,7 +324,7 @@ class Session:
                     for stopping in self._stops.closed(ticket):
                         if not ticket.awaits_engines:
                             stopping.wait_stopped()
-        except Exception as failure:  # noqa: BLE001 - raised again only if strict
+        except ours(Exception) as failure:  # raised again only if strict
             self._failed(failure)
         finally:
             self._act_over()
@@ -360,7 +361,7 @@ class Session:
         """Log errors inside the block; raise them into the training loop only if ``strict``."""
         try:
             return act()
-        except Exception as error:  # noqa: BLE001 - raised again only if strict
+        except ours(Exception) as error:  # raised again only if strict
             self._failed(error)
         finally:
             self._act_over()

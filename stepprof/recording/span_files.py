@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stepprof.host.clock import Anchor
 from stepprof.instrument.attributes import plain
 from stepprof.instrument.scope import LONGEST_NAME, Measured
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class SpanFile:
             try:
                 for _ in range(BATCH):
                     batch.append(pending.popleft())
-            except IndexError:
+            except ours(IndexError):
                 pass
             waiting -= BATCH
             self._show(batch)
@@ -107,7 +108,7 @@ class SpanFile:
         for observer in list(self.observers):
             try:
                 observer(batch)
-            except Exception as error:  # noqa: BLE001 - an observer must not prevent the writing of spans
+            except ours(Exception) as error:  # an observer must not prevent the writing of spans
                 self.observers.remove(observer)
                 logger.warning("spans.observer_failed", observer=repr(observer), reason=repr(error))
 
@@ -125,7 +126,7 @@ class SpanFile:
         try:
             self._ready()
             self._put("".join(map(self._line, batch)).encode("utf-8", "surrogatepass"))
-        except OSError as error:
+        except ours(OSError) as error:
             self._lose(len(batch))
             if not self._failed:
                 logger.warning("spans.not_written", reason=str(error), spans=len(batch))
@@ -158,7 +159,7 @@ class SpanFile:
         header = {"schema_version": 1, "kind": "spans", **self._header}
         try:
             self._put(json.dumps(header).encode() + b"\n")
-        except OSError:
+        except ours(OSError):
             # a full disk accepts a name but no byte: do not create an empty file each second
             if path.is_file() and not self._size:
                 path.unlink()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepprof.config.options.otel import OtelOptions
 from stepprof.config.options.watch import WatchOptions
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
@@ -59,7 +60,7 @@ class Readers:
         for reader in list(self._readers):
             try:
                 act(reader)
-            except Exception as error:  # noqa: BLE001 - it must not affect the spans and the other readers
+            except ours(Exception) as error:  # it must not affect the spans and the other readers
                 self._readers.remove(reader)
                 logger.warning("reader.failed", reader=reader.name, reason=describe_error(error))
 
@@ -91,7 +92,9 @@ def readers_of(session: RunningSession) -> Readers:
         try:
             if problem is None:
                 readers.append(Sender(otel, str(session.run_id), lambda: session.rank))
-        except Exception as error:  # noqa: BLE001 - the exporter reads its own variables, and may refuse them with any exception
+        except ours(
+            Exception
+        ) as error:  # the exporter reads its own variables, and may refuse them with any exception
             problem = describe_error(error)
         if problem is not None:
             logger.warning("otel.disabled", reason=problem)

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from stepprof.formats.chrome_events import encoded
 from stepprof.formats.kineto_text import EVENT, new_compressor, sound_head, whole_lines, with_sound_names
 from stepprof.host.atomic_files import publish, temporary
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import open_engine_file
@@ -167,7 +168,7 @@ class _Rewriting:
     def _parse(self, text: bytes) -> None:
         try:
             content = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except ours(ValueError, RecursionError) as error:
             raise _DamagedError(f"is not complete JSON: {error}") from error
         events = content.get("traceEvents")
         self.events = len(events) if isinstance(events, list) else 0
@@ -227,16 +228,16 @@ def adopt(
         ) from error
     except damages() as error:
         raise EngineFailure(f"the engine's trace {source} {_what(error)}; it is kept unchanged") from error
-    except OSError as error:
+    except ours(OSError) as error:
         raise EngineFailure(
             f"the engine's trace {source} cannot be moved to {final}: {error.strerror or error}"
         ) from error
     finally:
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             hidden.unlink(missing_ok=True)
     try:
         source.unlink()
-    except OSError as error:
+    except ours(OSError) as error:
         logger.info("engine.copy_kept", path=str(source), reason=str(error))
     path = placed.relative_to(window.folder).as_posix()
     return Artifact(

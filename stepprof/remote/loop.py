@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 
@@ -83,7 +84,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs the caller; None: no coroutine calls."""
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:
+    except ours(RuntimeError):
         return None
 
 
@@ -154,7 +155,7 @@ async def in_thread(act: Callable[..., T], *arguments: object) -> T:
             failure = error
         try:
             loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:  # the loop has ended, and with it every caller that waited
+        except ours(RuntimeError):  # the loop has ended, and with it every caller that waited
             return
 
     threading.Thread(target=run, name="stepprof-call", daemon=True).start()

@@ -8,7 +8,6 @@ is known.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -19,6 +18,7 @@ from stepprof.backends.nsys.reports import RangeCount
 from stepprof.host.atomic_files import write_atomically
 from stepprof.host.plain_files import read_plain
 from stepprof.host.process_identity import process_start
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.remote.core.engine_files import ROOT, listening
 from stepprof.remote.loop import in_thread
@@ -45,7 +45,7 @@ class KeptCount(RangeCount):
         try:
             text = read_plain(self._path, _DIGITS)
             self.begun = max(self.begun, int(text)) if text.isdigit() else self.begun
-        except OSError:
+        except ours(OSError):
             pass  # the first one, or no such file
         self.begun += 1
         self._keep()
@@ -58,7 +58,7 @@ class KeptCount(RangeCount):
     def _keep(self) -> None:
         try:
             write_atomically(self._path, str(self.begun).encode())
-        except OSError as error:
+        except ours(OSError) as error:
             logger.debug("nsys.ranges_uncounted", path=str(self._path), reason=str(error))
 
 
@@ -120,9 +120,9 @@ def listener(port: int) -> int | None:
 
 def _sockets(process: Path) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):  # another user's process, or it has ended
+    with ignored(OSError):  # another user's process, or it has ended
         for link in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 matched = _SOCKET.fullmatch(str(link.readlink()))
                 found += [matched[1]] if matched else []
     return found
@@ -137,6 +137,6 @@ def environment_of(pid: int) -> dict[str, str] | None:
         if process.stat().st_uid not in (os.geteuid(), ROOT):
             return None
         text = (process / "environ").read_bytes().decode(errors="replace")
-    except OSError:
+    except ours(OSError):
         return None
     return dict(part.partition("=")[::2] for part in text.split("\0") if "=" in part)

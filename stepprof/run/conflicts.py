@@ -14,6 +14,7 @@ from typing import Any
 
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
+from stepprof.interrupts import ours
 
 Entry = Mapping[str, Any]
 
@@ -29,7 +30,7 @@ def rival_in(fragment: Path, writer: Mapping[str, object], job: str | None) -> d
     try:
         content = read_table(fragment)
         other, theirs = content["writer"], content.get("job")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except ours(OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     if job is None or theirs in (None, job) or other == writer or not isinstance(other, dict):
         return None

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepprof.interrupts import ours
+
 if TYPE_CHECKING:
     from stepprof.host.clock import Anchor
 
@@ -102,5 +104,5 @@ def _cpu_ns_of(thread: int) -> int | None:
     try:
         # the clock's number on Linux: of one thread (4), the time counted by the scheduler (2)
         return time.clock_gettime_ns((~thread << 3) | 4 | 2)
-    except (AttributeError, OSError):
+    except ours(AttributeError, OSError):
         return None

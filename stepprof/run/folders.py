@@ -7,10 +7,11 @@ safely, since a rank may be that user: it is reported instead.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from pathlib import Path
+
+from stepprof.interrupts import ignored, ours
 
 ASIDE = ".aside-"
 """The separator between the original name and a number."""
@@ -54,7 +55,7 @@ def _make_all(path: str, *, above: bool = True) -> None:
             raise
         _make_all(os.path.dirname(path))  # noqa: PTH120 - as above
         _make_all(path, above=False)
-    except OSError:  # a system may refuse before it notices that the folder exists
+    except ours(OSError):  # a system may refuse before it notices that the folder exists
         if not os.path.isdir(path):  # noqa: PTH112 - as above
             raise
 
@@ -76,7 +77,7 @@ def _set_aside(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         aside.unlink()
     except BaseException:
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             aside.unlink()
         raise
     else:
@@ -92,7 +93,7 @@ def _owner(path: Path, run: Path) -> str | None:
     for each in (path, *path.parents):
         if each == run:
             break
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             owner = each.stat().st_uid
             if owner != run.stat().st_uid:
                 return f"{each.relative_to(run)} belongs to user {owner}, and the run to user {run.stat().st_uid}"

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.names import is_plain_name
 
@@ -63,7 +64,9 @@ def _bounded(ask: Callable[[Any], Any]) -> Any:
         try:
             store = sys.modules["torch"].distributed.distributed_c10d._get_default_store()
             answers.put((ask(store), None))
-        except Exception as error:  # noqa: BLE001 - another torch, or a store without its server: then the rank gets its own run
+        except ours(
+            Exception
+        ) as error:  # another torch, or a store without its server: then the rank gets its own run
             answers.put((None, f"{type(error).__name__}: {error}"))
 
     threading.Thread(target=work, name="stepprof store", daemon=True).start()

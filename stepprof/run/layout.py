@@ -42,6 +42,7 @@ from stepprof.host.atomic_files import (
 )
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.interrupts import ours
 from stepprof.run.folders import make_folder
 from stepprof.run.names import RUN_FILE, safe_name
 from stepprof.run.output_root import output_root
@@ -123,9 +124,9 @@ def open_run(
         write_exclusively(path / RUN_FILE, _dump(content))
     except ConfigError:
         raise
-    except ValueError as error:  # a NUL in the path, or a character that the file system cannot encode
+    except ours(ValueError) as error:  # a NUL in the path, or a character that the file system cannot encode
         raise ConfigError.at("output_dir", str(output_dir), f"no path: {error}") from error
-    except OSError as error:
+    except ours(OSError) as error:
         raise ConfigError(
             f'output_dir = "{output_dir}": cannot be made or written: {error.filename or root}: {error.strerror or error}; '
             "name a folder that every process of the job can write, with free space"
@@ -159,7 +160,7 @@ class RunDir:
         path = self.path / RUN_FILE
         try:
             content = read_table(path)
-        except (OSError, ValueError):  # removed or damaged: nothing wrong is left
+        except ours(OSError, ValueError):  # removed or damaged: nothing wrong is left
             return
         if content.get("writer") == writer_identity():
             write_atomically(path, _dump({**content, **fields}))
@@ -244,7 +245,7 @@ class RunDir:
                 return None
             try:
                 holder = read_table(path)
-            except (OSError, ValueError):
+            except ours(OSError, ValueError):
                 return {}  # being written, or shown late by the file system: it is taken
             if is_alive(holder) is not False:
                 return holder

@@ -7,7 +7,6 @@ to the process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.errors import StepprofError
 from stepprof.host.clock import Anchor
 from stepprof.host.process_identity import writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.redaction import MOST, quoted, redacted
 from stepprof.run.conflicts import rival_in
@@ -240,7 +240,7 @@ class Fragment:
                     self._claim()
                 else:
                     self.claim.write(self._content())
-        except OSError as error:
+        except ours(OSError) as error:
             logger.warning(
                 "manifest.not_written", step=self._window.step, role=self._window.role, reason=str(error)
             )
@@ -249,7 +249,7 @@ class Fragment:
 
     def write_in_child(self) -> None:
         """Write it in a forked child: without the lock and the log, which threads of the parent may have held at the fork."""
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             if self.claim is not None:
                 self.claim.write(self._content())
 

@@ -24,7 +24,6 @@ users are skipped.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import itertools
@@ -43,6 +42,7 @@ from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.run.names import RUN_FILE, is_plain_name
 
 CLAIMS = ".claims"
@@ -124,10 +124,10 @@ def run_of_parent(output_dir: Path) -> str | None:
     """Return the last run that the parent of this process has opened here, and shares with no other process."""
     parent, began = writer_identity(os.getppid()), current_launcher().started - 2.0
     opened: list[tuple[float, str]] = []
-    with contextlib.suppress(OSError):
+    with ignored(OSError):
         for folder in output_dir.iterdir():
             path = folder / RUN_FILE
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 if path.stat().st_mtime < began:
                     continue
                 content = _read(path) or {}
@@ -161,7 +161,7 @@ def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_siz
             return run_id
         if founded:
             continue  # another launcher of this host has just joined it: the run is its own now
-        with contextlib.suppress(OSError):  # only an empty folder is left behind
+        with ignored(OSError):  # only an empty folder is left behind
             (output_dir / run_id).rmdir()
         if _read_patiently(folder / f"{new:06d}.json") is None:
             passed_over.add(new)
@@ -234,7 +234,7 @@ def _read(path: Path) -> dict[str, object] | None:
     """Return the content of a file of this user; None if it is missing or invalid."""
     try:
         return _read_own(path)
-    except (OSError, ValueError):  # the caller decides
+    except ours(OSError, ValueError):  # the caller decides
         return None
 
 
@@ -258,7 +258,7 @@ def _read_patiently(path: Path) -> dict[str, object] | None:
             return _read_own(path)
         except ConfigError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except ours(OSError, ValueError, RecursionError) as error:
             if time.monotonic() > deadline or getattr(error, "errno", None) in _NEVER:
                 return None
         time.sleep(pause)
@@ -290,7 +290,7 @@ def _unix_seconds(ticks: int | None) -> float:
     """Return when a process began, from its clock ticks since the boot; now, if unknown."""
     try:
         booted = re.search(r"^btime (\d+)$", _BOOT.read_text(), re.MULTILINE)
-    except OSError:
+    except ours(OSError):
         booted = None
     if ticks is None or booted is None:
         return time.time()

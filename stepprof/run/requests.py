@@ -29,6 +29,7 @@ from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.instrument.scope import LARGEST_STEP
+from stepprof.interrupts import ours
 from stepprof.run.layout import REQUESTS
 
 WITHDRAWN = ".withdrawn"
@@ -187,7 +188,7 @@ def read_request(path: Path, uid: int | None) -> Request:
     data = read_own(path, uid)
     try:
         table = parse_json(data)
-    except ValueError as error:
+    except ours(ValueError) as error:
         raise ConfigError(f"{path.name}: not JSON: {error}") from None
     request = Request.read(table)
     if request.name != path.stem:
@@ -202,5 +203,5 @@ def _is_name(name: object) -> bool:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container without a name for its user
+    except ours(OSError, KeyError, ImportError):  # a container without a name for its user
         return "unknown"

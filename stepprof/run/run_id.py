@@ -9,7 +9,6 @@ it).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
 from stepprof.host.process_identity import writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.run.names import LONGEST_NAME, is_plain_name, safe_name
 from stepprof.run.rendezvous import (
     claim_for_launcher,
@@ -83,7 +83,7 @@ def agree_on_run(
         settled = store.agree(claimed.run_id)
         if settled is not None and (settled != claimed.run_id or claimed.source == "process"):
             if settled != claimed.run_id:
-                with contextlib.suppress(OSError):  # the folder of our own claim, unless another rank uses it
+                with ignored(OSError):  # the folder of our own claim, unless another rank uses it
                     (output_dir / claimed.run_id).rmdir()
             claimed = Agreement(settled, "torch.distributed")
     return claimed
@@ -163,7 +163,7 @@ def _ray_job(environ: Mapping[str, str]) -> str | None:
         return None
     try:
         return _ask_ray(ray, environ)
-    except Exception as error:  # noqa: BLE001 - whatever Ray's internals raise, it must not reach the user's init
+    except ours(Exception) as error:  # whatever Ray's internals raise, it must not reach the user's init
         from stepprof.log import logger  # readers of a run work without structlog
 
         logger.warning("run.job_unnamed", reason=f"{type(error).__name__}: {error}")
@@ -193,9 +193,9 @@ def _ray_submission(ray: Any, environ: Mapping[str, str]) -> str | None:
     try:
         metadata = ray._private.worker.global_worker.core_worker.get_job_config().metadata
         return str(metadata["job_submission_id"]) if "job_submission_id" in metadata else None
-    except AttributeError:  # a Ray with other internals, or Ray Client, where this process is no worker
+    except ours(AttributeError):  # a Ray with other internals, or Ray Client, where this process is no worker
         pass
     try:
         return str(json.loads(environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
-    except (ValueError, KeyError, TypeError):  # not submitted, or not the description of a job
+    except ours(ValueError, KeyError, TypeError):  # not submitted, or not the description of a job
         return None

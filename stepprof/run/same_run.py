@@ -13,7 +13,6 @@ Everything else counts as one run: the clocks of machines may differ by hours.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from stepprof.formatting import duration
 from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import data_bytes, json_files, open_plain, read_table
 from stepprof.host.plain_json import parse_json
+from stepprof.interrupts import ignored, ours
 from stepprof.run.layout import MANIFEST, SPANS, step_folder
 from stepprof.run.runs import read_run, steps
 
@@ -202,10 +202,10 @@ def _tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the fragments of a step; damaged ones are reported when the step is read."""
     try:
         files = json_files(folder)
-    except OSError:
+    except ours(OSError):
         return
     for file in files:
-        with contextlib.suppress(OSError, ValueError):
+        with ignored(OSError, ValueError):
             yield read_table(file)
 
 
@@ -213,7 +213,7 @@ def _spans(folder: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Yield the first line of each span file, its start, and the end of its last span."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
-    except OSError:
+    except ours(OSError):
         return
     for file in files:
         try:
@@ -223,6 +223,6 @@ def _spans(folder: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
                 last = parse_json(lines.read(_TAIL).rstrip(b"\n").rpartition(b"\n")[2])
             begin = int(header["anchor"]["unix_ns"])
             end = int(last["start"] + last["dur"]) if "dur" in last else begin
-        except (OSError, ValueError, KeyError, TypeError):
+        except ours(OSError, ValueError, KeyError, TypeError):
             continue
         yield header, begin, max(begin, end)

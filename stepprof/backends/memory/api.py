@@ -22,6 +22,7 @@ from typing import Any
 from stepprof.backends.base import Busy
 from stepprof.config.options.memory import MemoryOptions
 from stepprof.errors import BackendError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 _DEVICES = Path("/dev")
@@ -150,7 +151,7 @@ class MemoryApi:
         def safely() -> None:
             try:
                 act()
-            except Exception as error:  # noqa: BLE001 - as above
+            except ours(Exception) as error:  # as above
                 logger.warning("memory.oom_unwatched", reason=f"{type(error).__name__}: {error}")
 
         self.torch.cuda._lazy_call(safely)

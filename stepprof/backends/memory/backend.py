@@ -26,6 +26,7 @@ from stepprof.errors import BackendError
 from stepprof.formats.memory_peaks import device_peaks, entries_of
 from stepprof.formatting import install
 from stepprof.host.atomic_files import publish
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Artifact, Capture
 
@@ -62,7 +63,7 @@ class MemoryBackend(Backend):
                 self._api = MemoryApi()
             except ImportError as error:
                 return f"torch cannot be imported ({error}); {install('torch')}"
-            except (RuntimeError, OSError) as error:
+            except ours(RuntimeError, OSError) as error:
                 return f"torch cannot be imported: {error}"
         return self._api.obstacle()
 
@@ -87,7 +88,7 @@ class MemoryBackend(Backend):
             )
         try:
             history.begin(self, api, self._options)
-        except RuntimeError as error:
+        except ours(RuntimeError) as error:
             if isinstance(error, BackendError):
                 raise
             raise BackendError(f"CUDA's allocation history did not start: {error}") from error
@@ -101,7 +102,7 @@ class MemoryBackend(Backend):
         try:
             lost = not api.is_recording() and _reports_history(api)
             snapshot, stats = api.snapshot(), api.stats()
-        except Exception as error:
+        except ours(Exception) as error:
             raise BackendError(f"no snapshot of CUDA's allocator: {type(error).__name__}: {error}") from error
         finally:
             self.abort()
@@ -121,7 +122,7 @@ class MemoryBackend(Backend):
         self._recording = False
         try:
             history.end(self, self._api)
-        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch raises
+        except ours(Exception) as error:  # the state must be left, whatever torch raises
             logger.warning("memory.history_left_on", reason=repr(error))
 
     def export_mode(self) -> str:
@@ -163,7 +164,7 @@ class SnapshotFile(Export):
         """Write both files. Raises ExportError; Incomplete if part of the history is missing."""
         try:
             artifacts = (self._write_snapshot(), self._write_summary())
-        except OSError as error:
+        except ours(OSError) as error:
             raise ExportError(
                 f"the snapshot cannot be written to {self._final.parent}: {error.strerror or error}"
             ) from error

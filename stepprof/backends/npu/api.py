@@ -9,7 +9,6 @@ in CANN below it are only in CANN's own log.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import inspect
 import os
@@ -23,6 +22,7 @@ from stepprof.backends.npu.ranges import DOMAIN, Ranges
 from stepprof.backends.other_npu_profiler import foreign_profile
 from stepprof.config.options.npu import METRICS, NpuOptions
 from stepprof.errors import BackendError
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 
 NO_OP_VARIABLES = ("PROFILER_SAMPLECONFIG", "PROFILING_MODE")
@@ -204,7 +204,7 @@ class NpuApi:
                     result = inner(*arguments, **options)
                 else:
                     result = inner(owner, *arguments, **options)
-        except Exception as error:
+        except ours(Exception) as error:
             raise BackendError(f"torch_npu's {name} failed: {_first_line(error)}") from error
         finally:
             _log(heard, name)
@@ -260,7 +260,7 @@ def _error_message_function() -> Any:
     with _asked:
         if not _error_message:
             function = None
-            with contextlib.suppress(OSError, AttributeError):
+            with ignored(OSError, AttributeError):
                 function = ctypes.CDLL("libascendcl.so").aclGetRecentErrMsg
                 function.restype, function.argtypes = ctypes.c_char_p, ()
             _error_message.append(function)

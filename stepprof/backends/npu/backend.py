@@ -28,6 +28,7 @@ from stepprof.backends.process_slot import slot
 from stepprof.config.options.npu import NpuOptions
 from stepprof.errors import BackendError
 from stepprof.host.device_lease import DeviceLease, lease_folder, physical_device
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture, Window
 
@@ -69,7 +70,7 @@ class NpuBackend(Backend):
                 self._api = NpuApi()
             except ModuleNotFoundError as error:
                 return f"{error.name} is not installed ({error}); an Ascend machine needs the torch_npu of its torch"
-            except Exception as error:  # noqa: BLE001 - an incomplete CANN is a plain Exception of torch_npu's
+            except ours(Exception) as error:  # an incomplete CANN is a plain Exception of torch_npu's
                 return (
                     f"torch_npu cannot be imported ({_one_line(error)}); install the matching CANN and source its set_env.sh, "
                     "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without it"

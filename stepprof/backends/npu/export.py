@@ -13,7 +13,6 @@ before any analysis.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import time
@@ -24,6 +23,7 @@ from stepprof.backends.npu.session import NpuSession, tree_bytes
 from stepprof.config.options.npu import NpuOptions
 from stepprof.formats.npu_folder import KIND, SUFFIX, missing_parts
 from stepprof.host.atomic_files import write_atomically
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.run.model import Artifact, Capture
 
@@ -53,7 +53,7 @@ class NpuExport(Export):
         try:
             final.mkdir()
             folder = self._made.rename(final / self._made.name)
-        except OSError as error:
+        except ours(OSError) as error:
             raise ExportError(
                 f"the capture cannot be moved to {final}: {error.strerror or error}; it lies in {self._made}"
             ) from error
@@ -98,7 +98,7 @@ def correct_end(folder: Path) -> None:
         return
     raw, plain, wall = time.clock_gettime_ns(_RAW), time.monotonic_ns(), time.time_ns()
     for file in folder.glob("profiler_info*.json"):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        with ignored(OSError, ValueError, LookupError, TypeError):
             reported = json.loads(file.read_text(encoding="utf-8"))
             end = reported["end_info"]
             since = wall - end["collectionTimeEnd"]

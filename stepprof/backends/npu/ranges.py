@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 DOMAIN = "stepprof"
@@ -69,7 +70,7 @@ def without_it(act: Callable[[], object]) -> None:
     """Begin or end a range; the window is recorded even if that fails."""
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - mstx may raise anything
+    except ours(Exception) as error:  # mstx may raise anything
         logger.warning("npu.range_failed", reason=f"{type(error).__name__}: {error}")
 
 

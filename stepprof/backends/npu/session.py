@@ -21,6 +21,7 @@ from typing import Any, Literal
 from stepprof.backends.npu.api import NpuApi
 from stepprof.config.options.npu import NpuOptions
 from stepprof.errors import BackendError
+from stepprof.interrupts import ignored, is_interrupt, ours
 from stepprof.log import logger
 
 
@@ -46,7 +47,7 @@ class NpuSession:
         self.profile: Any = None
         try:
             staging.mkdir(parents=True)
-        except OSError as error:
+        except ours(OSError) as error:
             raise BackendError(f"the folder {staging} cannot be made: {error.strerror or error}") from error
         _sessions.add(self)
         try:
@@ -59,7 +60,7 @@ class NpuSession:
             self.folder = self._made()
         except BaseException as error:
             self.discard()
-            if isinstance(error, BackendError) or not isinstance(error, Exception):
+            if isinstance(error, BackendError) or is_interrupt(error):
                 raise
             raise BackendError(
                 f"torch_npu's profiler was not prepared: {type(error).__name__}: {error}"
@@ -110,7 +111,7 @@ class NpuSession:
                 self.finish()
             elif self._phase == "warm":
                 self._api.call(self.profile.stop)
-        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch_npu raises
+        except ours(Exception) as error:  # the state must be left, whatever torch_npu raises
             logger.debug("npu.close_failed", reason=str(error))
             self._end_by_force()
         finally:
@@ -152,7 +153,7 @@ class NpuSession:
                 continue
             try:
                 self._api.call(getattr(interface, name))
-            except Exception as error:  # noqa: BLE001 - end as much as possible
+            except ours(Exception) as error:  # end as much as possible
                 logger.debug("npu.close_failed", call=name, reason=str(error))
 
 
@@ -161,7 +162,7 @@ def tree_bytes(folder: Path) -> int:
     total = 0
     for where, _, files in os.walk(folder):
         for name in files:
-            with contextlib.suppress(OSError):  # it was removed meanwhile
+            with ignored(OSError):  # it was removed meanwhile
                 total += os.lstat(f"{where}/{name}").st_size
     return total
 

@@ -24,6 +24,7 @@ from stepprof.backends.nsys.secrets import warn_of_secrets
 from stepprof.backends.process_slot import slot
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.errors import BackendError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture, Window
 
@@ -138,7 +139,7 @@ class NsysBackend(Backend):
         try:
             if window is not None:
                 window.__exit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - nsys's own range must end nevertheless
+        except ours(Exception) as error:  # nsys's own range must end nevertheless
             logger.warning("nsys.range_not_ended", reason=repr(error))
         try:
             return self._stop_range() if self._brackets else None
@@ -148,7 +149,7 @@ class NsysBackend(Backend):
     def _stop_range(self) -> str | None:
         try:
             self._cuda.stop()
-        except Exception as error:  # noqa: BLE001 - whatever the driver reports, the range has not ended
+        except ours(Exception) as error:  # whatever the driver reports, the range has not ended
             return f"the range never ended: {error}"
         finally:
             ranges.end(self._number)

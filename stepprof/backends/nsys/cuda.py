@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import BackendError
+from stepprof.interrupts import ours
 
 _LOADER_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _USUAL_HOME = "/usr/local/cuda"
@@ -68,7 +69,7 @@ class CudaProfiler:
                 self._tried.append(path)
                 try:
                     self._library = ctypes.CDLL(path)
-                except OSError:
+                except ours(OSError):
                     continue
                 break
         return self._library
@@ -94,7 +95,7 @@ def _torch_with_cuda() -> Any:
 def _mapped() -> list[str]:
     try:
         return list(dict.fromkeys(_MAPPED.findall(Path("/proc/self/maps").read_text(errors="replace"))))
-    except OSError:
+    except ours(OSError):
         return []
 
 
@@ -104,7 +105,7 @@ def _in_wheels() -> list[str]:
     """
     try:
         spec = find_spec("nvidia")
-    except (ImportError, ValueError):
+    except ours(ImportError, ValueError):
         return []
     places = [] if spec is None else list(spec.submodule_search_locations or ())
     found = [path for place in places for path in Path(place).glob("cu*/lib/libcudart.so.*")]
@@ -132,7 +133,7 @@ def _below_cuda_home(environ: Mapping[str, str]) -> list[str]:
 def _error_text(library: ctypes.CDLL, code: int) -> str:
     try:
         ask = library.cudaGetErrorString
-    except AttributeError:
+    except ours(AttributeError):
         return ""
     ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.c_int,)
     return (ask(code) or b"").decode(errors="replace")

@@ -27,6 +27,7 @@ from stepprof.config.config import Config, WatchOptions, load
 from stepprof.config.options.nsys import ANY, NsysOptions
 from stepprof.config.policy import Policy
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 
 HELP_SECONDS = 30.0
@@ -67,7 +68,7 @@ def nsys_command(
         folder = Path(options.report_dir or Path(settled.output_dir) / "nsys").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except ours(OSError) as error:
             raise ConfigError.at("output_dir", str(folder), f"cannot be made: {error.strerror}") from error
         output = folder / f"{'' if rank is None else f'rank-{rank}_'}%h_%p"
     path = _plain(str(Path(output).absolute()), "output")
@@ -261,7 +262,7 @@ def profile_help(nsys: str) -> str:
         return ""
     try:
         done = answer(found, "profile", "--help", seconds=HELP_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
+    except ours(OSError, subprocess.SubprocessError) as error:
         logger.warning("nsys.options_unknown", nsys=found, reason=str(error))
         return ""
     return done.stdout + done.stderr

@@ -8,7 +8,6 @@ started, which may be an ancestor of this one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepprof.config.options.nsys import NsysOptions
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 
 VARIABLE = "STEPPROF_NSYS"
@@ -69,7 +69,7 @@ class Launch:
         best = None
         try:
             names = [path.name for path in self.folder.iterdir()]
-        except OSError:
+        except ours(OSError):
             return None
         for name in names:
             matched = self.names.fullmatch(name)
@@ -144,7 +144,7 @@ def _itself_and_above(pid: int) -> list[int]:
         try:
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
             above = int(rest.split()[1])
-        except (OSError, ValueError, IndexError):
+        except ours(OSError, ValueError, IndexError):
             return found or [pid]
         if found and _TOOLS.search(name):
             break
@@ -161,7 +161,7 @@ def _ray_folder() -> Path | None:
             return None
         node = ray._private.worker.global_worker.node
         return Path(node.get_logs_dir_path()) / "nsight"
-    except Exception as error:  # noqa: BLE001 - Ray's internals, of any version
+    except ours(Exception) as error:  # Ray's internals, of any version
         logger.warning("nsys.ray_folder_missing", reason=f"{type(error).__name__}: {error}")
         return None
 
@@ -182,7 +182,7 @@ def is_being_written(path: Path) -> bool:
 def _processes() -> list[Path]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with ignored(OSError):  # it has ended meanwhile
             if _NAMES.search((process / "comm").read_text()):
                 found.append(process)
     return found
@@ -190,8 +190,8 @@ def _processes() -> list[Path]:
 
 def _open_files(process: Path) -> list[str]:
     found = []
-    with contextlib.suppress(OSError):  # another user's process, or it has ended
+    with ignored(OSError):  # another user's process, or it has ended
         for link in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 found.append(str(link.readlink()))
     return found

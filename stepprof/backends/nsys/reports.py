@@ -7,7 +7,6 @@ host never take each other's. A background thread waits until its size is stable
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -21,6 +20,7 @@ from stepprof.backends.nsys.process import SUFFIX, Launch, is_being_written
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.host.atomic_files import publish
 from stepprof.host.plain_files import open_plain
+from stepprof.interrupts import ignored, ours
 from stepprof.run.model import Artifact, Capture
 
 KIND = "nsys"
@@ -197,7 +197,7 @@ class Report(Export):
             return None
         try:
             status = path.lstat()
-        except OSError:
+        except ours(OSError):
             return None
         if not stat.S_ISREG(status.st_mode):  # in a folder that others can write, a link may lead anywhere
             return None
@@ -252,7 +252,7 @@ class Report(Export):
         try:
             try:
                 path.rename(hidden)  # the second finds nothing
-            except OSError as error:
+            except ours(OSError) as error:
                 if error.errno != errno.EXDEV:
                     raise
                 self._copy(path, hidden)
@@ -262,7 +262,7 @@ class Report(Export):
             if final.parent.is_dir():
                 raise ReportLost(f"another process of the same nsys session has taken {path}") from error
             raise ExportError(f"the report stays at {path}: {final.parent} is gone") from error
-        except OSError as error:
+        except ours(OSError) as error:
             raise ExportError(
                 f"the report stays at {path}: it cannot be moved to {final.parent}: {error.strerror or error}"
             ) from error
@@ -275,8 +275,8 @@ class Report(Export):
         """Move the report to its final name; if that fails, move it back."""
         try:
             return publish(hidden, final)
-        except OSError:
-            with contextlib.suppress(OSError):
+        except ours(OSError):
+            with ignored(OSError):
                 shutil.move(hidden, path)
             raise
 

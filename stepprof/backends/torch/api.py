@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.config.options.torch import TorchOptions
+from stepprof.interrupts import ours
 
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -62,7 +63,7 @@ class TorchApi:
             return None
         try:
             return self._experimental(**options)
-        except TypeError:
+        except ours(TypeError):
             return None
 
     # activities
@@ -163,7 +164,7 @@ class TorchApi:
         return None
 
     def forget_dead_session(self) -> None:
-        """Clear the process-wide flag after our session whose thread has ended: nothing else does."""
+        """Clear the process-wide flag after our session whose thread has ended, or whose stop was interrupted: nothing else does."""
         self.profiler._run_on_profiler_stop()
 
     @staticmethod
@@ -220,5 +221,5 @@ def _device_file_open() -> bool:
             str(entry.readlink()).startswith(_DEVICE_FILES)
             for entry in tuple(Path("/proc/self/fd").iterdir())
         )
-    except OSError:  # no /proc, or a descriptor that was closed meanwhile: torch's answer counts
+    except ours(OSError):  # no /proc, or a descriptor that was closed meanwhile: torch's answer counts
         return False

@@ -12,7 +12,6 @@ allows one capture at a time in the process.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from stepprof.config.options.torch import TorchOptions
 from stepprof.errors import BackendError
 from stepprof.formats.kineto_writer import escaped, marked
 from stepprof.formatting import install
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.run.model import Annotation, Capture
 
@@ -75,7 +75,7 @@ class TorchBackend(Backend):
                 self._api = TorchApi()
             except ImportError as error:
                 return f"torch cannot be imported ({error}); {install('torch')}"
-            except (RuntimeError, OSError) as error:
+            except ours(RuntimeError, OSError) as error:
                 return (
                     f"torch cannot be imported ({error}); where an extension of it lacks its device libraries "
                     "(torch_npu without CANN), set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
@@ -150,6 +150,7 @@ class TorchBackend(Backend):
         """Leave any unfinished state: stop if that is safe, else abandon the session. Idempotent."""
         api = self._api
         if self._phase == "idle" or api is None:
+            slot.release(self)
             return
         if self._pid != os.getpid():  # a fork of the recording process: the session is the parent's
             self._release()
@@ -169,8 +170,10 @@ class TorchBackend(Backend):
             return
         try:
             self._stop(api)
-        except Exception as error:  # noqa: BLE001 - the state must be left, whatever torch raises
+        except ours(Exception) as error:  # the state must be left, whatever torch raises
             logger.warning("torch.abort_failed", reason=repr(error))
+        if api.is_recording():  # an interrupt had divided torch's own start or stop
+            api.forget_dead_session()
         self._release()
 
     def mark(self, name: str) -> AbstractContextManager[object] | None:
@@ -263,21 +266,22 @@ class TorchBackend(Backend):
             self._session.prepare_trace()
             self._session.start_trace()
             self._phase = "recording"
-        except Exception as error:
+        except ours(Exception) as error:
             raise BackendError(f"torch's profiler did not start: {type(error).__name__}: {error}") from error
 
     def _end(self, api: TorchApi) -> Any:
+        """Stop, and return the session. An interrupt leaves the rest to `abort`."""
         session = self._session
         try:
             self._stop(api)
-        except Exception as error:
-            raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
-        finally:
+        except ours(Exception) as error:
             self._release()
+            raise BackendError(f"torch's profiler did not stop: {type(error).__name__}: {error}") from error
+        self._release()
         return session
 
     def _stop(self, api: TorchApi) -> None:
-        if self.thread_bound or self._phase != "recording":
+        if self.thread_bound or not api.is_recording():
             self._session.stop_trace()
         else:
             # a device's own ranges stay on: removing them waits for the device
@@ -287,7 +291,7 @@ class TorchBackend(Backend):
     def stop_at_exit(self) -> None:
         """At the end of the process, stop a session whose own thread will not. Its events are lost either way."""
         if self._phase == "recording" and self._pid == os.getpid():
-            with contextlib.suppress(Exception):
+            with ignored(Exception):
                 self._session.stop_trace()
 
     def _abandon(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from stepprof.backends.base import Export, ExportError
 from stepprof.formats.kineto_writer import TraceFileError, finish
 from stepprof.host.atomic_files import publish
+from stepprof.interrupts import ignored, ours
 from stepprof.run.model import Annotation, Artifact, Capture
 
 KIND = "torch-trace"
@@ -50,7 +51,7 @@ class TorchExport(Export):
         """Write the artifact. Raises ExportError."""
         try:
             return self._write()
-        except OSError as error:
+        except ours(OSError) as error:
             raise ExportError(
                 f"the trace cannot be written to {self._final.parent}: {error.strerror or error}"
             ) from error
@@ -60,7 +61,7 @@ class TorchExport(Export):
     def discard(self) -> None:
         """Remove the files of an interrupted export."""
         for path in (self._raw, self._raw.with_name(f"{self._raw.name}.tmp"), self._packed):
-            with contextlib.suppress(OSError):
+            with ignored(OSError):
                 path.unlink()
 
     def _write(self) -> tuple[Artifact, ...]:

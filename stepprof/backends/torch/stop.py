@@ -12,7 +12,6 @@ before. The interpreter's lock does not help: a backward pass runs thousands of 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -20,6 +19,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from stepprof.interrupts import ignored, ours
 
 CALLBACK_NS = 1_000_000
 """A thread that has run for this long has left its callback, which takes a few microseconds."""
@@ -39,7 +40,7 @@ def stop_all_threads(session: Any, activities: set[Any]) -> None:
         session: the torch profiler, recording.
         activities: the activities to stop recording; with the CPU's alone, torch prints a warning about resuming.
     """
-    with contextlib.suppress(Exception):  # this torch cannot do it: only the wait is left
+    with ignored(Exception):  # this torch cannot do it: only the wait is left
         session.toggle_collection_dynamic(False, activities)
     _wait_for_callbacks()
     session.stop_trace()
@@ -63,7 +64,7 @@ def _threads() -> list[int]:
     """Return the threads of this process, Python's and others; none if the system does not list them."""
     try:
         return [int(entry.name) for entry in _TASKS.iterdir()]
-    except OSError:
+    except ours(OSError):
         return []
 
 

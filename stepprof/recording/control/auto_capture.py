@@ -11,7 +11,6 @@ same step slow, that is one event, and the first rank records.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from stepprof.formatting import size
 from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.run.layout import MANIFEST, PRUNED, step_folder
 from stepprof.run.requests import Request, place_request
@@ -61,7 +61,7 @@ class AutoCaptures:
             return f"none: the capture of step {self._asked.step} is pending"
         try:
             return self._try_to_record(what, facts, role, next_step)
-        except (OSError, ConfigError) as error:
+        except ours(OSError, ConfigError) as error:
             return f"none: {error}"
 
     def _try_to_record(
@@ -94,7 +94,7 @@ class AutoCaptures:
             if isinstance(claim, str):
                 return claim
             place_request(self.run, request)
-        except (OSError, ConfigError) as error:
+        except ours(OSError, ConfigError) as error:
             return f"none: {error}"
         return f"step {step}"
 
@@ -157,7 +157,7 @@ class AutoCaptures:
         # deleted artifacts count too
         total = _pruned_bytes(self.run / step_folder(step) / MANIFEST / PRUNED)
         for file in (self.run / step_folder(step)).glob(pattern):
-            with contextlib.suppress(OSError):  # deleted meanwhile: it uses no budget
+            with ignored(OSError):  # deleted meanwhile: it uses no budget
                 total += file.stat().st_size if file.parent.name != "manifest" and file.is_file() else 0
         return total
 
@@ -191,7 +191,7 @@ class AutoCaptures:
             write_atomically(path, _dump(content))
             self._claim = (path, content)
             self._ask(again)
-        except (OSError, ConfigError) as error:
+        except ours(OSError, ConfigError) as error:
             logger.warning("window.not_recorded", step=again.step, role=again.role, reason=str(error))
 
 
@@ -203,7 +203,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the content of a claim; empty if unreadable, which still counts."""
     try:
         return read_table(path)
-    except (OSError, ValueError):
+    except ours(OSError, ValueError):
         return {}
 
 

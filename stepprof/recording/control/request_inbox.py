@@ -9,7 +9,6 @@ this process.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepprof.config.selection import Steps
 from stepprof.errors import ConfigError
 from stepprof.host.own_files import own_uid, read_own
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.run.layout import REQUESTS
 from stepprof.run.requests import WITHDRAWN, Request, read_request
@@ -143,7 +143,7 @@ class Control:
             changed_ns = self._folder.stat().st_mtime_ns
         except FileNotFoundError:
             return  # there are no requests
-        except OSError as error:
+        except ours(OSError) as error:
             self._fail(str(error))
             return
         read_ns, read_at = self._read_at
@@ -165,7 +165,7 @@ class Control:
         try:
             with os.scandir(self._folder) as entries:
                 names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}
-        except OSError as error:
+        except ours(OSError) as error:
             self._fail(str(error))
             self._read_at = (0, 0.0)  # the folder was not read, so its modification time does not count
             return
@@ -190,7 +190,7 @@ class Control:
             act(path)
         except ConfigError as error:
             self._refuse(path, str(error))
-        except OSError as error:
+        except ours(OSError) as error:
             tries = self._unread[name] = self._unread.get(name, 0) + 1
             if tries < TRIES and error.errno not in _FOR_GOOD:
                 return
@@ -225,7 +225,7 @@ class Control:
         request = read_request(path, self._user(path))
         withdrawn = path.with_suffix(WITHDRAWN)
         if withdrawn.name in self._files or withdrawn.exists():
-            with contextlib.suppress(ConfigError, OSError):  # logged or retried by itself
+            with ignored(ConfigError, OSError):  # logged or retried by itself
                 read_own(withdrawn, self._user(withdrawn))
                 self._settle(request.name, _Seen("withdrawn", None, request))
                 return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.process_status import ProcessStatus
 
@@ -100,7 +101,7 @@ class Publisher:
                 self._path, self._of = self._claim(data), origin.rank
             else:
                 write_atomically(self._path, data)
-        except OSError as error:
+        except ours(OSError) as error:
             if not self._failed:
                 logger.warning("status.not_written", reason=str(error))
             self._failed = True
@@ -129,11 +130,11 @@ class Publisher:
             self._path.unlink(missing_ok=True)
 
 
-def _is_free(path: Path, ours: object) -> bool:
-    """Return whether the file belongs to us, or to a process that has ended."""
+def _is_free(path: Path, identity: object) -> bool:
+    """Return whether the file belongs to the process with this identity, or to one that has ended."""
     try:
         content = read_table(path)
         writer = content["writer"]
-        return writer == ours or bool(content["ended"]) or is_alive(writer) is False
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return writer == identity or bool(content["ended"]) or is_alive(writer) is False
+    except ours(OSError, ValueError, LookupError, TypeError, AttributeError):
         return False  # damaged, or of another program: not ours to replace

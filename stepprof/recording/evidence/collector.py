@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.host.kernel_times import storage_bytes
 from stepprof.instrument.scope import Scope, newest
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.evidence.call_names import call_name
 from stepprof.recording.evidence.code_origin import is_compiling, is_stepprof, library_calls, own_frames
@@ -78,7 +79,7 @@ class Evidence:
             _newest.append(running)
             self._running = running
             self.note_thread()
-        except Exception as error:  # noqa: BLE001 - the capture is worth more than this
+        except ours(Exception) as error:  # the capture is worth more than this
             self._running = None
             running.stop(start_ns)
             logger.warning("evidence.failed", reason=repr(error))

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter_ns, sleep
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.evidence import SAMPLE_NS
 
@@ -65,6 +66,6 @@ class SamplerThread:
         try:
             sample = self._sample
             return sample is not None and sample()
-        except Exception as error:  # noqa: BLE001 - the next window has a sampler of its own
+        except ours(Exception) as error:  # the next window has a sampler of its own
             logger.warning("evidence.failed", reason=repr(error))
             return False

@@ -7,7 +7,6 @@ sampler never releases the last reference to an object of the job.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from types import CodeType
 
 from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
+from stepprof.interrupts import ignored
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
@@ -93,7 +93,7 @@ def stack_of(ident: int) -> Stack:
     'stack_of'
     """
     found: deque[tuple[CodeType, int, int]] = deque()
-    with contextlib.suppress(AttributeError):  # neither None nor "f_back" has f_code: no further frame
+    with ignored(AttributeError):  # neither None nor "f_back" has f_code: no further frame
         # getattr(frame, "f_back") again and again, in C: see the module's docstring
         found.extend(
             map(

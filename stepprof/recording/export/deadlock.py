@@ -12,6 +12,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+from stepprof.interrupts import ours
+
 _PROC = Path("/proc")
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 """The number of the system call, as /proc shows it."""
@@ -27,7 +29,7 @@ def lock_waits(pid: int) -> frozenset[str] | None:
     """
     try:
         waits = [_lock_wait(thread) for thread in (_PROC / str(pid) / "task").iterdir()]
-    except OSError:
+    except ours(OSError):
         return None
     found = frozenset(wait for wait in waits if wait is not None)
     return found if found and len(found) == len(waits) else None

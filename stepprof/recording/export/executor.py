@@ -25,6 +25,7 @@ import weakref
 from dataclasses import dataclass
 
 from stepprof.backends.base import Export, ExportCall
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
 from stepprof.recording.export.deadlock import lock_waits
@@ -82,7 +83,7 @@ class _Child:
         """Return what it has reported; None if it ended before its report."""
         try:
             return read_report(self.received)
-        except (ValueError, KeyError, TypeError):
+        except ours(ValueError, KeyError, TypeError):
             return None
 
     def look(self) -> bool:
@@ -189,7 +190,7 @@ class Exporter:
             job.stall_seconds = time.perf_counter() - job.submitted
             job.threaded = True
             thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
+        except ours(RuntimeError) as error:  # no more threads, or the interpreter is shutting down
             job.threaded = False
             self._run_in_place(job, error)
 
@@ -233,7 +234,7 @@ class Exporter:
                 try:
                     pid, pipe = fork.fork_for(lambda send: report(job, send), mask)
                     child = _Child(job, pid, pipe, time.perf_counter())
-                except (OSError, RuntimeError) as error:
+                except ours(OSError, RuntimeError) as error:
                     failure = error
                 finally:
                     if on_caller:
@@ -267,7 +268,7 @@ class Exporter:
         with self._lock:
             wake = self._wake
         if wake is not None:
-            with contextlib.suppress(OSError):  # the watcher looks by itself soon enough
+            with ignored(OSError):  # the watcher looks by itself soon enough
                 os.write(wake[1], b".")
 
     def _attend(self) -> None:
@@ -309,7 +310,7 @@ class Exporter:
                     os.kill(child.pid, signal.SIGKILL)
             return
         child.received += fork.drained(child.pipe)
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             os.close(child.pipe)
         with self._lock:
             self._children.remove(child)
@@ -341,7 +342,7 @@ class Exporter:
         result = ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome)
         try:
             job.on_done(result)
-        except Exception as failure:  # noqa: BLE001 - the watcher serves other jobs too
+        except ours(Exception) as failure:  # the watcher serves other jobs too
             logger.warning("export.callback_failed", label=job.label, reason=repr(failure))
         finally:
             # not the condition's own enter and exit: they are Python, and an interrupt between them would leave it locked

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from stepprof.backends.base import ExportCall, ExportError
+from stepprof.interrupts import ours
 from stepprof.recording.export.fork import Send
 from stepprof.run.model import Artifact, Outcome
 
@@ -65,7 +66,7 @@ def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None,
         return (), "the export job is gone", "failed"
     try:
         return tuple(thunk()), None, "complete"
-    except Exception as error:  # noqa: BLE001 - whatever a backend raises is the outcome of its export
+    except ours(Exception) as error:  # whatever a backend raises is the outcome of its export
         kept, outcome = (
             ((), "failed") if not isinstance(error, ExportError) else (error.artifacts, error.outcome)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stepprof.interrupts import ours
 from stepprof.log import bound, logger
 from stepprof.recording.background_worker import is_background
 from stepprof.run.manifest_writer import describe_error
@@ -139,6 +140,6 @@ def _mode(capture: LocalCapture) -> str:
         return "thread"
     try:
         return capture.backend.export_mode()
-    except Exception as error:  # noqa: BLE001 - the capture exists: exporting it in place is always possible
+    except ours(Exception) as error:  # the capture exists: exporting it in place is always possible
         logger.warning("export.in_place", backend=capture.backend.name, reason=describe_error(error))
         return "inline"

@@ -18,6 +18,7 @@ from typing import Any
 from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.fields import path_problem
 from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder
@@ -141,7 +142,7 @@ def read_step_for(run: Path, number: int, peers: Peers, *, uploads: bool) -> Ste
     step = Step(number)
     try:
         files = json_files(run / step_folder(number) / MANIFEST)
-    except OSError:
+    except ours(OSError):
         return step
     for file in files:
         if file.name not in (ON_COMPLETE, PRUNED):
@@ -154,7 +155,7 @@ def _add(step: Step, fragment: Path, peers: Peers, uploads: bool) -> None:
         return  # `check` reports it
     try:
         content = read_table(fragment)
-    except (OSError, ValueError):
+    except ours(OSError, ValueError):
         return  # half copied, or damaged: readers report it
     entries = [entry for key in ("windows", "engines") for entry in _tables(content.get(key))]
     awaited = any(map(is_pending, entries))

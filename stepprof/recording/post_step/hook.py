@@ -20,6 +20,7 @@ from typing import Any
 from stepprof.host.atomic_files import last_number, suffixed, write_atomically, write_exclusively
 from stepprof.host.own_files import is_foreign
 from stepprof.host.subprocesses import run_bounded
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.completeness import OUTCOMES, Step
 from stepprof.redaction import redacted
@@ -99,7 +100,7 @@ class Completer:
         try:
             if not write_exclusively(path, _dump(content, entry)):
                 return None
-        except OSError as error:
+        except ours(OSError) as error:
             self._note(f"not run: {error}", where)
             return None
         entry.update(**self._perform(facts, steps))
@@ -109,7 +110,7 @@ class Completer:
             self._note(str(entry.error), where, output=entry.output[-500:])
         try:
             write_atomically(path, _dump(content, entry))
-        except OSError as error:
+        except ours(OSError) as error:
             self._note(f"the outcome cannot be written: {error}", where)
         return path
 
@@ -117,7 +118,7 @@ class Completer:
         env = {**os.environ, **self._facts(steps), **facts, "STEPPROF": "0"}
         try:
             ended = run_bounded(self.argv, env, self.timeout_seconds, self.stop, AT_THE_END)
-        except (OSError, ValueError) as error:
+        except ours(OSError, ValueError) as error:
             return {"status": "failed", "error": redacted(f"it cannot be started: {error}"), "seconds": 0.0}
         outcome: dict[str, Any] = {
             "exit_status": ended.status,

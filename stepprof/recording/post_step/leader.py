@@ -22,6 +22,7 @@ from stepprof.host.atomic_files import last_number, suffixed, write_atomically, 
 from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.completeness import Peers, Step, read_step_for
 from stepprof.recording.post_step.hook import Completer
@@ -119,7 +120,7 @@ class After:
     def _try(work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the next check may succeed
+        except ours(Exception) as error:  # the next check may succeed
             logger.warning("post_step.failed", reason=describe_error(error))
 
     # -- the end
@@ -194,7 +195,7 @@ class Leader:
             if self._is_leader(final=final):
                 self._attend(final=final)
             self._failed = False
-        except OSError as error:
+        except ours(OSError) as error:
             if not self._failed:
                 logger.warning("post_step.failed", reason=f"the run directory cannot be used: {error}")
             self._failed = True
@@ -297,7 +298,7 @@ class Leader:
             content = read_table(path)
             writer, over, signed = content["writer"], content["over"], content["unix_ns"]
             alive = is_alive(writer)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except ours(OSError, ValueError, LookupError, TypeError, AttributeError):
             return self._peers.silent(str(path), "damaged")
         if over or alive is False:
             return True

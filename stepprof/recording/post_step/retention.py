@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from stepprof.host.atomic_files import write_atomically, write_exclusively
+from stepprof.interrupts import ignored, ours
 from stepprof.recording.post_step.completeness import Step
 from stepprof.run.layout import MANIFEST, PRUNED, step_folder
 from stepprof.run.schema import PrunedEntry
@@ -86,7 +87,7 @@ def _delete(run: Path, number: int, paths: Iterable[str]) -> list[str]:
             root = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, root)
             base = _down(root, (step_folder(number),))
-        except OSError as error:
+        except ours(OSError) as error:
             return [f"{step_folder(number)}: {error.strerror or error}"]
         opened.callback(os.close, base)
         for path in paths:
@@ -95,11 +96,11 @@ def _delete(run: Path, number: int, paths: Iterable[str]) -> list[str]:
                 _delete_one(base, parts)
             except FileNotFoundError:
                 pass  # already deleted
-            except OSError as error:
+            except ours(OSError) as error:
                 kept.append(f"{path}: {error.strerror or error}")
             folders.update(parts[:depth] for depth in range(1, len(parts)))
         for parts in sorted(folders, key=len, reverse=True):
-            with contextlib.suppress(OSError):  # it holds a file that is not ours
+            with ignored(OSError):  # it holds a file that is not ours
                 above = _down(base, parts[:-1])
                 try:
                     os.rmdir(parts[-1], dir_fd=above)

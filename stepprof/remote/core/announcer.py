@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stepprof.instrument.context import open_windows
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.loop import remote_loop
 from stepprof.run.manifest_writer import describe_error
@@ -111,5 +112,5 @@ def _open(opening: Key | None) -> list[Key]:
 async def _announce(driver: EngineDriver, number: int, windows: Sequence[Key]) -> None:
     try:
         await driver.announce(number, windows)
-    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the next announcement repairs it
+    except ours(Exception) as error:  # a plug-in may raise anything; the next announcement repairs it
         logger.debug("step.not_announced", name=driver.name, reason=describe_error(error))

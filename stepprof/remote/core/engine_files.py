@@ -13,6 +13,7 @@ from typing import IO
 
 from stepprof.host.own_files import own_uid
 from stepprof.host.plain_files import data_bytes, open_plain
+from stepprof.interrupts import ours
 from stepprof.remote.base import EngineFailure
 
 LINK = "current"
@@ -29,7 +30,7 @@ def listening(port: int, tables: tuple[Path, ...] = _TABLES) -> list[tuple[int, 
     for table in tables:
         try:
             lines = table.read_text().splitlines()[1:]
-        except OSError:
+        except ours(OSError):
             continue
         for fields in map(str.split, lines):
             if len(fields) > 9 and fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
@@ -73,7 +74,7 @@ def check_named_folder(folder: Path, user: int | None) -> None:
                 return
             if status.st_uid == os.geteuid() and link.is_symlink() and link.lstat().st_uid == os.geteuid():
                 return
-    except OSError:  # do not create folders at the request of such a server
+    except ours(OSError):  # do not create folders at the request of such a server
         pass
     user_text = "a user that cannot be determined" if user is None else f"user {user}"
     raise EngineFailure(
@@ -86,7 +87,7 @@ def is_engine_file(path: Path, users: frozenset[int] | None) -> bool:
     """Return whether this is a plain file of one of these users, and not a link."""
     try:
         status = path.lstat()
-    except OSError:
+    except ours(OSError):
         return False
     return stat.S_ISREG(status.st_mode) and _is_of(status.st_uid, users, path.parent)
 

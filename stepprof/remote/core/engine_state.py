@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.run.manifest_writer import describe_error
@@ -155,7 +156,7 @@ class EngineState:
         """Wait until an engine that was unreachable answers again, or is dead."""
         try:
             await recovered
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+        except ours(Exception) as error:  # a plug-in may raise anything
             if isinstance(error, EngineFailure) and error.health == "dead" and self.health == "unreachable":
                 self.note_health(error)
             return

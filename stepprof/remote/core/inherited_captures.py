@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stepprof.host.atomic_files import publish, write_atomically, write_temporary
 from stepprof.host.plain_files import read_table
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.redaction import redacted
 from stepprof.remote.artifacts import SUFFIX
@@ -47,7 +48,7 @@ def keep(window: EngineWindow, stopped: Stopped, reason: str, owner: Mapping[str
             if _restate(path, window, reported, owner):
                 return
         _write_new(window, reported, owner)
-    except (OSError, ValueError) as error:
+    except ours(OSError, ValueError) as error:
         logger.warning("manifest.not_written", folder=str(window.folder), files=[a.path for a in stopped.artifacts], reason=str(error))  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def left_there(window: EngineWindow) -> list[str]:
     """Return the files in a window's folder, by their paths below the step's folder: a stop that failed may have left some."""
     try:
         found = sorted(path for path in window.output.rglob("*") if path.is_file() and path.name[0] != ".")
-    except OSError:
+    except ours(OSError):
         return []
     return [path.relative_to(window.folder).as_posix() for path in found]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
 
@@ -56,7 +57,7 @@ class Lease:
             ray.get(self.proof[0], timeout=ASK_SECONDS)
         except ray.exceptions.OwnerDiedError:
             return True
-        except Exception as error:  # noqa: BLE001 - a stopped driver, a slow network: nothing is known
+        except ours(Exception) as error:  # a stopped driver, a slow network: nothing is known
             logger.debug("lease.unknown", reason=describe_error(error))
         return False
 

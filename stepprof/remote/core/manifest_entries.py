@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from stepprof.config.options.engine import EngineOptions
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineWindow
 from stepprof.remote.core.engine_capture import LOST
@@ -160,7 +161,7 @@ class Entries:
                 holder = self._origin.run.take_engine(
                     window.step, window.role or WHOLE_STEP, target.driver.key, window.occurrence
                 )
-            except OSError as error:  # then every process drives it, and the engine refuses all but one
+            except ours(OSError) as error:  # then every process drives it, and the engine refuses all but one
                 logger.warning("engine.claim_failed", target=target.label, reason=str(error))
                 continue
             if holder is not None:
@@ -180,7 +181,7 @@ def remove_folder(window: EngineWindow) -> None:
         if not claimed:
             above.rmdir()
             _remove_step(step, above)
-    except OSError as error:
+    except ours(OSError) as error:
         logger.debug("folder.kept", path=str(window.output), reason=str(error))
 
 
@@ -190,7 +191,7 @@ def _remove_step(step: Path, above: Path) -> None:
     """
     try:
         step.rmdir()
-    except OSError:
+    except ours(OSError):
         if (step / MANIFEST).exists():
             above.mkdir(exist_ok=True)
         raise

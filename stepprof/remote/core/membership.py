@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
 from stepprof.remote.core.engine_capture import Recording
@@ -71,7 +72,7 @@ class Inner:
     async def _ask(self, verb: str, act: Callable[[EngineWindow], Awaitable[None]]) -> None:
         try:
             await act(self._window)
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the rank's capture continues
+        except ours(Exception) as error:  # a plug-in may raise anything; the rank's capture continues
             logger.warning(
                 "actor.role_failed",
                 verb=verb,

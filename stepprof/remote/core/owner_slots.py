@@ -8,7 +8,6 @@ cannot check its process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import threading
@@ -23,6 +22,7 @@ from stepprof.host.atomic_files import write_exclusively, write_temporary
 from stepprof.host.own_files import owner_for, read_own
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.run.model import Window
 
@@ -172,7 +172,7 @@ class FileSlot:
             return Held.load(read_own(self.path, owner_for(self.path)))
         except FileNotFoundError:
             return None
-        except (ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except ours(ConfigError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise EngineFailure(
                 f"{self.path} must name the process that records the engine, and is not trusted ({error}); remove it if no job records the engine",
                 "busy",
@@ -183,7 +183,7 @@ class FileSlot:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return write_exclusively(self.path, held.dump())
-        except OSError as error:
+        except ours(OSError) as error:
             raise EngineFailure(
                 f"{self.path} cannot be written ({error.strerror or error}); drivers of one engine coordinate through it; nothing was sent",
                 "unconfigured",
@@ -191,14 +191,14 @@ class FileSlot:
 
     def give(self, token: str) -> None:
         """Remove the holder with this token."""
-        with contextlib.suppress(EngineFailure, OSError):
+        with ignored(EngineFailure, OSError):
             held = self.read()
             if held is not None and held.token == token:
                 self.path.unlink(missing_ok=True)
 
     def beat(self) -> None:
         """Set the time of the file."""
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             self.path.touch(exist_ok=True)
 
     def silent_seconds(self) -> float:
@@ -210,7 +210,7 @@ class FileSlot:
             finally:
                 probe.unlink()
             return now - self.path.stat().st_mtime
-        except OSError:
+        except ours(OSError):
             return 0.0
 
     def claim_end(self, held: Held) -> Callable[[], object] | None:
@@ -222,7 +222,7 @@ class FileSlot:
             mark = self.path.with_name(f"{self.path.name}.{held.token}.{number}")
             if write_exclusively(mark, json.dumps(writer_identity()).encode()):
                 break
-            with contextlib.suppress(OSError, ValueError):
+            with ignored(OSError, ValueError):
                 if is_alive(read_table(mark)) is not False:
                     return None
             number += 1

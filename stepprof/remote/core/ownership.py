@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepprof.host.process_identity import writer_identity
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.inherited_captures import keep, kept_there
@@ -218,7 +219,7 @@ def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:
     """
     try:
         return revive(held)
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except ours(LookupError, TypeError, ValueError, AttributeError):
         return _Gone()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stepprof.errors import StateError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.core.announcer import Announcer
 from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
@@ -191,7 +192,7 @@ class Fleet:
     async def _arm(bracket: Bracket) -> None:
         try:
             await bracket.arm()
-        except Exception as error:  # noqa: BLE001 - the window itself tries again, and reports it
+        except ours(Exception) as error:  # the window itself tries again, and reports it
             logger.debug("arm.refused", reason=describe_error(error))
 
     def pass_by(

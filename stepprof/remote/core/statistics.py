@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.http.client import Client
 from stepprof.remote.loop import drop_result
@@ -117,7 +118,7 @@ def _lines(text: bytes) -> Iterable[tuple[str, float]]:
         if all(int(rank) == 0 for rank in _RANK.findall(match[2] or b"")):
             try:
                 yield match[1].decode(), float(match[3])
-            except ValueError:
+            except ours(ValueError):
                 continue
 
 
@@ -131,7 +132,7 @@ class Reading:
     async def _guarded(self, read: Awaitable[Sample | None]) -> Sample | None:
         try:
             return await read
-        except Exception as error:  # noqa: BLE001 - a figure of the report must not harm a capture
+        except ours(Exception) as error:  # a figure of the report must not harm a capture
             logger.debug("engine.query_failed", name=self._name, reason=str(error))
             return None
 

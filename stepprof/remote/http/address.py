@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.redaction import quoted
 
 PORTS = {"http": 80, "https": 443}
@@ -36,7 +37,7 @@ class Address:
             parts = urlsplit(url.strip())
             port = parts.port
             host = unquote(parts.hostname or "")
-        except ValueError as error:
+        except ours(ValueError) as error:
             raise ConfigError(
                 f"a server's URL cannot be read ({quoted(error, 200)}); expected something like http://host:8000"
             ) from error

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.redaction import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.http.address import PORTS, Address
@@ -154,9 +155,9 @@ class Client:
     async def _places(self, asked: _Asked) -> list[Place]:
         try:
             return await addresses(self.address.host, self.address.port, asked.timeout)
-        except TimeoutError:
+        except ours(TimeoutError):
             reason = f'the name "{self.address.host}" was not looked up within {asked.timeout:.3g} s'
-        except (OSError, UnicodeError) as error:
+        except ours(OSError, UnicodeError) as error:
             reason = self._unreachable(error, asked)
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
@@ -166,7 +167,7 @@ class Client:
         with self._dial(places, asked) as sock:
             try:
                 reply = self._exchange(asked, sock)
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except ours(OSError, http.client.HTTPException, ValueError) as error:
                 failure = self._lost(asked, error)
         if failure is None and 300 <= reply.status < 400:
             failure = self._redirected(asked, reply)
@@ -202,9 +203,9 @@ class Client:
             return dial(places, self.address.host, self._context(), asked.deadline)
         except ssl.SSLCertVerificationError as error:
             reason = f"its certificate is not trusted ({error.verify_message}); name the one to trust: attach(…, ca_file=…)"
-        except ssl.SSLError as error:
+        except ours(ssl.SSLError) as error:
             reason = f"it does not speak TLS ({error.reason or error}); did you mean http://?"
-        except (OSError, UnicodeError) as error:
+        except ours(OSError, UnicodeError) as error:
             reason = self._unreachable(error, asked)
         raise EngineFailure(f"{self.name} cannot be reached: {reason}", "unreachable")
 
@@ -224,7 +225,7 @@ class Client:
         try:
             changed = None if self._ca_file is None else Path(self._ca_file).stat().st_mtime_ns
             return _trusted(self._ca_file, changed)
-        except (OSError, ssl.SSLError) as error:
+        except ours(OSError, ssl.SSLError) as error:
             raise EngineFailure(
                 f'ca_file = "{self._ca_file}" cannot be used: {error}', "unreachable"
             ) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from stepprof.interrupts import ours
 from stepprof.redaction import masked, quoted
 from stepprof.remote.http.address import PORTS, joined
 
@@ -46,7 +47,7 @@ class Reply:
         try:
             parts = urlsplit(masked(self.headers.get("location", "")))  # before it is parsed
             port = parts.port or PORTS.get(parts.scheme, 80)
-        except ValueError:
+        except ours(ValueError):
             return ""
         host = parts.hostname
         return quoted(parts.path if not host else joined(parts.scheme, host, port, parts.path), _SHOWN)
@@ -55,7 +56,7 @@ class Reply:
         """Return the body as JSON; None if it is not JSON."""
         try:
             return json.loads(self.body)
-        except (ValueError, RecursionError):
+        except ours(ValueError, RecursionError):
             return None
 
     def table(self, *keys: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepprof.interrupts import ours
 from stepprof.remote.loop import in_thread
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def addresses(host: str, port: int, timeout: float) -> list[Place]:
     """
     try:
         return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
-    except (socket.gaierror, UnicodeError):
+    except ours(socket.gaierror, UnicodeError):
         pass  # it is a name, not an address
     asked = _looking.setdefault(asyncio.get_running_loop(), {})
     looking = asked.get((host, port))
@@ -82,7 +83,7 @@ def dial(
                 return sock
             sock.settimeout(_left(deadline))  # holds for the whole handshake
             return context.wrap_socket(sock, server_hostname=host)
-        except OSError as error:
+        except ours(OSError) as error:
             failed = error
             sock.close()
         except BaseException:

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.redaction import quoted
 from stepprof.remote.http.address import Address
 from stepprof.remote.http.wire import addresses
@@ -90,7 +91,7 @@ class Neighbourhood:
         """Look up a router's addresses. If that fails, it has no network."""
         try:
             places = await addresses(client.address.host, client.address.port, timeout)
-        except (OSError, UnicodeError):
+        except ours(OSError, UnicodeError):
             places = []
         found = (_literal(str(place[4][0])) for place in places)
         return cls(client.address.host, [each for each in found if each is not None])
@@ -151,7 +152,7 @@ def _problem(url: object, hosts: Hosts | Neighbourhood) -> str | None:
 def _network(given: object) -> Network | None:
     try:
         return ipaddress.ip_network(str(given), strict=False) if isinstance(given, str) else None
-    except ValueError:
+    except ours(ValueError):
         return None
 
 
@@ -163,7 +164,7 @@ def _literal(host: str) -> Ip | None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         address = ipaddress.ip_address(found[0][4][0])
-    except (OSError, ValueError):
+    except ours(OSError, ValueError):
         return None
     return getattr(address, "ipv4_mapped", None) or address
 
@@ -183,7 +184,7 @@ def _source(address: Ip) -> Ip | None:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((str(address), 9))
             return ipaddress.ip_address(sock.getsockname()[0])
-    except (OSError, ValueError):
+    except ours(OSError, ValueError):
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from stepprof.host.plain_files import open_plain, read_plain
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import is_alive
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.ray.inside import entry
@@ -52,7 +53,7 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
         return await asyncio.wrap_future(handle.__ray_call__.remote(act, *arguments).future())
     except asyncio.CancelledError:
         raise
-    except Exception as error:  # noqa: BLE001 - any exception becomes a health and a message
+    except ours(Exception) as error:  # any exception becomes a health and a message
         raise _failure(ray, error, name, owes_stop) from None
 
 
@@ -132,7 +133,9 @@ class NodeAgent:
                 result = await call(self._handles[key], name, entry.serve, *arguments, owes_stop=owes_stop)
             except EngineFailure as failure:
                 result = failure.with_traceback(None)
-            except Exception as error:  # noqa: BLE001 - an answer that never arrives would keep the others' stream open
+            except ours(
+                Exception
+            ) as error:  # an answer that never arrives would keep the others' stream open
                 result = EngineFailure(f"{name}: {describe_error(error)}", owes_stop=owes_stop)
             await come.put((number, result))
 
@@ -159,7 +162,7 @@ class NodeAgent:
         """Return the size of a file; None if it does not exist."""
         try:
             return (await asyncio.to_thread(Path(path).stat)).st_size
-        except OSError:
+        except ours(OSError):
             return None
 
     async def settled(self, fragment: str, timeout: float) -> bytes:
@@ -213,7 +216,7 @@ class Agents:
             return await asyncio.wrap_future(getattr(agent, method).remote(*arguments).future())
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - as in `call`
+        except ours(Exception) as error:  # as in `call`
             if isinstance(error, ray.exceptions.RayActorError):
                 self._forget(node)
             cause = getattr(error, "cause", None)
@@ -269,7 +272,7 @@ class Agents:
             async for piece in stream:
                 for number, result in await asyncio.wrap_future(piece.future()):
                     answers[number].set_result(result)
-        except Exception as error:  # noqa: BLE001 - every waiting call gets it
+        except ours(Exception) as error:  # every waiting call gets it
             self._forget(node)
             reason = _first_line(error)
             logger.warning("agent.lost", node=node, reason=reason)

@@ -18,6 +18,7 @@ from stepprof.errors import ConfigError
 from stepprof.host import process_identity
 from stepprof.host.rank import SHORT_ID
 from stepprof.instrument.context import cell
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.session import current_session
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
@@ -368,7 +369,7 @@ class ActorDriver(EngineDriver):
         lost = lost_fragment(window.folder.name, of.step, of.version, [entry.to_dict()])
         try:
             await self._carrier(facts).rank_files(fragment, window.folder, step_folder(of.step), lost)
-        except OSError as error:
+        except ours(OSError) as error:
             logger.warning(
                 "actor.files_not_collected",
                 name=self.name,

@@ -20,6 +20,7 @@ from typing import Any
 from stepprof.host.atomic_files import publish, write_temporary
 from stepprof.host.plain_files import open_plain
 from stepprof.host.process_identity import writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.remote.base import EngineFailure, Stopped
 from stepprof.remote.core.inherited_captures import bare_fragment, write_fragment
 from stepprof.remote.loop import in_thread
@@ -69,7 +70,7 @@ class Carrier:
         source = fragment.parent.parent
         try:
             content = json.loads(await self.agents.ask(self.node, "settled", str(fragment), SETTLE_SECONDS))
-        except (EngineFailure, OSError, ValueError) as error:
+        except ours(EngineFailure, OSError, ValueError) as error:
             content = lost
             for record in content["windows"]:
                 reason = f"left on {self.host} at {fragment}: {describe_error(error)}"
@@ -112,7 +113,7 @@ class Carrier:
             except BaseException:
                 tmp.unlink(missing_ok=True)
                 raise
-        except (EngineFailure, OSError) as error:
+        except ours(EngineFailure, OSError) as error:
             return f"{where}: {describe_error(error)}"
         return None
 
@@ -161,7 +162,7 @@ async def marked(run: Path) -> AsyncIterator[str]:
     try:
         yield marker.name
     finally:
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             await in_thread(marker.unlink)
 
 

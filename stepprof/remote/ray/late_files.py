@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
+from stepprof.interrupts import ours
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.inside.messages import Collected, Key, key_of
@@ -111,5 +112,5 @@ class PendingReports:
             return Collected(future.result())
         except ExportError as error:
             return Collected(outcome=error.outcome, error=str(error))
-        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the driver process reports it
+        except ours(Exception) as error:  # a plug-in may raise anything; the driver process reports it
             return Collected(outcome="lost", error=describe_error(error))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.loop import remote_loop
@@ -81,7 +82,7 @@ class Listening:
     async def _try_to_join(self) -> None:
         try:
             await self._join()
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises, the job continues
+        except ours(Exception) as error:  # whatever Ray raises, the job continues
             if self._wait_seconds == RETRY_SECONDS and not self._is_reported_later(error):
                 logger.warning("actor.spans_missing", name=self._name, reason=describe_error(error))
             self._again_at = time.monotonic() + self._wait_seconds
@@ -108,7 +109,7 @@ class Listening:
         self._count(1)
         try:
             self._announce_windows(number, windows).add_done_callback(self._answered)
-        except Exception:  # noqa: BLE001 - Ray has ended, or refuses the call: the next one makes the session again
+        except ours(Exception):  # Ray has ended, or refuses the call: the next one makes the session again
             self._count(-1)
             self._joined = False
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.ownership import Hold
@@ -141,7 +142,7 @@ class SglangDriver(EngineDriver):
         try:
             await self._refuse_others(self._facts, folder)
             await self._send_start(sent)
-        except Exception as error:
+        except ours(Exception) as error:
             if isinstance(error, EngineFailure) and not error.owes_stop:
                 await self._free()
             else:  # the start may have arrived
@@ -165,7 +166,7 @@ class SglangDriver(EngineDriver):
         except EngineFailure as error:
             error.owes_stop = False
             raise
-        except Exception as error:
+        except ours(Exception) as error:
             raise EngineFailure(
                 f"{self.name} did not answer whether it records: {describe_error(error)}"
             ) from error
@@ -296,7 +297,7 @@ class SglangDriver(EngineDriver):
         try:
             await in_thread(require_writable, sent.folder, "stopped")
             recorded = await self._link.stop()
-        except Exception as error:
+        except ours(Exception) as error:
             sent.doubtful = True
             if isinstance(error, EngineFailure) and error.health in ("dead", "unreachable"):
                 await self._free()  # the next engine has none of this driver's captures

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.host.atomic_files import publish, temporary
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.remote.artifacts import adopt, blocks, damages, opened
 from stepprof.remote.base import EngineFailure
@@ -107,8 +108,8 @@ def require_writable(folder: Path, doing: str) -> None:
             file.write(b"stepprof")
         probe.unlink()
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        with contextlib.suppress(OSError):
+    except ours(OSError) as error:
+        with ignored(OSError):
             probe.unlink(missing_ok=True)
         raise EngineFailure(
             f"{folder} cannot be written ({error.strerror or error}), and SGLang would kill its whole process over that; the engine was "
@@ -204,7 +205,7 @@ def _remove_empty(folder: Path, shared: Path | None) -> None:
     while shared is not None and folder != shared:
         try:
             folder.rmdir()
-        except OSError:
+        except ours(OSError):
             return
         folder = folder.parent
 
@@ -234,7 +235,7 @@ def _bring_snapshots(
             hidden = temporary(final)
             shutil.move(path, hidden)  # from another file system, if its folder is a shared one
             placed = publish(hidden, final)
-        except OSError as error:
+        except ours(OSError) as error:
             brought.problems.append(
                 f"the snapshot {path} cannot be moved to {final}: {error.strerror or error}"
             )
@@ -286,7 +287,7 @@ def _own_copy(path: Path, output: Path, users: frozenset[int] | None) -> tuple[P
         copy.hardlink_to(path)
     except FileExistsError:
         pass
-    except OSError:  # a file system without links
+    except ours(OSError):  # a file system without links
         with open_engine_file(path, users) as source, copy.open("xb") as target:
             shutil.copyfileobj(source, target)
         return copy, writers(os.geteuid())
@@ -314,5 +315,5 @@ def discard(folder: Path, users: frozenset[int] | None = None) -> None:
     for path in (*(each.path for each in find(folder, users)), *snapshots):
         try:
             path.unlink(missing_ok=True)
-        except OSError as error:
+        except ours(OSError) as error:
             logger.info("trace.kept", path=str(path), reason=str(error))

@@ -14,6 +14,7 @@ import time
 import weakref
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.remote.loop import in_thread
 
 SLICE_SECONDS = 0.5
@@ -91,7 +92,7 @@ def _run_until(
     timer.start()
     try:
         loop.run_until_complete(ended)
-    except RuntimeError:  # its owner runs it now, including our call
+    except ours(RuntimeError):  # its owner runs it now, including our call
         return
     finally:
         timer.cancel()

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stepprof.interrupts import ours
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import writers
 from stepprof.remote.core.statistics import SGLANG, metrics_of
@@ -171,7 +172,9 @@ class ObjectLink:
             await self._call(lambda: _start(self._manager, fields))
         except EngineFailure:
             raise
-        except RuntimeError as error:  # an answer without success: such a request is refused for one reason
+        except ours(
+            RuntimeError
+        ) as error:  # an answer without success: such a request is refused for one reason
             return str(error)
         return None
 
@@ -189,7 +192,7 @@ class ObjectLink:
             await self._call(lambda: _start(self._manager, fields))
         except EngineFailure:
             raise
-        except RuntimeError as error:
+        except ours(RuntimeError) as error:
             raise EngineFailure(f"{self.name} refused to start: {error}") from error
 
     async def stop(self) -> bool | None:
@@ -200,7 +203,7 @@ class ObjectLink:
             await self._call(lambda: _stop(self._manager))
         except EngineFailure:
             raise
-        except RuntimeError as error:
+        except ours(RuntimeError) as error:
             if NOT_RECORDING in str(error):
                 return False
             raise EngineFailure(f"{self.name} refused to stop: {error}") from error

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.interrupts import ours
 from stepprof.redaction import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import writers
@@ -183,5 +184,5 @@ def _most_requests(reported: Mapping[str, Any]) -> int | None:
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # an invalid path
+    except ours(OSError, ValueError):  # an invalid path
         return False

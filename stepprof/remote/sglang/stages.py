@@ -12,7 +12,6 @@ memory.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import gzip
 import json
 import resource
@@ -24,6 +23,7 @@ from typing import Any
 
 from stepprof.host.own_python import own_python
 from stepprof.host.plain_files import open_plain
+from stepprof.interrupts import ignored, ours
 from stepprof.remote.base import EngineFailure
 
 STAGES = ("prefill", "decode")
@@ -60,7 +60,7 @@ def cut(trace: Path) -> dict[str, Path]:
             check=True,
             timeout=CUT_SECONDS,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+    except ours(OSError, subprocess.SubprocessError) as error:
         _remove(parts.values())
         raise EngineFailure(
             f"the trace {trace} cannot be cut into its stages ({_reason(error)}); it is kept whole"
@@ -68,7 +68,7 @@ def cut(trace: Path) -> dict[str, Path]:
     return {stage: path for stage, path in parts.items() if path.exists()}
 
 
-def _reason(error: OSError | subprocess.SubprocessError) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it takes longer than {error.timeout:g} s"
     if isinstance(error, subprocess.CalledProcessError):
@@ -78,7 +78,7 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             path.unlink()
 
 
@@ -149,5 +149,5 @@ def child() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), allowed))
     try:
         main(Path(sys.argv[1]))
-    except Exception as error:  # noqa: BLE001 - its message may show content of the trace
+    except ours(Exception) as error:  # its message may show content of the trace
         sys.exit(type(error).__name__)

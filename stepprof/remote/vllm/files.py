@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.interrupts import ours
 from stepprof.remote.artifacts import adopt, damages, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm.folder import count_steps
@@ -201,6 +202,6 @@ def _engine_of(found: _Found, order: Mapping[int, int]) -> int | None:
             if title and found.host == here:
                 return int(title[1])
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
+        except ours(OSError):
             return None
     return None

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.redaction import quoted
 from stepprof.remote.artifacts import damages, is_whole, opened
@@ -96,7 +97,7 @@ class TraceFolder:
                 _claim(self.path, self._owner, self._alive, shared=self._shared)
             if not os.access(self.path.parent if self.link else self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "not writable")
-        except OSError as error:
+        except ours(OSError) as error:
             raise EngineFailure(
                 f"the folder of the engine's traces, {quoted(self.path, 300)}, cannot be used: {error.strerror or error}; it has to be a folder that the "
                 "engine's host and this one can both write to (trace_dir names it where the two see it under different paths)",
@@ -166,7 +167,7 @@ class TraceFolder:
         for name in _names(session.folder):
             if "profiler_out" in name:
                 (session.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # files that could not be adopted stay, with their folder
+        with ignored(OSError):  # files that could not be adopted stay, with their folder
             session.folder.rmdir()
 
     def discard(self, session: Session, prefix: str) -> None:
@@ -252,7 +253,7 @@ def _claim(link: Path, owner: str, alive: Callable[[], bool], *, shared: bool) -
         except BlockingIOError:
             os.close(descriptor)
             raise EngineFailure(_shared(link), "unconfigured") from None
-        except OSError as error:  # a file system without locks: the user must keep the rule
+        except ours(OSError) as error:  # a file system without locks: the user must keep the rule
             logger.debug("folder.not_locked", path=str(link.parent), reason=str(error))
         _claims[link] = (descriptor, owner, alive)
 
@@ -267,7 +268,7 @@ def _shared(link: Path) -> str:
 def _forget_in_child() -> None:
     """Close the locks in a forked child: it shares the lock, not the engine."""
     for descriptor, _, _ in _claims.values():
-        with contextlib.suppress(OSError):
+        with ignored(OSError):
             os.close(descriptor)
     _claims.clear()
 
@@ -278,5 +279,5 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
-    except OSError:  # an invalid name, or no permission: reported when it is prepared
+    except ours(OSError):  # an invalid name, or no permission: reported when it is prepared
         return False

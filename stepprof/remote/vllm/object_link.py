@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import by_nsys
@@ -207,7 +208,7 @@ class ObjectLink(Link):
             return False
         try:
             return bool(await self._unless_dead(self._send("is_sleeping", {})))
-        except Exception as error:  # noqa: BLE001 - a hint for a message
+        except ours(Exception) as error:  # a hint for a message
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return False
 
@@ -219,7 +220,7 @@ class ObjectLink(Link):
             await self._unless_dead(self._send(method, given))
         except EngineFailure:
             raise
-        except Exception as error:
+        except ours(Exception) as error:
             raise self._as_failure(error, method) from error
 
     async def _dies(self) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.formatting import install
 from stepprof.host import subprocesses
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.redaction import redacted
@@ -164,7 +165,7 @@ class Uploader:
             ending = self._ending
             try:
                 self._upload_all(ending)
-            except Exception as error:  # noqa: BLE001 - the rest is tried again at the end, and logged
+            except ours(Exception) as error:  # the rest is tried again at the end, and logged
                 self._fail(describe_error(error))
             self._idle.set()
             if ending:

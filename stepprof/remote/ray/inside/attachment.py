@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.inherited_captures import keep
@@ -205,7 +206,7 @@ class Guest:
             try:
                 self.close(GONE)
                 self.leave(EXPORT_SECONDS)
-            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; no caller is left to get it
+            except ours(Exception) as error:  # a plug-in may raise anything; no caller is left to get it
                 logger.warning("lease.not_ended", run_id=attachment.run_id, reason=describe_error(error))
             guests.pop(self.token, None)
 
@@ -256,7 +257,7 @@ class Guest:
         if make:
             try:
                 local.output.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
+            except ours(OSError) as error:
                 raise EngineFailure(
                     f"{local.output} cannot be made on {socket.gethostname()}: {error.strerror}; "
                     "attach with output_dir = a folder that the actor can write",
@@ -330,7 +331,7 @@ class Guest:
             try:
                 report = self.stop(window)
                 keep(self._local(window), report.stopped, NO_STOP, window.owner)
-            except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; the result is not awaited
+            except ours(Exception) as error:  # a plug-in may raise anything; the result is not awaited
                 logger.warning("capture.stop_failed", step=window.window.step, reason=describe_error(error))
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stepprof.interrupts import ours
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.lease import watch
 from stepprof.remote.ray.inside.attachment import Guest, guests
@@ -82,7 +83,7 @@ def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> 
         if type(failure) not in (EngineFailure, Unknown, Inside):  # the other process may not know its class
             failure = EngineFailure(describe_error(failure), failure.health, owes_stop=failure.owes_stop)
         return Answer(failure=failure.with_traceback(None))
-    except Exception as error:  # noqa: BLE001 - it must not reach the actor; the driver process reports it
+    except ours(Exception) as error:  # it must not reach the actor; the driver process reports it
         return Answer(
             failure=EngineFailure(f"in the actor: {describe_error(error)}", owes_stop=act.__name__ == "start")
         )

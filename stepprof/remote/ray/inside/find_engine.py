@@ -9,6 +9,7 @@ import contextlib
 import difflib
 
 from stepprof.errors import ConfigError
+from stepprof.interrupts import ours
 from stepprof.remote.base import EngineFailure
 from stepprof.run.manifest_writer import describe_error
 
@@ -18,14 +19,14 @@ def locate(actor: object, find: object) -> object:
     if callable(find):
         try:
             found = find(actor)
-        except Exception as error:  # noqa: BLE001 - the user's
+        except ours(Exception) as error:  # the user's
             raise EngineFailure(f"find raised {describe_error(error)}", "unconfigured") from None
     else:
         found = actor
         for name in str(find).removeprefix("self.").split("."):
             try:
                 found = getattr(found, name)
-            except Exception as error:  # noqa: BLE001 - a property may raise anything
+            except ours(Exception) as error:  # a property may raise anything
                 raise EngineFailure(_missing(str(find), found, name, error), "unconfigured") from None
     if found is None:
         raise EngineFailure(

@@ -1,0 +1,102 @@
+"""Which exceptions are the job's, although they appear inside a call of stepprof."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+
+import pytest
+
+from stepprof.interrupts import ignored, is_interrupt, is_of_job, ours
+
+
+class TimedOut(Exception):
+    """The time-out of a job."""
+
+
+def time_out(number, frame) -> None:
+    raise TimeoutError
+
+
+class Watchdog:
+    """A time-out as an object."""
+
+    def __call__(self, *arguments) -> None:
+        raise TimedOut("too slow")
+
+    def method(self, number, frame) -> None:
+        raise OSError("too slow")
+
+
+def raised_in(handler) -> BaseException:
+    """Return the exception of a signal handler that interrupts this function."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(100_000):
+            pass
+    except Exception as error:  # noqa: BLE001 - any class
+        return error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    raise AssertionError("the handler did not raise")
+
+
+def caught(error: Exception) -> bool:
+    """Raise an exception, and return True if it is caught."""
+    try:
+        raise error
+    except ours(OSError, ValueError):
+        return True
+
+
+class TestIsOfJob:
+    @pytest.mark.parametrize(
+        "handler", [time_out, Watchdog(), Watchdog().method, functools.partial(time_out), lambda *_: 1 / 0]
+    )
+    def test_an_exception_of_a_signal_handler_is_the_jobs(self, handler) -> None:
+        """A function, a bound method, an object or a partial function may handle the signal."""
+        assert is_of_job(raised_in(handler))
+
+    def test_a_failure_is_not_the_jobs(self) -> None:
+        """An exception that a call raises, and one that was never raised, are not the job's."""
+
+        def fail() -> None:
+            raise TimedOut
+
+        with pytest.raises(TimedOut) as raised:
+            fail()
+        assert not is_of_job(raised.value)
+        assert not is_of_job(TimedOut())
+        with pytest.raises(FileNotFoundError) as missing:
+            os.stat("/nowhere")  # noqa: PTH116 - an exception of C code
+        assert not is_of_job(missing.value)
+
+    def test_an_interrupt_must_reach_the_job(self) -> None:
+        """KeyboardInterrupt and a time-out are interrupts."""
+        assert is_interrupt(KeyboardInterrupt())
+        assert is_interrupt(raised_in(time_out))
+        assert not is_interrupt(OSError())
+
+
+class TestOurs:
+    def test_a_failure_is_caught(self) -> None:
+        """Only the given classes are."""
+        assert caught(ValueError("x"))
+        with pytest.raises(KeyError):
+            caught(KeyError("x"))
+
+    def test_the_jobs_exception_passes(self) -> None:
+        """It passes although it has the class that is caught."""
+        with pytest.raises(TimeoutError):
+            caught(raised_in(time_out))
+
+
+class TestIgnored:
+    def test_only_a_failure_is_ignored(self) -> None:
+        """The job's exception passes."""
+        with ignored(OSError):
+            raise OSError("no space left")
+        with pytest.raises(TimeoutError), ignored(OSError):
+            raise raised_in(time_out)
