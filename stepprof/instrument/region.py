@@ -53,7 +53,7 @@ def _may_be_suspended(frame: FrameType) -> bool:
 class Region:
     """One interval, as a block or as a decorator. Made by `region`; reused only after it has ended."""
 
-    __slots__ = ("_attributes", "_name", "_start", "_token")
+    __slots__ = ("_attributes", "_name", "_start", "_token", "_where")
 
     lane = False
     """Whether the interval may be suspended: then it is never put on a thread's stack."""
@@ -65,6 +65,8 @@ class Region:
     saves a store.
     """
     _token: object
+    _where: Scope | None
+    """The scope in which it began, and to which it belongs however late it ends."""
 
     def __enter__(self) -> Region:
         if cell.recorder is None:  # checked before it is kept: 3 ns, here and at the exit
@@ -83,6 +85,11 @@ class Region:
         else:
             lane = self.lane or recorder.running_loop() is not None or _may_be_suspended(sys._getframe(1))
             self._token = hook.enter(self._name, lane)
+        # as in the enter of a window and in `_timed`, inlined: a shared helper would be one more call per span, 35 ns of 600
+        where = current_scope()
+        if where is not None and not where._start:
+            where = recorder.still_holding(where)
+        self._where = where or newest.window
         self._start = perf_counter_ns()
         return self
 
@@ -106,7 +113,8 @@ class Region:
         token = self._token
         if token is not None:
             self._token = None
-        _record(recorder, self._name, start, end, self._attributes, failed, token)
+        where, self._where = self._where, None
+        _record(recorder, self._name, start, end, where, self._attributes, failed, token)
 
     async def __aenter__(self) -> Region:
         return self.__enter__()
@@ -147,6 +155,10 @@ def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object
         if hook is None and not recorder.keep:
             return function(*args, **kwargs)
         token = None if hook is None else hook.enter(name, False)
+        where = current_scope()
+        if where is not None and not where._start:
+            where = recorder.still_holding(where)
+        where = where or newest.window
         failed = True
         start = perf_counter_ns()
         try:
@@ -157,7 +169,7 @@ def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object
             end = perf_counter_ns()
             recorder = cell.recorder
             if recorder is not None:
-                _record(recorder, name, start, end, attributes, failed, token)
+                _record(recorder, name, start, end, where, attributes, failed, token)
 
     return call
 
@@ -167,6 +179,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     name: str,
     start: int,
     end: int,
+    where: Scope | None,
     attributes: dict[str, object],
     failed: bool,
     token: object,
@@ -175,17 +188,6 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     thread = recorder.thread.id
     loop = recorder.running_loop()
     task = None if loop is None else id(recorder.current_task(loop))
-    # as in the enter of a window, inlined in both: a shared helper would be one more call per span,
-    # 35 ns of 600
-    where = current_scope()
-    if where is not None and not where._start:
-        # where._outer is None after a window of this very thread: the loop between two steps
-        if where._outer is None and where._thread == thread and where._task == task:
-            where = None
-        else:
-            where = holding(where, recorder, thread, task)
-    if recorder.last_ended > start:
-        where = recorder.began_in(start, thread, task, where)
     if attributes:
         for value in attributes.values():
             if value.__class__ not in SIMPLE:
@@ -193,7 +195,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
                 break
     if len(name) > LONGEST_NAME:
         name = recorder.cut(name)
-    span: Span = (name, "region", start, end, thread, task, where or newest.window, attributes, failed)
+    span: Span = (name, "region", start, end, thread, task, where, attributes, failed)
     hook = recorder.hook
     if hook is not None:
         span = hook.exit(token, span)
@@ -280,7 +282,7 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
         self._thread = recorder.thread.id
         self._task = recorder.task_id()
         self._outer = outer = holding(current_scope(), recorder, self._thread, self._task)
-        around = outer or newest.window
+        self._before = around = outer or newest.window
         attributes = self._attributes
         if "step" in attributes:
             self._attributes = attributes = {**attributes, "step": _step_number(attributes["step"])}

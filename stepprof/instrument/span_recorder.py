@@ -30,9 +30,6 @@ from stepprof.instrument.scope import (
 )
 from stepprof.interrupts import ours
 
-RECENT = 8
-"""Ended windows in which a region that is still open may have begun."""
-
 MAX_PENDING = 262_144
 """Maximum number of spans in memory: about 64 MB at ~250 bytes each (benchmarks, "memory")."""
 
@@ -74,12 +71,10 @@ class Recorder:
         "_dropped",
         "began",
         "current_task",
-        "ended",
         "first_cut",
         "hook",
         "is_compiling",
         "keep",
-        "last_ended",
         "late",
         "pending",
         "running_loop",
@@ -90,10 +85,6 @@ class Recorder:
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
         self.began = perf_counter_ns()
         self.pending: deque[Span] = deque()
-        self.ended: deque[tuple[int, int, Scope]] = deque(maxlen=RECENT)
-        """(start, end, window) of the windows that ended last."""
-        self.last_ended = 0
-        """When the last of them ended."""
         self.keep = keep
         self.hook: Hook | None = None
         self.late: Callable[[object], object] = _nothing_late
@@ -141,28 +132,17 @@ class Recorder:
         loop = self.running_loop()
         return None if loop is None else id(self.current_task(loop))
 
-    def began_in(self, start: int, thread: int, task: int | None, where: Scope | None) -> Scope | None:
-        """Return the window in which a region began that has outlasted a window: what began in a step belongs to it.
-
-        Args:
-            start: of the region.
-            thread: on which it ran.
-            task: in which it ran.
-            where: the scope in which it ends; None: of a thread without context, or between windows.
-        """
-        newest_then = None
-        for opened, closed, window in reversed(self.ended):
-            if closed <= start:
-                break
-            if opened <= start:
-                if (window._thread, window._task) == (thread, task):
-                    return window
-                newest_then = newest_then or window
-        return where or newest_then
-
     def where(self) -> Scope | None:
-        """Return the scope of a span that ends here and now."""
+        """Return the scope of a span that begins here and now."""
         return holding(current_scope(), self, self.thread.id, self.task_id()) or newest.window
+
+    def still_holding(self, where: Scope) -> Scope | None:
+        """Return the scope that applies here, where this one, which has ended, is that of the context."""
+        thread, task = self.thread.id, self.task_id()
+        # where._outer is None after a window of this very thread: the loop between two steps
+        if where._outer is None and where._thread == thread and where._task == task:
+            return None
+        return holding(where, self, thread, task)
 
     def relieve(self) -> None:
         """Wake the writer, because many spans wait; beyond the limit, drop the oldest."""

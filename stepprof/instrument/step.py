@@ -137,8 +137,6 @@ class StepWindow(Scope):
             recorder = cell.recorder
             if recorder is None:
                 return
-            recorder.ended.append((start, end, self))
-            recorder.last_ended = end
             role = self.role
             span = (
                 role or "step",
@@ -355,8 +353,8 @@ def tick() -> None:
 def current_step() -> int | None:
     """Return the number of the step that is open here, recorded or not; None outside of every window.
 
-    A region that ends here belongs to this step: that of the window, or of the ``bind(step=…)``, around this code; of a task that
-    began inside a window, that window's; else that of the window that this process entered last and that is still open. In an
+    A region that begins here belongs to this step, however late it ends. It is that of the window, or of the ``bind(step=…)``, around
+    this code; of a task that began inside a window, that window's; else that of the window that this process entered last and that is still open. In an
     attached actor the open windows of the driver count too. Unlike ``state().step``, it never names a step that is still to come.
 
     >>> current_step() is None

@@ -26,7 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.formatting import install
 from stepprof.host.clock import Anchor
+from stepprof.instrument.announced_window import AnnouncedWindow
 from stepprof.instrument.attributes import plain
+from stepprof.instrument.scope import DEEPEST, Scope
+from stepprof.instrument.step import StepWindow
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
@@ -48,7 +51,7 @@ PAUSE_SECONDS = 30.0
 """Pause after a failed request, so that a collector that is down is not asked for each batch."""
 
 MAX_WINDOWS = 1024
-"""Maximum number of windows whose number of ends is remembered."""
+"""Maximum number of windows whose end is remembered."""
 
 _MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
@@ -80,6 +83,7 @@ class Translator:
         self._run_id = run_id
         self._rank = rank
         self._ended: dict[tuple[int | None, str | None], int] = {}
+        self._known: dict[Scope, int] = {}
         names = {"service.name": "stepprof"} if "OTEL_SERVICE_NAME" not in os.environ else {}
         facts: dict[str, str | int] = {
             "host.name": socket.gethostname(),
@@ -110,10 +114,10 @@ class Translator:
         if kind == "window" and where is not None:
             number = self._window(step, role)
             around = where._outer
-            self._note_end(step, role)
+            self._note_end(where, number)
         parent = None
         if around is not None and around.number == step and step is not None:
-            parent = self._context(trace, self._window(step, around.role))
+            parent = self._context(trace, self._window_of(around))
         return ReadableSpan(
             name=name,
             context=SpanContext(trace, number, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED)),
@@ -138,10 +142,23 @@ class Translator:
         """Return the id of the window of this step and role that is open, or ends now."""
         return self._id("window", step, role, self._rank(), self._ended.get((step, role), 0)) & (2**64 - 1)
 
-    def _note_end(self, step: int | None, role: str | None) -> None:
-        if len(self._ended) >= MAX_WINDOWS:
-            self._ended.pop(next(iter(self._ended)))
-        self._ended[step, role] = self._ended.get((step, role), 0) + 1
+    def _window_of(self, scope: Scope) -> int:
+        """Return the id of the window of a scope: one that has ended keeps it."""
+        window: Scope | None = scope
+        for _ in range(DEEPEST):
+            if window is None or isinstance(window, StepWindow | AnnouncedWindow):
+                break
+            window = window._outer or window._before  # a `bind`
+        known = None if window is None else self._known.get(window)
+        return self._window(scope.number, scope.role) if known is None else known
+
+    def _note_end(self, window: Scope, number: int) -> None:
+        key = window.number, window.role
+        for kept in (self._ended, self._known):
+            if len(kept) >= MAX_WINDOWS:
+                kept.pop(next(iter(kept)))  # type: ignore[call-overload]
+        self._ended[key] = self._ended.get(key, 0) + 1
+        self._known[window] = number
 
     def _id(self, *parts: object) -> int:
         text = json.dumps([self._run_id, *parts])

@@ -10,6 +10,7 @@ import contextvars
 import enum
 import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 from faulty import control, ended
@@ -46,6 +47,49 @@ class Hostile:
         raise RuntimeError("no comparison")
 
     __hash__ = object.__hash__
+
+
+class Call(threading.Event):
+    """A call in another thread, which ends when the event is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def finish(self) -> None:
+        """End the call, and wait until its region has ended."""
+        self.set()
+        assert self.done.wait(10)
+
+
+def in_block(act) -> None:
+    with region("late"):
+        act()
+
+
+async def in_async_block(act) -> None:
+    async with region("late"):
+        act()
+
+
+@region("late")
+async def in_coroutine(act) -> None:
+    act()
+
+
+@region("late")
+def in_generator(act):
+    yield act()
+
+
+FORMS = {
+    "block": in_block,
+    "decorated": region("late")(lambda act: act()),
+    "async block": lambda act: asyncio.run(in_async_block(act)),
+    "async decorated": lambda act: asyncio.run(in_coroutine(act)),
+    "generator": lambda act: list(in_generator(act)),
+}
+"""Calls of a function inside a region."""
 
 
 @pytest.fixture
@@ -410,6 +454,35 @@ class TestScope:
             (4, None),
             (None, None),
         ]
+
+    @pytest.mark.parametrize("form", ["block", "decorated", "async block", "async decorated", "generator"])
+    def test_a_late_end_in_an_older_thread(self, session, form) -> None:
+        """A region of a thread, or a task, that is older than the windows belongs to the window in which it began."""
+        queue: SimpleQueue[tuple[threading.Event, threading.Event] | None] = SimpleQueue()
+
+        def work() -> None:
+            while (item := queue.get()) is not None:
+                begun, go_on = item
+                act = FORMS[form]
+                act(lambda begun=begun, go_on=go_on: (begun.set(), go_on.wait(10)))
+                go_on.done.set()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        waiting = []
+        for step in (3, 4):
+            with profile_step(step, role="reward"):
+                if waiting:
+                    waiting.pop().finish()
+                call = Call()
+                queue.put((call.begun, call))
+                assert call.begun.wait(10)
+                waiting.append(call)
+        waiting.pop().finish()
+        queue.put(None)
+        worker.join(10)
+        found = [(span["step"], span["role"]) for span in spans_of(session) if span["name"] == "late"]
+        assert found == [(3, "reward"), (4, "reward")]
 
     def test_a_window_ended_in_another_task_leaves_the_open_one(self, session) -> None:
         """After the window of one task has ended, a thread without context belongs to the

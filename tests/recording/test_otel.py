@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,6 +19,7 @@ import stepprof
 from stepprof.config.config import Config
 from stepprof.config.options.otel import OtelOptions
 from stepprof.errors import ConfigError
+from stepprof.instrument.scope import Scope
 from stepprof.recording import otel
 from stepprof.recording.otel import Sender
 from stepprof.remote.ray.inside.follower import spans_only
@@ -268,9 +270,43 @@ class TestSender:
         """The number of windows in memory is limited."""
         sender = self.sender(InMemorySpanExporter())
         for step in range(3000):
-            sender._translator._note_end(step, None)
+            window = Scope()
+            window.number, window.role = step, None
+            sender._translator._note_end(window, step)
         assert len(sender._translator._ended) <= otel.MAX_WINDOWS
+        assert len(sender._translator._known) <= otel.MAX_WINDOWS
         sender.close(5)
+
+
+class TestLateEnd:
+    def test_a_region_that_ends_after_its_window(self, tmp_path, collector) -> None:
+        """Its span is in the trace of the step in which it began, below that step's window."""
+        stepprof.init(
+            {"output_dir": tmp_path, "backend": "null", "otel": {"enabled": True, "endpoint": collector.url}}
+        )
+        begun, go_on = threading.Event(), threading.Event()
+
+        @stepprof.region("late")
+        def reward() -> None:
+            begun.set()
+            go_on.wait(10)
+
+        with stepprof.profile_step(3, role="reward"):
+            pass
+        pool = ThreadPoolExecutor(1)
+        pool.submit(int).result()  # the thread is older than the window
+        with stepprof.profile_step(3, role="reward"):
+            late = pool.submit(reward)
+            assert begun.wait(10)
+        with stepprof.profile_step(4, role="reward"):
+            go_on.set()
+            late.result()
+        pool.shutdown()
+        stepprof.shutdown()
+        [span] = collector.named("late")
+        window = collector.named("reward")[1]
+        assert attributes_of(span)["stepprof.step"] == 3
+        assert (span.trace_id, span.parent_span_id) == (window.trace_id, window.span_id)
 
 
 class TestConfigured:
